@@ -1,0 +1,22 @@
+"""The Vision Transformer paper (arXiv 2010.11929) in JAX/Flax.
+
+`create(name, **fields)` makes a model, `load(path)` reads one with its weights, `save(path, model, params)` writes it;
+`vit_jax.train.train(config, workdir)` trains one. Nothing heavy is imported before it is used.
+"""
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["create", "load", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "create":
+        from vit_jax.models import create
+
+        return create
+    if name in ("load", "save"):
+        from vit_jax import interop
+
+        return getattr(interop, name)
+    raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")

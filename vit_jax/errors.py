@@ -25,3 +25,7 @@ def choose(what: str, word: str, options: Iterable[str]) -> str:
     if word not in options:
         raise UserError(f"unknown {what} {word!r}{did_you_mean(word, options)}")
     return word
+
+
+class NonFiniteLoss(Exception):
+    """Training met more non-finite losses in a row than allowed: command lines print the sentence and exit with 1."""

@@ -1,0 +1,538 @@
+"""Models: published parameter counts, the authors' logits, and properties that hold for every way to run them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax.errors import UserError
+from vit_jax.models import Spec, create, resample
+from vit_jax.models.spec import flatten
+
+PARITY = Path(__file__).parent / "data" / "parity"
+
+# Parameters at 224 px: backbone; 1000 classes; 21,843 classes with pre_logits. Table 1 rounds them; the authors' own
+# tests state those of the second column up to H/14.
+COUNTS = {
+    "ViT-Ti/16": (5_524_416, 5_717_416, 9_777_171),
+    "ViT-S/32": (22_493_952, 22_878_952, 31_051_347),
+    "ViT-S/16": (21_665_664, 22_050_664, 30_223_059),
+    "ViT-B/32": (87_455_232, 88_224_232, 104_843_091),
+    "ViT-B/16": (85_798_656, 86_567_656, 103_186_515),
+    "ViT-B/8": (85_807_872, 86_576_872, 103_195_731),
+    "ViT-L/32": (305_510_400, 306_535_400, 328_949_075),
+    "ViT-L/16": (303_301_632, 304_326_632, 326_740_307),
+    "ViT-H/14": (630_764_800, 632_045_800, 660_385_363),
+    "ViT-g/14": (1_011_202_432, 1_012_611_432, 1_043_963_091),
+    "ViT-G/14": (1_842_775_680, 1_844_440_680, 1_881_914_835),
+}
+GAP_COUNTS = {"ViT-B/16": 86_566_120, "ViT-B/32": 88_222_696, "ViT-S/16": 22_049_896, "ViT-S/32": 22_878_184}
+
+
+def tiny(**fields):
+    return create("ViT-mu/8", **{"resolution": 32, "depth": 2, "num_classes": 7} | fields)
+
+
+def images_of(*shape, seed=0):
+    return jax.random.uniform(jax.random.key(seed), shape or (4, 32, 32, 3), minval=-1, maxval=1)
+
+
+def params_of(model, seed=1):
+    """Parameters in general position: nothing is zero, so that nothing can hide."""
+    size = model.spec.position.image_size
+    params = model.init(jax.random.key(seed), jax.ShapeDtypeStruct((1, *size, 3), jnp.float32))
+    leaves, treedef = jax.tree.flatten(params)
+    generator = np.random.default_rng(seed)
+    return treedef.unflatten([x + generator.normal(0, 0.1, x.shape).astype(np.float32) for x in leaves])
+
+
+def count(model):
+    images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0), images)))
+
+
+def apply(model, params, images, key=None, capture=()):
+    return jax.jit(model.apply, static_argnames="capture")(params, images, key, capture=capture)
+
+
+def gradients(model, params, images, key=None):
+    return jax.jit(jax.grad(lambda p: (model.apply(p, images, key)[0] ** 2).sum()))(params)
+
+
+def assert_trees_close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts(name):
+    counts = (
+        count(create(name, num_classes=0)),
+        count(create(name, num_classes=1000)),
+        count(create(name, num_classes=21_843, pre_logits=True)),
+    )
+    assert counts == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", GAP_COUNTS)
+def test_parameter_counts_without_class_token(name):
+    assert count(create(name, pooling="gap")) == GAP_COUNTS[name]
+
+
+def test_parameter_names_and_shapes():
+    params = tiny(pre_logits=True).init(jax.random.key(0), images_of())
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in paths}
+    blocks = {
+        "norm1/scale": (32,),
+        "norm1/bias": (32,),
+        "attention/qkv/kernel": (32, 3, 2, 16),
+        "attention/qkv/bias": (3, 2, 16),
+        "attention/out/kernel": (2, 16, 32),
+        "attention/out/bias": (32,),
+        "norm2/scale": (32,),
+        "norm2/bias": (32,),
+        "mlp/dense1/kernel": (32, 128),
+        "mlp/dense1/bias": (128,),
+        "mlp/dense2/kernel": (128, 32),
+        "mlp/dense2/bias": (32,),
+    }
+    assert shapes == {
+        "embed/kernel": (8, 8, 3, 32),
+        "embed/bias": (32,),
+        "cls": (32,),
+        "position": (17, 32),
+        **{f"encoder/blocks/{name}": (2, *shape) for name, shape in blocks.items()},
+        "encoder/norm/scale": (32,),
+        "encoder/norm/bias": (32,),
+        "pre_logits/kernel": (32, 32),
+        "pre_logits/bias": (32,),
+        "head/kernel": (32, 7),
+        "head/bias": (7,),
+    }
+    assert all(type(leaf) is not np.ndarray and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+
+
+def test_initial_values_are_as_published():
+    model = create("ViT-mu/8", resolution=64, width=192, depth=2, num_heads=3, mlp_dim=384, pre_logits=True)
+    params = model.init(jax.random.key(0), images_of(1, 64, 64, 3))
+    block = params["encoder"]["blocks"]
+
+    def assert_uniform(kernel, fan_in, fan_out):
+        limit = np.sqrt(6 / (fan_in + fan_out))
+        assert limit * 0.999 < np.abs(kernel).max() <= limit
+        np.testing.assert_allclose(kernel.std(), limit / np.sqrt(3), rtol=0.02)
+
+    for layer in range(2):
+        for projection in range(3):
+            assert_uniform(block["attention"]["qkv"]["kernel"][layer, :, projection], 192, 192)
+        assert_uniform(block["attention"]["out"]["kernel"][layer], 192, 192)
+        assert_uniform(block["mlp"]["dense1"]["kernel"][layer], 192, 384)
+        assert_uniform(block["mlp"]["dense2"]["kernel"][layer], 384, 192)
+    layers = block["attention"]["qkv"]["kernel"]
+    assert not np.allclose(layers[0], layers[1]) and not np.allclose(layers[0, :, 0], layers[0, :, 1])
+    for dense in ("dense1", "dense2"):
+        np.testing.assert_allclose(block["mlp"][dense]["bias"].std(), 1e-6, rtol=0.15)
+    np.testing.assert_allclose(params["position"].std(), 0.02, rtol=0.05)
+    np.testing.assert_allclose(params["embed"]["kernel"].std(), (8 * 8 * 3) ** -0.5, rtol=0.05)
+    np.testing.assert_allclose(params["pre_logits"]["kernel"].std(), 192**-0.5, rtol=0.05)
+    for norm in (block["norm1"], block["norm2"], params["encoder"]["norm"]):
+        assert np.all(norm["scale"] == 1) and np.all(norm["bias"] == 0)
+    zeros = (params["cls"], params["embed"]["bias"], params["pre_logits"]["bias"], *params["head"].values())
+    assert all(np.all(x == 0) for x in (*zeros, *(block["attention"][part]["bias"] for part in ("qkv", "out"))))
+
+
+def test_initial_logits_are_the_head_bias():
+    model = tiny(head_bias=-10.0)
+    params = model.init(jax.random.key(0), images_of())
+    np.testing.assert_array_equal(apply(model, params, images_of())[0], np.full((4, 7), -10.0))
+
+
+def authors_params(path):
+    """The authors' parameters by our names: vision_transformer's npz and big_vision's."""
+    flat = {name.removeprefix("params/"): np.asarray(value) for name, value in np.load(path).items()}
+
+    def sub(prefix):
+        return {name.removeprefix(prefix): x for name, x in flat.items() if name.startswith(prefix)}
+
+    def pair(values, name, weight="kernel"):
+        return {weight: values[f"{name}/{weight}"], "bias": values[f"{name}/bias"]}
+
+    def mlp(values):
+        return {ours: pair(values, f"Dense_{i}") for i, ours in enumerate(("dense1", "dense2"))}
+
+    def block(index):
+        values = sub(f"Transformer/encoderblock_{index}/")
+        parts = sorted({name.split("/")[0] for name in values})  # LayerNorm x 2, MlpBlock, MultiHeadDotProduct...
+        inner = {
+            part: {k.removeprefix(f"{part}/"): v for k, v in values.items() if k.startswith(part)} for part in parts
+        }
+        attention = inner[parts[3]]
+        qkv = [pair(attention, name) for name in ("query", "key", "value")]
+        return {
+            "norm1": pair(values, parts[0], "scale"),
+            "norm2": pair(values, parts[1], "scale"),
+            "mlp": mlp(inner[parts[2]]),
+            "attention": {
+                "out": pair(attention, "out"),
+                "qkv": {
+                    "kernel": np.stack([x["kernel"] for x in qkv], 1),
+                    "bias": np.stack([x["bias"] for x in qkv]),
+                },
+            },
+        }
+
+    params = {
+        "embed": pair(flat, "embedding"),
+        "encoder": {
+            "norm": pair(flat, "Transformer/encoder_norm", "scale"),
+            "blocks": jax.tree.map(lambda *layers: np.stack(layers), block(0), block(1)),
+        },
+    }
+    params |= {name: pair(flat, name) for name in ("pre_logits", "head") if f"{name}/kernel" in flat}
+    if "cls" in flat:
+        params["cls"] = flat["cls"][0, 0]
+    for name in ("Transformer/posembed_input/pos_embedding", "pos_embedding"):
+        if name in flat:
+            rows = flat[name][0]
+            # big_vision adds positions before the class token comes: its row is zero.
+            params["position"] = np.pad(rows, ((int("cls" in flat and len(rows) == 16), 0), (0, 0)))
+    if "MAPHead_0/probe" in flat:
+        attention = sub("MAPHead_0/MultiHeadDotProductAttention_0/")
+        params["map_head"] = {
+            "probe": flat["MAPHead_0/probe"][0, 0],
+            "norm": pair(flat, "MAPHead_0/LayerNorm_0", "scale"),
+            "mlp": mlp(sub("MAPHead_0/MlpBlock_0/")),
+            "attention": {name: pair(attention, name) for name in ("query", "key", "value", "out")},
+        }
+    return params
+
+
+@pytest.mark.parametrize("name", sorted(path.name[: -len(".io.npz")] for path in PARITY.glob("*.io.npz")))
+@pytest.mark.parametrize("attention", ["heads_first", "tokens_first"])
+def test_logits_equal_the_authors(name, attention):
+    params = authors_params(PARITY / f"{name}.npz")
+    expected = np.load(PARITY / f"{name}.io.npz")
+    model = create(
+        "ViT-mu/8",
+        resolution=32,
+        width=24,
+        depth=2,
+        mlp_dim=48,
+        num_heads=3,
+        num_classes=11,
+        attention=attention,
+        pooling="map" if "map_head" in params else "token" if "cls" in params else "gap",
+        position="learned" if "position" in params else "sincos2d",
+        pre_logits="pre_logits" in params,
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), expected["images"])
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
+    with jax.default_matmul_precision("highest"):
+        logits, out = apply(model, params, expected["images"])
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-5)
+    np.testing.assert_allclose(out["pre_logits"], expected["pre_logits"], atol=1e-5)
+
+
+# Ways to run that must not matter.
+
+
+def trained(**fields):
+    """What a training step computes: logits and intermediates, and the gradients."""
+    model = tiny(depth=3, dropout_rate=0.1, stochastic_depth=0.3, **fields)
+
+    def loss(params):
+        logits, out = model.apply(params, images_of(), jax.random.key(3), capture=("attention",))
+        return (logits**2).mean(), (logits, out)
+
+    (_, outputs), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params_of(model))
+    return outputs, grads
+
+
+@pytest.fixture(scope="module")
+def plainly_trained():
+    return trained()
+
+
+@pytest.mark.parametrize("fields", [{"scan": True}, {"remat": "dots"}, {"scan": True, "remat": "full"}], ids=str)
+def test_scan_and_remat_change_nothing(fields, plainly_trained):
+    """With dropout and stochastic depth, from the same key."""
+    for found, expected in zip(trained(**fields), plainly_trained, strict=True):
+        assert_trees_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["token", "map"])
+def test_attention_implementations_agree(pooling):
+    models = [tiny(attention=attention, pooling=pooling) for attention in ("heads_first", "tokens_first")]
+    params = params_of(models[0])
+    a, b = (apply(model, params, images_of(), capture=("attention",)) for model in models)
+    assert_trees_close(a, b, rtol=1e-5, atol=1e-5)
+    a, b = (gradients(model, params, images_of()) for model in models)
+    assert_trees_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("attention", ["heads_first", "tokens_first"])
+def test_bfloat16_is_close_to_float32(attention):
+    model = tiny(dtype="bfloat16", attention=attention, pre_logits=True)
+    params = model.init(jax.random.key(1), images_of())
+    params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (32, 7)) / 5
+    logits, out = apply(model, params, images_of(), capture=("attention",))
+    expected, _ = apply(tiny(pre_logits=True), params, images_of())
+    np.testing.assert_allclose(logits, expected, atol=0.05)
+    assert not np.array_equal(logits, expected)
+    assert out["blocks"].dtype == out["tokens"].dtype == jnp.bfloat16
+    assert logits.dtype == out["attention"].dtype == out["pre_logits"].dtype == jnp.float32
+    assert {g.dtype for g in jax.tree.leaves(gradients(model, params, images_of()))} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_unreturned_intermediates_cost_nothing(scan):
+    """The gradient's program does not grow when a loss sees, and drops, what the model could return."""
+    model = tiny(scan=scan, depth=3)
+    params = params_of(model)
+
+    def cost(capture):
+        def loss(params):
+            logits, out = model.apply(params, images_of(), capture=capture)
+            return (logits**2).sum(), out
+
+        step = jax.jit(lambda params: jax.value_and_grad(loss, has_aux=True)(params)[1])
+        return step.lower(params).compile().cost_analysis()["flops"]
+
+    assert cost(("attention",)) == cost(())
+
+
+# Training: what is random.
+
+
+def test_without_a_key_nothing_is_dropped():
+    params = params_of(tiny())
+    images = images_of()
+    expected = apply(tiny(), params, images)[0]
+    random = tiny(dropout_rate=0.5, stochastic_depth=0.5)
+    np.testing.assert_array_equal(apply(random, params, images)[0], expected)
+    np.testing.assert_array_equal(apply(tiny(), params, images, jax.random.key(0))[0], expected)
+    assert not np.allclose(apply(random, params, images, jax.random.key(0))[0], expected)
+
+
+def test_dropout_stands_after_positions_and_keeps_the_mean():
+    """With blocks that add nothing, the block output is the embedding after dropout: zeros or scaled values."""
+    model = tiny(dropout_rate=0.25, depth=1)
+    params = params_of(model)
+    params["encoder"]["blocks"] = jax.tree.map(jnp.zeros_like, params["encoder"]["blocks"])
+    images = images_of(64, 32, 32, 3)
+    embedded = apply(model, params, images)[1]["blocks"][0]
+    dropped = apply(model, params, images, jax.random.key(5))[1]["blocks"][0]
+    kept = dropped != 0
+    np.testing.assert_allclose(kept.mean(), 0.75, atol=0.01)
+    np.testing.assert_allclose(dropped[kept], embedded[kept] / 0.75, rtol=1e-5)
+    assert 0 < kept[:, 0].mean() < 1  # the class token's row as well
+
+
+def test_dropout_stands_after_each_dense_layer_but_qkv():
+    """Biases alone reach the output: its values are those of a mask after `out` plus a mask after `dense2`."""
+    model = tiny(dropout_rate=0.5, depth=1, position="none")
+    params = jax.tree.map(jnp.zeros_like, params_of(model))
+    block = params["encoder"]["blocks"]
+    block["attention"]["out"]["bias"] += 1.0
+    block["mlp"]["dense2"]["bias"] += 10.0
+    values = apply(model, params, images_of(), jax.random.key(5))[1]["blocks"]
+    assert set(np.unique(values)) == {0.0, 2.0, 20.0, 22.0}
+    # After the GELU: the hidden values, all equal, leave the second layer in binomial sums.
+    block["attention"]["out"]["bias"] *= 0
+    block["mlp"]["dense2"]["bias"] *= 0
+    block["mlp"]["dense1"]["bias"] += 1.0
+    block["mlp"]["dense2"]["kernel"] += 1 / 128
+    values = apply(model, params, images_of(), jax.random.key(5))[1]["blocks"]
+    survivors = values[values != 0]
+    assert len(np.unique(np.round(survivors, 4))) > 10
+    np.testing.assert_allclose(survivors.mean(), 2 * jax.nn.gelu(1.0), rtol=0.01)
+
+
+def test_attention_weights_are_never_dropped():
+    _, out = apply(tiny(dropout_rate=0.5), params_of(tiny()), images_of(), jax.random.key(1), ("attention",))
+    assert np.all(out["attention"] > 0)
+    np.testing.assert_allclose(out["attention"].sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_stochastic_depth_rises_linearly_and_takes_whole_branches(scan):
+    model = create("ViT-mu/8", resolution=8, depth=3, stochastic_depth=0.6, scan=scan, position="none", num_classes=0)
+    params = jax.tree.map(jnp.zeros_like, params_of(model))
+    params["encoder"]["blocks"]["attention"]["out"]["bias"] += 1.0
+    params["encoder"]["blocks"]["mlp"]["dense2"]["bias"] += 10.0
+    blocks = np.asarray(apply(model, params, images_of(4000, 8, 8, 3), jax.random.key(7))[1]["blocks"])
+    assert np.all(blocks == blocks[:, :, :1, :1])  # one draw per example, for all tokens and channels
+    added = np.diff(blocks[:, :, 0, 0], axis=0, prepend=0)
+    for rate, values in zip((0.0, 0.3, 0.6), added, strict=True):
+        keep = 1 - rate
+        np.testing.assert_allclose(values.mean(), 11, rtol=0.06)
+        possible = np.array([0, 1 / keep, 10 / keep, 11 / keep])
+        assert np.abs(values[:, None] - possible).min(axis=1).max() < 1e-4
+        both = np.isclose(values, 11 / keep).mean()
+        np.testing.assert_allclose(both, keep**2, atol=0.03)  # the two branches are drawn apart
+
+
+# Shapes and intermediates.
+
+
+@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+@pytest.mark.parametrize("position", ["learned", "sincos2d", "none"])
+def test_intermediates(pooling, position):
+    model = tiny(pooling=pooling, position=position, pre_logits=True)
+    params = params_of(model)
+    logits, out = apply(model, params, images_of(), capture=("attention",))
+    tokens = 16 + (pooling == "token")
+    assert logits.shape == (4, 7) and out["pre_logits"].shape == (4, 32)
+    assert out["tokens"].shape == (4, tokens, 32) and out["blocks"].shape == (2, 4, tokens, 32)
+    assert out["attention"].shape == (2, 4, 2, tokens, tokens)
+    np.testing.assert_allclose(out["attention"].sum(-1), 1, rtol=1e-5)
+    assert set(apply(model, params, images_of())[1]) == {"tokens", "pre_logits", "blocks"}
+    assert ("cls" in params) == (pooling == "token") and ("position" in params) == (position == "learned")
+    expected = out["pre_logits"] @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_are_the_normalised_last_block():
+    model = tiny(pooling="gap", num_classes=0)
+    params = params_of(model)
+    logits, out = apply(model, params, images_of())
+    last = np.asarray(out["blocks"][-1], np.float64)
+    normal = (last - last.mean(-1, keepdims=True)) / np.sqrt(last.var(-1, keepdims=True) + 1e-6)
+    norm = params["encoder"]["norm"]
+    np.testing.assert_allclose(out["tokens"], normal * norm["scale"] + norm["bias"], atol=1e-4)
+    np.testing.assert_allclose(logits, out["tokens"].mean(1), atol=1e-5)
+
+
+def test_patches_are_a_strided_convolution_in_raster_order():
+    model = tiny(resolution=(16, 24), position="none", pooling="gap", depth=1)
+    params = params_of(model)
+    params["encoder"]["blocks"] = jax.tree.map(jnp.zeros_like, params["encoder"]["blocks"])
+    images = images_of(2, 16, 24, 3)
+    expected = jax.lax.conv_general_dilated(
+        images, params["embed"]["kernel"], (8, 8), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    tokens = apply(model, params, images)[1]["blocks"][0]
+    np.testing.assert_allclose(tokens, expected.reshape(2, 6, 32) + params["embed"]["bias"], atol=1e-5)
+
+
+def test_sincos_positions():
+    model = create("ViT-mu/8", resolution=(16, 24), width=16, depth=1, position="sincos2d")
+    params = jax.tree.map(jnp.zeros_like, params_of(model))
+    table = np.asarray(apply(model, params, images_of(1, 16, 24, 3))[1]["blocks"][0, 0])
+    assert np.all(table[0] == 0)  # the class token's row
+    for row in range(2):
+        for column in range(3):
+            for i in range(4):
+                frequency = 10_000.0 ** -(i / 3)
+                x, y = column * frequency, row * frequency
+                found = table[1 + row * 3 + column, i::4]
+                np.testing.assert_allclose(found, [np.sin(x), np.cos(x), np.sin(y), np.cos(y)], atol=1e-6)
+
+
+def test_fixed_positions_take_any_tiled_image():
+    for position in ("sincos2d", "none"):
+        model = tiny(position=position)
+        assert apply(model, params_of(model), images_of(2, 16, 48, 3))[1]["tokens"].shape == (2, 13, 32)
+
+
+GRIDS = [((14, 14), (24, 24)), ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((24, 24), (14, 14)), ((7, 7), (9, 14))]
+
+
+@pytest.mark.parametrize(("old", "new"), [*GRIDS, ((6, 10), (13, 4)), ((4, 4), (1, 3)), ((1, 4), (2, 8))])
+@pytest.mark.parametrize("class_rows", [0, 1])
+def test_resampling_is_the_authors(old, new, class_rows):
+    table = np.random.default_rng(0).normal(size=(class_rows + old[0] * old[1], 8)).astype(np.float32)
+    found = resample(table, old, new, class_rows)
+    grid = table[class_rows:].reshape(*old, 8)
+    expected = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1).reshape(-1, 8)
+    assert found.dtype == np.float32 and len(found) == class_rows + new[0] * new[1]
+    np.testing.assert_allclose(found[class_rows:], expected, atol=1e-6)
+    np.testing.assert_array_equal(found[:class_rows], table[:class_rows])
+
+
+def test_resampling_to_the_same_grid_changes_nothing():
+    table = np.random.default_rng(0).normal(size=(17, 8)).astype(np.float32)
+    np.testing.assert_array_equal(resample(jnp.asarray(table), (4, 4), (4, 4), 1), table)
+    with pytest.raises(ValueError, match="17 rows"):
+        resample(table, (4, 4), (8, 8), 0)
+
+
+# Creating.
+
+
+def test_fields_recreate_the_model():
+    model = create(
+        "ViT-S/16", num_classes=10, resolution=(96, 128), pooling="map", scan=True, depth=None, dropout_rate=0.1
+    )
+    fields = json.loads(json.dumps(model.fields))
+    assert set(fields) == {"num_classes", "resolution", "pooling", "scan", "dropout_rate"}
+    again = create(model.name, **fields)
+    assert again == model and hash(again) == hash(model)
+    assert create("ViT-S/16").fields == {}
+    assert create("ViT-S/16", resolution=[224, 224], width=384) == create("ViT-S/16")
+    described = create("ViT-S/16", preprocess="value_range(-1,1)", class_names=["cat", "dog"])
+    assert described.preprocess == "value_range(-1,1)" and described.class_names == ("cat", "dog")
+
+
+def test_field_names_are_unique():
+    fields = dataclasses.fields(Spec)
+    parts = [getattr(Spec(), field.name) for field in fields]
+    names = [field.name for field, part in zip(fields, parts, strict=True) if not dataclasses.is_dataclass(part)]
+    names += [field.name for part in parts if dataclasses.is_dataclass(part) for field in dataclasses.fields(part)]
+    assert len(set(names)) == len(names) == len(flatten(Spec()))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        ("ViT-X/16", {}, "unknown model 'ViT-X/16'; did you mean 'ViT-"),
+        ("ViT-B16", {}, "did you mean 'ViT-B/16'"),
+        ("resnet", {}, "unknown model 'resnet'"),
+        ("ViT-B/16", {"num_class": 10}, "no field 'num_class'; did you mean 'num_classes'"),
+        ("ViT-B/16", {"pooling": "gab"}, "unknown pooling 'gab'; did you mean 'gap'"),
+        ("ViT-B/16", {"attention": "auto"}, "unknown attention 'auto'"),
+        ("ViT-B/16", {"dtype": "float16"}, "unknown dtype 'float16'"),
+        ("ViT-B/16", {"remat": "dot"}, "did you mean 'dots'"),
+        ("ViT-B/16", {"position": "rope"}, "unknown position"),
+        ("ViT-B/16", {"num_heads": 5}, "width 768 is not divisible by num_heads 5"),
+        ("ViT-B/15", {}, "patches of 15 pixels do not tile 224x224 images; resolution 225"),
+        ("ViT-B/16", {"resolution": (224, 100)}, "do not tile 224x100"),
+        ("ViT-B/16", {"resolution": (1, 2, 3)}, "one size or"),
+        ("ViT-B/16", {"width": 42, "num_heads": 2, "position": "sincos2d"}, "divisible by 4, not 42"),
+        ("ViT-B/16", {"depth": 0}, "depth must be at least 1"),
+        ("ViT-B/16", {"depth": "12"}, "depth must be a whole number, not '12'"),
+        ("ViT-B/16", {"depth": True}, "depth must be a whole number"),
+        ("ViT-B/16", {"scan": 1}, "scan must be True or False"),
+        ("ViT-B/16", {"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1"),
+        ("ViT-B/16", {"num_classes": -1}, "num_classes must be 0 or more"),
+    ],
+)
+def test_mistakes_are_told(name, fields, sentence):
+    with pytest.raises(UserError) as error:
+        create(name, **fields)
+    assert sentence in str(error.value)
+
+
+def test_patch_size_may_follow_the_resolution():
+    assert create("ViT-B/15", resolution=225).spec.grid == (15, 15)
+
+
+def test_images_must_fit_the_positions():
+    model = tiny()
+    params = params_of(model)
+    with pytest.raises(UserError, match="resolution=64"):
+        model.apply(params, images_of(1, 64, 64, 3))
+    with pytest.raises(UserError, match="images of 64x64 pixels do not fit a model of resolution 32x32"):
+        model.init(jax.random.key(0), images_of(1, 64, 64, 3))
+    with pytest.raises(UserError, match="do not tile 30x32"):
+        tiny(position="none").init(jax.random.key(0), images_of(1, 30, 32, 3))
+    with pytest.raises(UserError, match="did you mean 'attention'"):
+        model.apply(params, images_of(), capture=("atention",))

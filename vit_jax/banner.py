@@ -1,0 +1,46 @@
+"""What a run says before it starts: versions, devices, data, sizes."""
+
+import math
+import platform
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import __version__, tree
+from vit_jax.program import Program
+
+
+def lines(config: ConfigDict, program: Program) -> list[str]:
+    """Returns the start banner."""
+    mesh, devices = program.mesh, program.mesh.devices.size
+    first = mesh.devices.flat[0]
+    axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    height, width, _ = program.batch["image"].shape[1:]
+    spec = program.model.spec
+    return [
+        f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
+        f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
+        f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
+        f"{config.data.num_classes:,} classes, {height}x{width} pixels",
+        f"Model: {program.model.name}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        f"Batch: {config.batch:,} = {devices} devices x {config.batch // devices:,}, {config.accum_steps} part(s)",
+        f"Length: {config.total_steps:,} steps, "
+        f"{config.total_steps * config.batch / config.data.num_examples:.4g} epochs",
+    ]
+
+
+def parameter_table(program: Program) -> list[str]:
+    """Returns a line for each parameter: name, shape, count and placement; then the total."""
+    shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
+    rows = [
+        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _split(places[name].spec))
+        for name, leaf in shapes.items()
+    ]
+    rows.append(("total", "", f"{tree.count(shapes):,}", ""))
+    name, shape, number = (max(len(row[i]) for row in rows) for i in range(3))
+    return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
+
+
+def _split(spec: jax.sharding.PartitionSpec) -> str:
+    axes = [axis for axis in spec if axis]
+    return f"split over {', '.join(axes)}" if axes else ""

@@ -1,0 +1,102 @@
+"""Checkpoints of a run: the training state, where the data stands, and what the model is. The only user of Orbax."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
+
+from vit_jax.errors import UserError
+from vit_jax.step import TrainState
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.
+
+    Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric`; one without
+    that metric, or where it is NaN, is never best.
+    """
+
+    def __init__(self, config: ConfigDict, workdir: Path):
+        self._metric = config.checkpoint.best_metric
+        best = preserve.BestN(get_metric_fn=_score, n=config.checkpoint.keep_best, keep_checkpoints_without_metrics=False)
+        keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
+        options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """The last step saved, or None."""
+        return self._manager.latest_step()
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric among those kept, or None."""
+        return self._manager.best_step()
+
+    def save(self, state: TrainState, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Starts to save the state after `step`, with JSON `about` the model and the data; does nothing if it is saved."""
+        if step == self.latest:
+            return
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
+        score = metrics.get(self._metric, -math.inf)
+        self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
+
+    def restore(self, step: int, state: TrainState, shardings: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the state saved after `step`, placed by `shardings`, and what was saved about it."""
+        places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(places), about=ocp.args.JsonRestore())
+        restored = self._manager.restore(step, args=items)
+        return restored.state, restored.about
+
+    def wait(self) -> None:
+        """Waits for what is being saved; raises what went wrong with it."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finishes saving and ends the background threads."""
+        self._manager.close()
+
+
+def _score(metrics: dict[str, float]) -> float:
+    return metrics["score"]
+
+
+def newest(workdir: Path) -> Path | None:
+    """Returns the folder of the newest finished checkpoint of a workdir, or None."""
+    folders = workdir / FOLDER
+    steps = [int(p.name) for p in folders.iterdir() if p.name.isdigit()] if folders.is_dir() else []
+    return folders / str(max(steps)) if steps else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tells whether a folder is one checkpoint."""
+    return (path / "state").is_dir() and (path / "about").is_dir()
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the weights of one checkpoint folder as NumPy arrays (the moving average when it was on), and what was
+    saved about them, without the optimizer's state.
+
+    Raises:
+        UserError: the folder holds no checkpoint.
+    """
+    if not is_checkpoint(path):
+        raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
+    about = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path.absolute() / "about")
+    with ocp.PyTreeCheckpointer() as reader:
+        state = path.absolute() / "state"
+        shapes = reader.metadata(state).item_metadata.tree
+        which = "ema" if shapes["ema"] is not None else "params"
+        item = {which: jax.tree.map(lambda leaf: 0, shapes[which])}
+        args = ocp.args.PyTreeRestore(
+            item=item,
+            restore_args=jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type="numpy"), item),
+            partial_restore=True,
+        )
+        return reader.restore(state, args=args)[which], about

@@ -1,0 +1,47 @@
+"""What the command lines have in common: errors to exit codes, the pod, the compilation cache."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from vit_jax.errors import NonFiniteLoss, UserError
+
+
+def run(command: Callable[[list[str]], None]) -> None:
+    """Calls a command with this process's arguments and ends the process.
+
+    Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
+    sentence.
+    """
+    quiet_libraries()
+    try:
+        command(sys.argv)
+    except (UserError, NonFiniteLoss) as error:
+        print(f"vit_jax: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+def quiet_libraries() -> None:
+    """Keeps libraries' remarks on their own workings off the terminal; their warnings stay."""
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+def join_pod() -> None:
+    """Connects this process to the others of its cluster (Cloud TPU, Slurm, Open MPI), if it is in one."""
+    try:
+        jax.distributed.initialize()
+    except ValueError:  # no cluster was found around this process: it is alone
+        return
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs for the next run, in a folder that only this user can write."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = Path.home() / ".cache" / "vit_jax" / "xla"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -1,0 +1,103 @@
+"""Image files to pixels: JPEG, PNG and WebP bytes to RGB uint8."""
+
+import io
+import os
+
+import numpy as np
+import simplejpeg
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+
+from vit_jax.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)  # Pillow's own limit: a small file can unfold to gigabytes
+
+EXIF = (b"Exif", b"eXIf", b"EXIF")  # how JPEG, PNG and WebP mark the segment
+RGB = UInt8[np.ndarray, "height width 3"]
+
+
+class DecodeError(UserError):
+    """A file that holds no readable image; the sentence names it."""
+
+
+def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
+    """Decodes a JPEG, PNG or WebP image.
+
+    JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. Grey images are
+    repeated over the channels, an alpha channel is dropped, 16 bits keep their upper 8, as TensorFlow does.
+
+    Args:
+        data: the encoded file.
+        name: what an error message calls it.
+        exif: whether to turn the image upright as its EXIF orientation says.
+
+    Raises:
+        DecodeError: the data is truncated, damaged, of another format, or unfolds to too many pixels.
+    """
+    # Pillow skips damage if this is set, by whomever: a truncated picture would pass as a grey one.
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
+    try:
+        image = decode_jpeg(data) if data[:2] == b"\xff\xd8" else decode_other(data)
+        return upright(image, data) if exif and any(tag in data for tag in EXIF) else image
+    except UnidentifiedImageError as error:
+        raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG or WebP file") from error
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
+
+
+def decode_jpeg(data: bytes) -> RGB:
+    """Decodes JPEG data; one in CMYK goes through Pillow."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except KeyError:
+        raise ValueError("damaged JPEG header") from None
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{height} x {width} pixels are more than the limit of {MAX_PIXELS}")
+    if colorspace in ("CMYK", "YCCK"):
+        return decode_other(data)
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
+    except ValueError as error:
+        # Stray bytes between two segments lose nothing; some published data sets have such files.
+        if "extraneous bytes before marker" not in str(error):
+            raise
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=False)
+
+
+def decode_other(data: bytes) -> RGB:
+    """Decodes what Pillow reads."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.mode.startswith("I"):
+            grey = (np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8)
+            return np.repeat(grey[..., None], 3, axis=2)
+        return np.array(image.convert("RGB"))
+
+
+def upright(image: RGB, data: bytes) -> RGB:
+    """Applies the EXIF orientation that `data` states (EXIF 2.3, tag 274: 1 to 8)."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+        orientation = header.getexif().get(ExifTags.Base.Orientation, 1)
+    if orientation in (5, 6, 7, 8):
+        image = image.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        image = image[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        image = image[::-1]
+    return np.ascontiguousarray(image)
+
+
+def read_image(path: str | os.PathLike, *, exif: bool = True) -> RGB:
+    """Reads an image file, turned upright as its EXIF orientation says.
+
+    Raises:
+        DecodeError: the file is missing, unreadable or no image.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise DecodeError(f"cannot read the image {os.fspath(path)}: {error.strerror or error}") from error
+    return decode(data, os.fspath(path), exif=exif)

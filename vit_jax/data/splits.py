@@ -1,0 +1,83 @@
+"""Splits, written as in TFDS for every source: `train`, `train[:98%]`, `train[100:-1000]`, `train+test[:50%]`."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.errors import UserError, did_you_mean
+
+PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]+%?)?\])?")
+Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
+
+
+def parse(split: str) -> tuple[Part, ...]:
+    """Parses a split into its parts: (name, start, stop), boundaries as written or None.
+
+    Raises:
+        UserError: it is not written as TFDS writes splits.
+    """
+    matches = [PART.fullmatch(part.strip()) for part in split.split("+")]
+    parts = [(match["name"], match["start"], match["stop"]) for match in matches if match]
+    for name, start, stop in parts:
+        bounds = [bound for bound in (start, stop) if bound]
+        numbers = all(re.fullmatch(r"-?\d[\d_]*(\.\d*)?%|-?\d[\d_]*", bound) for bound in bounds)
+        if not numbers or len({bound.endswith("%") for bound in bounds}) > 1:
+            raise UserError(
+                f"cannot read the slice {name}[{start or ''}:{stop or ''}] of the split {split!r}; its ends are whole "
+                "numbers, as in train[:1000], or both percents, as in train[98%:]"
+            )
+    if len(parts) < len(matches):
+        raise UserError(f"cannot read the split {split!r}; write train, train[:98%], train[-1000:] or train+test")
+    return tuple(parts)
+
+
+def names(split: str) -> list[str]:
+    """Returns the names of the whole splits that `split` uses, each once."""
+    return list(dict.fromkeys(name for name, _, _ in parse(split)))
+
+
+def boundary(bound: str, count: int) -> int:
+    """Returns the example at which a slice ends; percents round to the nearest, halves to the even, as in TFDS."""
+    if bound.endswith("%"):
+        return round(float(bound[:-1]) * count / 100.0)
+    return int(bound)
+
+
+def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
+    """Returns (name, range of its examples) for each part of `split`.
+
+    Args:
+        split: the text.
+        counts: number of examples of every whole split that exists.
+
+    Raises:
+        UserError: a name is none of the splits, or a slice is empty or reaches beyond its split.
+    """
+    selected = []
+    for name, start, stop in parse(split):
+        if name not in counts:
+            raise UserError(f"there is no split {name!r}{did_you_mean(name, counts)}")
+        count = counts[name]
+        first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count
+        if max(abs(first), abs(last)) > count:
+            raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")
+        rows = range(count)[first:last] if last or not stop else range(0)
+        if not rows:
+            raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] of {count} examples is empty")
+        selected.append((name, rows))
+    return selected
+
+
+def locate(selected: list[tuple[str, range]], index: int) -> tuple[str, int]:
+    """Returns the whole split and the position in it of example `index` of the selection."""
+    for name, rows in selected:
+        if index < len(rows):
+            return name, rows[index]
+        index -= len(rows)
+    raise IndexError(index)
+
+
+def positions(selected: list[tuple[str, range]], name: str) -> np.ndarray:
+    """Returns the positions in the whole split `name` that the selection takes of it, in its order."""
+    return np.concatenate([np.asarray(rows, np.int64) for part, rows in selected if part == name])

@@ -1,0 +1,27 @@
+"""Evaluations of a run, one per entry of `config.evals`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import data
+from vit_jax.evals import classify
+from vit_jax.program import Program
+
+Evaluator = Callable[[Any], dict[str, float]]
+
+
+def make(config: ConfigDict, program: Program) -> dict[str, Evaluator]:
+    """Returns, by name, functions from weights to metrics `<name>/<metric>`."""
+    sums = classify.make_sums(program.predict, program.task)
+    return {
+        name: partial(classify.evaluate, sums, data.make_eval(config, name, program.batch_sharding), name)
+        for name in config.evals
+    }
+
+
+def run(evaluators: dict[str, Evaluator], weights: Any) -> dict[str, float]:
+    """Returns the metrics of all evaluations together."""
+    return {key: value for evaluate in evaluators.values() for key, value in evaluate(weights).items()}

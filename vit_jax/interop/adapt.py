@@ -1,0 +1,34 @@
+"""Pre-trained weights made to fit another task and resolution, as the paper does before fine-tuning (section 3.2)."""
+
+from typing import Any
+
+from vit_jax import models, tree
+from vit_jax.errors import UserError
+
+# The whole pre-training head goes; the new one starts at zero.
+REPLACED = ("head/", "pre_logits/")
+
+
+def adapt(source: models.Model, params: dict[str, Any], target: models.Model, fresh: dict[str, Any]) -> dict[str, Any]:
+    """Returns parameters for `target`: those of `source`, its head replaced by the fresh one, its position embeddings
+    resampled to the target's grid of patches (linear, corners aligned, the class token's row untouched).
+
+    Args:
+        source: the model that the parameters are of.
+        params: its parameters.
+        target: the model to start.
+        fresh: newly initialised parameters of `target`.
+
+    Raises:
+        UserError: the models differ in more than head and resolution; names every array concerned.
+    """
+    leaves = {name: leaf for name, leaf in tree.flatten(params).items() if not name.startswith(REPLACED)}
+    leaves |= {name: leaf for name, leaf in tree.flatten(fresh).items() if name.startswith(REPLACED)}
+    old, new = source.spec, target.spec
+    if "position" in leaves and old.grid != new.grid:
+        leaves["position"] = models.resample(leaves["position"], old.grid, new.grid, old.class_rows)
+    adapted = tree.unflatten(leaves)
+    wrong = tree.differences(adapted, fresh)
+    if wrong:
+        raise UserError(f"init_from holds a {source.name} that cannot start a {target.name}: {'; '.join(wrong)}.")
+    return adapted

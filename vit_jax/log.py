@@ -1,0 +1,118 @@
+"""What a run tells: lines or a progress bar, metrics.jsonl, TensorBoard events, and how fast it goes."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import tensorboardX
+from tqdm import tqdm
+
+Metrics = dict[str, float]
+
+
+class Log:
+    """Writes to `<workdir>/{train.log, metrics.jsonl}`, TensorBoard events and the terminal; on the first host only.
+
+    Lines of metrics.jsonl are `{"step": n, "train/loss": ..., ...}`. Those after step `start` are dropped when a run
+    resumes there, so that the file reads as if it had never stopped.
+    """
+
+    def __init__(self, workdir: Path, start: int, total: int, batch: int):
+        self._writes = jax.process_index() == 0
+        self._start, self._total, self._batch = start, total, batch
+        self._bar = None
+        self._clock, self._counted = time.monotonic(), start
+        if not self._writes:
+            return
+        self._text = (workdir / "train.log").open("a")
+        self._jsonl = _cut(workdir / "metrics.jsonl", start).open("a")
+        self._events = tensorboardX.SummaryWriter(str(workdir), purge_step=start + 1 if start else None)
+        if sys.stderr.isatty():
+            self._bar = tqdm(initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05)
+
+    def say(self, text: str) -> None:
+        """Writes lines of text."""
+        if not self._writes:
+            return
+        tqdm.write(text, file=sys.stderr)
+        self._text.write(text + "\n")
+        self._text.flush()
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def speed(self, step: int) -> Metrics:
+        """Returns images per second since the last call, evaluation and saving left out."""
+        now = time.monotonic()
+        rate = (step - self._counted) * self._batch / max(now - self._clock, 1e-9)
+        self._clock, self._counted = now, step
+        return {"train/images_per_sec": rate, "train/images_per_sec_per_chip": rate / jax.device_count()}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keeps what happens inside out of the speed."""
+        began = time.monotonic()
+        yield
+        self._clock += time.monotonic() - began
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Writes the metrics of a step everywhere."""
+        if not self._writes:
+            return
+        self._jsonl.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._jsonl.flush()
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step)
+        self.say(self._line(step, metrics))
+
+    def close(self) -> None:
+        """Closes the files and ends the bar."""
+        if not self._writes:
+            return
+        if self._bar is not None:
+            self._bar.close()
+        for file in (self._text, self._jsonl, self._events):
+            file.close()
+
+    def _line(self, step: int, metrics: Metrics) -> str:
+        words = [f"step {step}/{self._total}"]
+        words += [f"{name.removeprefix('train/')} {_number(name, value)}" for name, value in metrics.items() if _shown(name)]
+        if "train/images_per_sec" in metrics:
+            left = (self._total - step) * self._batch / max(metrics["train/images_per_sec"], 1e-9)
+            words.append(f"ETA {duration(left)}")
+        return "  ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as 1:02:03 or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _shown(name: str) -> bool:
+    return not name.startswith("norm/") and name != "train/skips"
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("accuracy") or name.endswith("top5"):
+        return f"{value:.2%}"
+    if "images_per_sec" in name:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"
+
+
+def _cut(path: Path, last: int) -> Path:
+    """Drops the lines after step `last`, and a line that was cut short, from a metrics file."""
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(line for line in lines if json.loads(line)["step"] <= last))
+        partial.replace(path)
+    return path

@@ -1,0 +1,126 @@
+"""Models: named sizes, and how to create, initialise and apply one."""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.models.position import resample
+from vit_jax.models.spec import Spec, flatten, replace
+from vit_jax.models.vit import ViT
+
+__all__ = ["CAPTURES", "SIZES", "Model", "Spec", "create", "resample"]
+
+# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
+# mu is for tests.
+SIZES = {
+    #      width depth mlp_dim num_heads
+    "mu": (32, 1, 128, 2),
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16),
+    "G": (1664, 48, 8192, 16),
+}
+
+CAPTURES = ("attention",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model without its parameters: hashable, so that it may be a static argument."""
+
+    name: str  # ViT-<size>/<patch size>
+    spec: Spec
+    preprocess: str | None = None  # the pipe of operations that its images went through
+    class_names: tuple[str, ...] | None = None  # of the logits, in order
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What differs from the name, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
+        named = flatten(Spec()) | _named(self.name)
+        return {name: value for name, value in flatten(self.spec).items() if value != named[name]}
+
+    def init(self, key: Array, images: Any) -> dict[str, Any]:
+        """Returns initial parameters, a plain dict of float32 arrays; initialised as published.
+
+        Args:
+            key: a JAX random key.
+            images: array or `jax.ShapeDtypeStruct` [batch, height, width, 3]; only height and width matter.
+
+        Raises:
+            UserError: the images do not fit the model's resolution or patches.
+        """
+        # Initialising needs shapes only, and the loop form traces one block instead of all.
+        spec = dataclasses.replace(self.spec, scan=True, remat="none")
+        example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
+        return ViT(spec).lazy_init(key, example)["params"]
+
+    def apply(
+        self,
+        params: dict[str, Any],
+        images: Float[Array | np.ndarray, "batch height width 3"],
+        dropout_key: Array | None = None,
+        capture: tuple[str, ...] = (),
+    ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
+        """Returns logits and what the model computed on the way.
+
+        What a jitted caller does not return costs nothing.
+
+        Args:
+            params: parameters in the layout of `init`.
+            images: values in [-1, 1].
+            dropout_key: given, the model trains: dropout and stochastic depth draw from it.
+            capture: what else to return; "attention".
+
+        Returns:
+            logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
+            out: `pre_logits`, the classifier's float32 input [batch, width]; `tokens` [batch, tokens, width] after the
+                encoder's norm; `blocks`, each block's output [depth, batch, tokens, width]; if captured `attention`,
+                float32 weights [depth, batch, heads, tokens, tokens]. A class token is row 0 of the tokens.
+
+        Raises:
+            UserError: the images do not fit the model's resolution or patches, or an unknown capture.
+        """
+        for word in capture:
+            choose("capture", word, CAPTURES)
+        rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        return ViT(self.spec).apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
+
+
+def create(
+    name: str, *, preprocess: str | None = None, class_names: tuple[str, ...] | list[str] | None = None, **fields: Any
+) -> Model:
+    """Returns a model by name, with any field of its spec changed.
+
+    Example: `create("ViT-B/16", num_classes=10, resolution=384, pooling="gap")`.
+
+    Args:
+        name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`.
+        preprocess: the pipe of operations that its images go through; not read by the model.
+        class_names: names of the logits, in order; not read by the model.
+        **fields: fields of `Spec` and its parts by name; None means as named.
+
+    Raises:
+        UserError: no such name or field, or values that do not go together.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    spec = replace(Spec(), **_named(name) | given)
+    return Model(name, spec, preprocess, None if class_names is None else tuple(class_names))
+
+
+def _named(name: str) -> dict[str, int]:
+    """Returns the fields that a name stands for."""
+    match = re.fullmatch(r"ViT-([A-Za-z]+)/([1-9]\d*)", name)
+    if not match or match[1] not in SIZES:
+        examples = [f"ViT-{size}/{patch_size}" for size in SIZES for patch_size in (8, 14, 16, 32)]
+        raise UserError(f"unknown model {name!r}{did_you_mean(name, examples)}")
+    numbers = zip(("width", "depth", "mlp_dim", "num_heads"), SIZES[match[1]], strict=True)
+    return dict(numbers) | {"patch_size": int(match[2])}

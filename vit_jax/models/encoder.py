@@ -1,0 +1,67 @@
+"""The stack of blocks: one stored layout, run as separate blocks or as one loop."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from vit_jax.models.block import Block, Tokens, norm
+from vit_jax.models.spec import Spec
+
+POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Encoder(nn.Module):
+    """Blocks, then a LayerNorm (equation 4). Every parameter of the blocks has a leading layer axis."""
+
+    spec: Spec
+
+    @nn.compact
+    def __call__(self, x: Tokens, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
+        """Returns the normalised tokens and what the blocks had to show.
+
+        Returns:
+            tokens: [batch, tokens, width].
+            out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
+                [depth, batch, heads, tokens, tokens] in float32.
+        """
+        spec = self.spec
+        block = Block(spec, parent=None)  # applied to one layer's slice of the stacked parameters
+        layers = self.param("blocks", lambda key: _init_stacked(block, key, spec))
+        key = self.make_rng("dropout") if self.has_rng("dropout") else None
+        rates = jnp.linspace(0.0, spec.stochastic_depth, spec.depth)
+
+        def step(x: Tokens, layer: Any, index: Any, rate: Any) -> tuple[Tokens, dict[str, Array]]:
+            rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
+            x, weights = block.apply({"params": layer}, x, rate, rngs=rngs)
+            return x, {"blocks": x} | ({"attention": weights} if "attention" in capture else {})
+
+        if spec.remat != "none":
+            # Inside a loop nothing can be merged with the forward pass, so the barriers would only cost time.
+            step = jax.checkpoint(step, policy=POLICIES[spec.remat], prevent_cse=not spec.scan)
+        if spec.scan:
+            x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
+        else:
+            x, out = _run_unrolled(step, x, layers, rates)
+        return norm(spec, "norm")(x), out
+
+
+def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Tokens, dict[str, Array]]:
+    # The gradient of a split is one concatenation; that of indexing would be a sum of zero-padded layers.
+    leaves, treedef = jax.tree.flatten(layers)
+    columns = [[part[0] for part in jax.lax.split(leaf, (1,) * len(leaf))] for leaf in leaves]
+    outs = []
+    for index, row in enumerate(zip(*columns, strict=True)):
+        x, out = step(x, treedef.unflatten(row), index, rates[index])
+        outs.append(out)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
+
+
+def _init_stacked(block: Block, key: Array, spec: Spec) -> dict:
+    example = jnp.zeros((1, 1, spec.width), spec.dtype)
+    return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

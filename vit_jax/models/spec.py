@@ -1,0 +1,198 @@
+"""What a model is, as plain frozen values: nested here, flat keywords for users."""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.errors import UserError, choose, did_you_mean
+
+POOLINGS = ("token", "gap", "map")
+POSITIONS = ("learned", "sincos2d", "none")
+ATTENTIONS = ("heads_first", "tokens_first")
+DTYPES = ("float32", "bfloat16")
+REMATS = ("none", "dots", "full")
+
+
+def _at_least_one(part: Any, name: str) -> None:
+    if getattr(part, name) < 1:
+        raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stem:
+    """How an image becomes tokens: square patches, each projected linearly (equation 1)."""
+
+    patch_size: int = 16  # pixels on a side
+
+    def __post_init__(self):
+        """Raises UserError unless the patch has a size."""
+        _at_least_one(self, "patch_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """How tokens know where they are (section 3.1, appendix D.4)."""
+
+    position: str = "learned"
+    resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width)
+
+    def __post_init__(self):
+        """Raises UserError for an unknown kind or a resolution that is not one or two sizes."""
+        choose("position", self.position, POSITIONS)
+        if min(self.image_size) < 1:
+            raise UserError(f"resolution must be at least 1 pixel, not {self.resolution}.")
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.resolution if isinstance(self.resolution, tuple) else (self.resolution, self.resolution)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Multi-head self-attention (appendix A) and the way it is computed."""
+
+    attention: str = "heads_first"
+    num_heads: int = 12
+
+    def __post_init__(self):
+        """Raises UserError for an unknown implementation or no heads."""
+        choose("attention", self.attention, ATTENTIONS)
+        _at_least_one(self, "num_heads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What reads the tokens: pooling, the pre-training head's tanh layer, the linear classifier (section 3.1)."""
+
+    num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
+    pooling: str = "token"
+    pre_logits: bool = False
+    head_bias: float = 0.0
+
+    def __post_init__(self):
+        """Raises UserError for an unknown pooling or a negative number of classes."""
+        choose("pooling", self.pooling, POOLINGS)
+        if self.num_classes < 0:
+            raise UserError(f"num_classes must be 0 or more, not {self.num_classes}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A Vision Transformer, complete. Widths are in channels, rates are probabilities."""
+
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    stem: Stem = Stem()
+    position: Position = Position()
+    attention: Attention = Attention()
+    head: Head = Head()
+    dropout_rate: float = 0.0
+    stochastic_depth: float = 0.0  # rate of dropping a branch in the last block, rising linearly from 0
+    dtype: str = "float32"  # of the activations; parameters, softmax, statistics and logits are float32
+    remat: str = "none"
+    scan: bool = False
+
+    def __post_init__(self):
+        """Raises UserError for values that do not go together."""
+        for name in ("width", "depth", "mlp_dim"):
+            _at_least_one(self, name)
+        for name in ("dropout_rate", "stochastic_depth"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
+        choose("dtype", self.dtype, DTYPES)
+        choose("remat", self.remat, REMATS)
+        if self.width % self.attention.num_heads:
+            raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
+        if self.position.position == "sincos2d" and (self.width % 4 or self.width < 8):
+            raise UserError(f"position sincos2d needs a width of 8 or more divisible by 4, not {self.width}.")
+        self.grid_of(self.position.image_size)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.width // self.attention.num_heads
+
+    @property
+    def class_rows(self) -> int:
+        """Tokens before the patches: 1 with a class token, else 0."""
+        return int(self.head.pooling == "token")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches at `resolution`."""
+        return self.grid_of(self.position.image_size)
+
+    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Returns (rows, columns) of patches of an image of (height, width) pixels.
+
+        Raises:
+            UserError: the patch size does not divide the image.
+        """
+        patch = self.stem.patch_size
+        height, width = image_size
+        if height % patch or width % patch or min(height, width) < patch:
+            near = max(patch, round(height / patch) * patch)
+            raise UserError(
+                f"patches of {patch} pixels do not tile {height}x{width} images; resolution {near} would do."
+            )
+        return height // patch, width // patch
+
+
+def flatten(spec: Spec) -> dict[str, Any]:
+    """Returns every field of a spec and of its parts by its own name: names are unique over all parts."""
+    flat = {}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= dataclasses.asdict(value)
+        else:
+            flat[field.name] = value
+    return flat
+
+
+def replace(spec: Spec, **flat: Any) -> Spec:
+    """Returns a spec with fields replaced, wherever in it they lie.
+
+    Args:
+        spec: the spec to start from.
+        **flat: values by field name; None leaves the field as it is.
+
+    Raises:
+        UserError: no such field, a value of another type, or values that do not go together.
+    """
+    known = flatten(spec)
+    for name in flat:
+        if name not in known:
+            raise UserError(f"models have no field {name!r}{did_you_mean(name, known)}")
+    given = {name: _typed(name, value, known[name]) for name, value in flat.items() if value is not None}
+    changes = {}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if dataclasses.is_dataclass(value):
+            inner = {part.name: given[part.name] for part in dataclasses.fields(value) if part.name in given}
+            changes[field.name] = dataclasses.replace(value, **inner)
+        elif field.name in given:
+            changes[field.name] = given[field.name]
+    return dataclasses.replace(spec, **changes)
+
+
+def _typed(name: str, value: Any, example: Any) -> Any:
+    """Returns a value as JSON, NumPy or a config gave it, in the type of the field."""
+    if name == "resolution" and isinstance(value, tuple | list):
+        if len(value) != 2:
+            raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
+        height, width = (_typed(name, side, 0) for side in value)
+        return height if height == width else (height, width)
+    kind = int if name == "resolution" else type(example)
+    accepted = {int: int, float: int | float, str: str, bool: bool}[kind]
+    if hasattr(value, "item"):  # a NumPy scalar
+        value = value.item()
+    whole = kind is int and isinstance(value, float) and value.is_integer()
+    if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"{name} must be {_article(kind)}, not {value!r}.")
+    return kind(value)
+
+
+def _article(kind: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[kind]

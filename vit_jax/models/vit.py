@@ -1,0 +1,79 @@
+"""The Vision Transformer (arXiv 2010.11929, equations 1 to 4): patches, positions, encoder, head."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+from vit_jax.models.block import Tokens, dropout
+from vit_jax.models.encoder import Encoder
+from vit_jax.models.head import POOLINGS
+from vit_jax.models.position import TABLES
+from vit_jax.models.spec import Spec
+from vit_jax.sharding import constrain
+
+Images = Float[Array, "batch rows columns 3"]  # pixels
+
+
+class Embed(nn.Module):
+    """Patches in raster order, each flattened and projected to the width (E of equation 1)."""
+
+    spec: Spec
+
+    @nn.compact
+    def __call__(self, images: Images) -> Tokens:
+        """Returns one token per patch."""
+        size, width = self.spec.stem.patch_size, self.spec.width
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, 3, width))
+        bias = self.param("bias", nn.initializers.zeros, (width,))
+        rows, columns = self.spec.grid_of(images.shape[1:3])
+        patches = images.reshape(-1, rows, size, columns, size, 3).swapaxes(2, 3)
+        patches = patches.reshape(-1, rows * columns, size * size * 3).astype(self.spec.dtype)
+        return patches @ kernel.reshape(-1, width).astype(self.spec.dtype) + bias.astype(self.spec.dtype)
+
+
+class ViT(nn.Module):
+    """The whole model. Training when a `dropout` random stream is given."""
+
+    spec: Spec
+
+    @nn.compact
+    def __call__(
+        self, images: Images, capture: tuple[str, ...] = ()
+    ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
+        """Returns the logits in float32 and named intermediates, as `Model.apply` documents them."""
+        spec = self.spec
+        x = Embed(spec, name="embed")(images)
+        if spec.class_rows:
+            cls = self.param("cls", nn.initializers.zeros, (spec.width,)).astype(x.dtype)
+            x = jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, spec.width)), x], axis=1)
+        table = TABLES[spec.position.position](self.param, self._grid(images), spec.class_rows, spec.width)
+        if table is not None:
+            x = x + table.astype(x.dtype)
+        x = constrain(dropout(self, x), ("batch", "tokens", "width"))
+        tokens, out = Encoder(spec, name="encoder")(x, capture)
+        return self._classify(tokens, out)
+
+    def _grid(self, images: Images) -> tuple[int, int]:
+        size = images.shape[1:3]
+        expected = self.spec.position.image_size
+        if self.spec.position.position == "learned" and size != expected:
+            raise UserError(
+                "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *expected)
+                + f"create it with resolution={size[0] if size[0] == size[1] else size} and resample its positions."
+            )
+        return self.spec.grid_of(size)
+
+    def _classify(self, tokens: Tokens, out: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        head = self.spec.head
+        name = "map_head" if head.pooling == "map" else None
+        # The head is small: float32 costs nothing there.
+        x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
+        if head.pre_logits:
+            x = nn.tanh(nn.Dense(self.spec.width, name="pre_logits")(x))
+        out = out | {"tokens": tokens, "pre_logits": x}
+        if head.num_classes:
+            bias = nn.initializers.constant(head.head_bias)
+            x = nn.Dense(head.num_classes, kernel_init=nn.initializers.zeros, bias_init=bias, name="head")(x)
+            x = constrain(x, ("batch", "classes"))
+        return x, out

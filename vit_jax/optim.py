@@ -1,0 +1,77 @@
+"""Learning-rate schedule and optimizer, as an optax chain."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax import tree
+
+
+def make_schedule(config: ConfigDict) -> optax.Schedule:
+    """Returns the learning rate as a function of the step, for a config whose durations are resolved.
+
+    With progress p = clip((step - warmup) / (total - warmup), 0, 1):
+    cosine is base (1 + cos(pi p)) / 2; linear is end + (base - end)(1 - p); rsqrt is
+    base / sqrt((step + timescale - warmup) / timescale); each is multiplied by min(1, step / warmup), and rsqrt and
+    constant also by min(1, (total - step) / cooldown).
+    Source: the release's schedules (cosine, linear) and big_vision's (rsqrt with cooldown).
+    """
+    base, total, warmup = config.base_lr, config.total_steps, config.warmup_steps
+    timescale, cooldown, end = config.rsqrt_timescale, config.cooldown_steps, config.linear_end
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
+        if config.decay_type == "cosine":
+            rate = base * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        elif config.decay_type == "linear":
+            rate = end + (base - end) * (1 - progress)
+        elif config.decay_type == "rsqrt":
+            rate = base / jnp.sqrt(jnp.maximum(step + timescale - warmup, timescale) / timescale)
+        else:
+            rate = jnp.full((), base, jnp.float32)
+        if warmup:
+            rate *= jnp.minimum(1.0, step / warmup)
+        if cooldown and config.decay_type in ("rsqrt", "constant"):
+            rate *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
+        return rate
+
+    return schedule
+
+
+def make(config: ConfigDict) -> optax.GradientTransformation:
+    """Returns clip -> precondition -> decay -> rate.
+
+    Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
+    the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
+    big_vision.
+    """
+    schedule = make_schedule(config)
+    decay = optax.add_decayed_weights(
+        config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else None
+    )
+    steps = [
+        optax.clip_by_global_norm(config.grad_norm_clip) if config.grad_norm_clip else optax.identity(),
+        _precondition(config),
+    ]
+    if config.optim.decay_factor == "rate":
+        steps += [decay, optax.scale_by_schedule(lambda step: -schedule(step))]
+    else:
+        steps += [
+            optax.scale(config.base_lr),
+            decay,
+            optax.scale_by_schedule(lambda step: -schedule(step) / config.base_lr),
+        ]
+    return optax.chain(*steps)
+
+
+def _precondition(config: ConfigDict) -> optax.GradientTransformation:
+    dtype = jnp.dtype(config.optim.moment_dtype)
+    if config.optim.name == "sgd":
+        return optax.trace(config.optim.momentum, accumulator_dtype=dtype)
+    return optax.scale_by_adam(config.optim.beta1, config.optim.beta2, config.optim.eps, mu_dtype=dtype)
+
+
+def _kernels(params: optax.Params) -> optax.Params:
+    return tree.map_named(lambda name, _: name.endswith("kernel"), params)

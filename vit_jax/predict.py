@@ -1,0 +1,61 @@
+"""Prints the most probable classes of images.
+
+Example:
+  python -m vit_jax.predict workdirs/digits photo.png --top=3
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from vit_jax import cli, data, interop
+from vit_jax.errors import UserError
+
+
+def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:
+    """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
+
+    Probabilities are softmax of the logits. Images are preprocessed as in the evaluation of the run that made the
+    checkpoint, turned upright as their EXIF data says.
+
+    Raises:
+        UserError: the checkpoint or an image cannot be read.
+    """
+    model, params = interop.load(checkpoint)
+    if model.preprocess is None:
+        raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
+    batch = np.stack([data.read(path, model.preprocess) for path in images])
+    probabilities = jax.nn.softmax(jax.jit(model.apply)(params, batch)[0], axis=-1)
+    names = model.class_names or [str(i) for i in range(probabilities.shape[1])]
+    results = []
+    for path, row in zip(images, np.asarray(probabilities), strict=True):
+        order = np.argsort(-row, kind="stable")[:top]
+        classes = [{"class": names[i], "probability": float(row[i])} for i in order]
+        results.append({"image": str(path), "classes": classes})
+    return results
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_jax.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, help="workdir, checkpoint folder or model.npz")
+    parser.add_argument("images", type=Path, nargs="+", metavar="image", help="JPEG, PNG or WebP file")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to print [5]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    args = parser.parse_args(argv[1:])
+    for result in predict(args.checkpoint, args.images, args.top):
+        if args.json:
+            print(json.dumps(result))
+            continue
+        print(result["image"])
+        for entry in result["classes"]:
+            print(f"  {entry['probability']:7.2%}  {entry['class']}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

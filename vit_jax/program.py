@@ -1,0 +1,118 @@
+"""From a configuration to what runs on the devices: the one constructor that training, planning and tests share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from vit_jax import data, models, optim, sharding, tasks
+from vit_jax.step import Batch, Metrics, TrainState, Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The jitted functions of a run and the shapes and placements of what they take; nothing is allocated yet.
+
+    Attributes:
+        mesh: the devices.
+        model: the network, bound to the mesh's platform.
+        task: the objective.
+        schedule: the learning rate of each step.
+        state: shapes of the training state.
+        state_shardings: placement of the training state.
+        batch: shapes of a global batch.
+        batch_sharding: placement of a batch's leading dimension.
+        init: key -> state, made in place.
+        start: params -> state, for weights that come from elsewhere; consumes them.
+        train_step: (state, batch) -> (state, metrics); consumes the state.
+        predict: (params, images) -> logits.
+    """
+
+    mesh: Mesh
+    model: models.Model
+    task: tasks.Classify
+    schedule: optax.Schedule
+    state: TrainState
+    state_shardings: TrainState
+    batch: dict[str, jax.ShapeDtypeStruct]
+    batch_sharding: NamedSharding
+    init: Callable[[jax.Array], TrainState]
+    start: Callable[[Any], TrainState]
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    predict: Callable[[Any, jax.Array], jax.Array]
+
+
+def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
+    """Builds the program of a config whose durations are resolved, for data of the given shapes.
+
+    Raises:
+        UserError: the model cannot be built or cannot take such images.
+    """
+    model = make_model(config, mesh, spec.num_classes)
+    task = tasks.make(config, spec.num_classes)
+    update = Update(
+        model=model,
+        task=task,
+        optimizer=optim.make(config),
+        schedule=optim.make_schedule(config),
+        seed=config.seed,
+        accum_steps=config.accum_steps,
+        ema_decay=config.optim.ema_decay,
+    )
+    images = jax.ShapeDtypeStruct((config.batch, *spec.image_shape), jnp.float32)
+    labels = jax.ShapeDtypeStruct((config.batch,), jnp.int32)
+
+    def init(key: jax.Array) -> TrainState:
+        return update.start(model.init(key, jnp.zeros((1, *images.shape[1:]), images.dtype)))
+
+    state = jax.eval_shape(init, jax.random.key(0))
+    state_shardings = sharding.state_shardings(state, mesh)
+    batch_sharding = sharding.batch_sharding(mesh)
+    replicated = NamedSharding(mesh, P())
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        with sharding.use(mesh):
+            return update(state, batch)
+
+    def predict(params: Any, images: jax.Array) -> jax.Array:
+        with sharding.use(mesh):
+            return model.apply(params, images)[0]
+
+    return Program(
+        mesh=mesh,
+        model=model,
+        task=task,
+        schedule=update.schedule,
+        state=state,
+        state_shardings=state_shardings,
+        batch={"image": images, "label": labels},
+        batch_sharding=batch_sharding,
+        init=jax.jit(init, out_shardings=state_shardings),
+        start=jax.jit(update.start, out_shardings=state_shardings),
+        train_step=jax.jit(
+            train_step,
+            in_shardings=(state_shardings, batch_sharding),
+            out_shardings=(state_shardings, replicated),
+            donate_argnums=0,
+        ),
+        predict=jax.jit(
+            predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding
+        ),
+    )
+
+
+def make_model(config: ConfigDict, mesh: Mesh, num_classes: int) -> models.Model:
+    """Returns the model of `config.model`, with what `auto` leaves open chosen by the mesh's devices."""
+    platform = mesh.devices.flat[0].platform
+    fields = {key: value for key, value in config.model.items() if key != "name"}
+    if fields["dtype"] == "auto":
+        fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
+    if fields["attention"] == "auto":
+        fields["attention"] = "heads_first" if platform == "cpu" else "tokens_first"
+    return models.create(config.model.name, num_classes=num_classes, resolution=config.resolution, **fields)

@@ -1,0 +1,126 @@
+"""What a configuration means: checks, durations in steps, and its form on disk."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, choose
+
+CHOICES = {
+    "decay_type": ("cosine", "linear", "rsqrt", "constant"),
+    "data.bad_images": ("fail", "replace"),
+    "task.loss": ("softmax", "sigmoid"),
+    "optim.name": ("adamw", "sgd"),
+    "optim.moment_dtype": ("float32", "bfloat16"),
+    "optim.decays": ("kernels", "all"),
+    "optim.decay_factor": ("rate", "schedule"),
+    "model.dtype": ("auto", "float32", "bfloat16"),
+}
+POSITIVE = ("batch", "resolution", "accum_steps", "log_every", "checkpoint_every", "checkpoint.keep_last")
+DURATIONS = ("total_steps", "warmup_steps", "eval_every")
+
+# Fields that a resumed run must share with the run that it continues.
+IDENTITY = ("seed", "batch", "resolution", "model", "data", "task", "optim.name")
+# Of these, the fields that change no number.
+INERT = ("model.dtype", "model.attention", "model.remat", "model.scan", "data.workers", "data.data_dir")
+
+
+def check(config: ConfigDict) -> None:
+    """Checks what can be checked before data or devices are touched.
+
+    Raises:
+        UserError: a word that is no choice, a count that is not positive, or a duration given twice or not at all.
+    """
+    flat = flatten(config)
+    for key, options in CHOICES.items():
+        choose(key, flat[key], options)
+    for key in POSITIVE:
+        if flat[key] < 1:
+            raise UserError(f"{key}={flat[key]} must be at least 1.")
+    for key in DURATIONS:
+        if flat[key] is not None and flat[_epochs(key)] is not None:
+            raise UserError(f"set {key} or {_epochs(key)}, not both.")
+    if flat["total_steps"] is None and flat["total_epochs"] is None:
+        raise UserError("set total_steps or total_epochs: the length of training.")
+
+
+def duration(config: ConfigDict, key: str) -> int | None:
+    """Returns a duration in steps: `key` as it stands, else that of `<key>` in epochs, else None if neither is set.
+
+    An epoch is `data.num_examples / batch` steps; the product is rounded down, and is at least 1 if positive.
+    """
+    flat = flatten(config)
+    epochs = flat[_epochs(key)]
+    if epochs is None:
+        return flat[key]
+    steps = int(epochs * config.data.num_examples / config.batch)
+    return max(steps, 1) if epochs > 0 else 0
+
+
+def resolve(config: ConfigDict) -> ConfigDict:
+    """Returns a copy in which every duration is in steps (`config.data.num_examples` is known)."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        steps = {key: duration(config, key) for key in DURATIONS}
+        for key, value in steps.items():
+            config[key], config[_epochs(key)] = value, None
+        config.warmup_steps = config.warmup_steps or 0
+        config.eval_every = config.eval_every or config.total_steps
+    if config.total_steps < 1:
+        raise UserError(f"total_steps={config.total_steps} must be at least 1.")
+    return config.lock()
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields by dotted name."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def save(config: ConfigDict, path: Path) -> None:
+    """Writes the configuration as JSON, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    partial.replace(path)
+
+
+def load(path: Path) -> ConfigDict:
+    """Reads a configuration that `save` wrote."""
+    return ConfigDict(json.loads(path.read_text())).lock()
+
+
+def check_resumes(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """Returns how the configuration of a resumed run differs from the one of the run that it continues.
+
+    Raises:
+        UserError: a field differs that would make it another run: model, task, data, seed, batch or optimizer.
+    """
+    before, after = flatten(old), flatten(new)
+    changed = [key for key in sorted(before | after) if not _same(before.get(key), after.get(key))]
+    lines = [f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed]
+    fatal = [line for key, line in zip(changed, lines, strict=True) if _identifies(key)]
+    if fatal:
+        raise UserError(f"the workdir holds another run ({'; '.join(fatal)}); change it back or choose a new --workdir.")
+    return lines
+
+
+def _identifies(key: str) -> bool:
+    return key not in INERT and any(key == field or key.startswith(f"{field}.") for field in IDENTITY)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    return a == b
+
+
+def _epochs(key: str) -> str:
+    return f"{key.removesuffix('_steps')}_epochs"

@@ -1,0 +1,129 @@
+"""The training state and one update of it: pure functions."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from vit_jax.models import Model
+from vit_jax.tasks import Classify
+
+Batch = dict[str, Array]
+Metrics = dict[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that an update reads and writes.
+
+    Attributes:
+        step: updates made, skipped ones included.
+        params: float32 parameters.
+        opt_state: the optimizer's moments.
+        ema: moving average of the parameters, or None when it is off.
+        skips: updates skipped in a row up to now because a loss or a gradient was not finite.
+    """
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    ema: Any
+    skips: Int[Array, ""]
+
+    @property
+    def weights(self) -> Any:
+        """The parameters to evaluate and export: the moving average when it is on."""
+        return self.params if self.ema is None else self.ema
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """How a batch changes the state.
+
+    Attributes:
+        model: maps parameters and images to logits.
+        task: maps logits and targets to losses.
+        optimizer: maps gradients to changes of the parameters.
+        schedule: the learning rate of each step, to be reported.
+        seed: of dropout, stochastic depth and MixUp.
+        accum_steps: parts into which the batch is cut.
+        ema_decay: of the moving average; 0 for none.
+    """
+
+    model: Model
+    task: Classify
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    seed: int
+    accum_steps: int
+    ema_decay: float
+
+    def start(self, params: Any) -> TrainState:
+        """Returns the state before the first step."""
+        zero = jnp.zeros((), jnp.int32)
+        ema = jax.tree.map(jnp.copy, params) if self.ema_decay else None
+        return TrainState(step=zero, params=params, opt_state=self.optimizer.init(params), ema=ema, skips=zero)
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Makes one step on `image` [batch, height, width, 3] and `label` [batch].
+
+        A step whose loss or gradient is not finite leaves everything but the counters as it was.
+        """
+        mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
+        images, targets = self.task.mix(mix_key, batch["image"], self.task.targets(batch["label"]))
+        loss, grads = self.loss_and_grads(state.params, images, targets, dropout_key)
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+        changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, changes)
+        ema = state.ema
+        if self.ema_decay:
+            ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
+        params, opt_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, ema),
+            (state.params, state.opt_state, state.ema),
+        )
+        skips = jnp.where(finite, 0, state.skips + 1)
+        metrics = {
+            "train/loss": loss,
+            "train/lr": self.schedule(state.step),
+            "train/skips": skips,
+            "norm/grads": grad_norm,
+            "norm/params": optax.tree.norm(params),
+            "norm/updates": optax.tree.norm(changes),
+        }
+        return TrainState(state.step + 1, params, opt_state, ema, skips), metrics
+
+    def loss_and_grads(
+        self,
+        params: Any,
+        images: Float[Array, "batch height width 3"],
+        targets: Float[Array, "batch classes"],
+        dropout_key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Any]:
+        """Returns the mean loss and its gradient, computed over `accum_steps` equal parts of the batch."""
+
+        def loss_of(params: Any, images: Array, targets: Array, key: PRNGKeyArray) -> Array:
+            logits, _ = self.model.apply(params, images, dropout_key=key)
+            return self.task.losses(logits, targets).mean()
+
+        grad_of = jax.value_and_grad(loss_of)
+        if self.accum_steps == 1:
+            return grad_of(params, images, targets, dropout_key)
+
+        # Part i takes rows i, i + accum_steps, ...: each device cuts its own rows, none moves.
+        parts = [jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0) for x in (images, targets)]
+        keys = jax.random.split(dropout_key, self.accum_steps)
+
+        def add(total: tuple[Array, Any], part: tuple[Array, Array, Array]) -> tuple[tuple[Array, Any], None]:
+            return jax.tree.map(jnp.add, total, grad_of(params, *part)), None
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, zero, (*parts, keys))
+        return jax.tree.map(lambda x: x / self.accum_steps, total)

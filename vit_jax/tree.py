@@ -1,0 +1,56 @@
+"""Names, counts and comparison of the leaves of a tree."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def name(path: tuple) -> str:
+    """Returns a key path as `encoder/blocks/mlp/dense1/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """Returns the leaves by name."""
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts from names with slashes; undoes `flatten` for trees of dicts."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Returns the tree of `function(name, leaf)`."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(name(path), leaf), tree)
+
+
+def count(tree: Any) -> int:
+    """Returns the number of elements of all leaves (arrays or their shapes)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def differences(found: Any, wanted: Any) -> list[str]:
+    """Lists every leaf of `wanted` that `found` lacks, has besides, or has in another shape or type."""
+    have, want = flatten(found), flatten(wanted)
+    missing = [f"missing {key}" for key in want if key not in have]
+    extra = [f"unexpected {key}" for key in have if key not in want]
+    wrong = [
+        f"{key} is {_describe(have[key])}, not {_describe(leaf)}"
+        for key, leaf in want.items()
+        if key in have and _describe(have[key]) != _describe(leaf)
+    ]
+    return missing + extra + wrong
+
+
+def _describe(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

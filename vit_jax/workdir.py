@@ -1,0 +1,83 @@
+"""The folder of a run: its configuration, checkpoints, logs and, at the end, the exported model."""
+
+from pathlib import Path
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from vit_jax import banner, interop, settings
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.errors import UserError
+from vit_jax.log import Log
+from vit_jax.program import Program
+from vit_jax.step import TrainState
+
+
+class Workdir:
+    """A run's folder, open for writing.
+
+    Attributes:
+        path: the folder.
+        start: steps that the run has behind it.
+    """
+
+    def __init__(self, path: Path, config: ConfigDict, program: Program, fingerprint: str):
+        """Opens the folder, made if need be.
+
+        Raises:
+            UserError: it holds another run: the configuration differs in more than may change, or the data do.
+        """
+        self.path, self._config, self._program = path, config, program
+        self._about = {"model": interop.about(program.model), "data": fingerprint}
+        saved = path / "config.json"
+        self._changes = settings.check_resumes(settings.load(saved), config) if saved.exists() else []
+        path.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() == 0:
+            settings.save(config, saved)
+        self._checkpoints = Checkpoints(config, path)
+        self.start = self._checkpoints.latest or 0
+
+    def begin(self) -> tuple[TrainState, str]:
+        """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
+        program, source = self._program, self._config.init_from
+        if self.start:
+            state, about = self._checkpoints.restore(self.start, program.state, program.state_shardings)
+            if about["data"] != self._about["data"]:
+                saved, now = about["data"], self._about["data"]
+                raise UserError(f"{self.path} was trained on other data ({saved}, now {now}); choose a new --workdir.")
+            return state, f"Resuming {self.path} after step {self.start}."
+        state = program.init(jax.random.key(self._config.seed))
+        if source is None:
+            return state, "Starting from random weights."
+        model, params = interop.load(source)
+        params = interop.adapt(model, params, program.model, jax.device_get(state.params))
+        return program.start(jax.device_put(params, program.state_shardings.params)), f"Starting from {source}."
+
+    def log(self, origin: str) -> Log:
+        """Returns the writer of the run's metrics from here on, once it has said what the run is."""
+        log = Log(self.path, self.start, self._config.total_steps, self._config.batch)
+        log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
+        log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.path}", origin]))
+        if self._changes:
+            log.say("\n".join(["Changed since the run was started:", *self._changes]))
+        return log
+
+    def save(self, state: TrainState, step: int, metrics: dict[str, float]) -> None:
+        """Starts to save the state after `step`; `metrics` decide whether it is the best."""
+        self._checkpoints.save(state, step, self._about, metrics)
+
+    def export(self, state: TrainState) -> Path:
+        """Writes the weights as `model.npz` with `model.json`, and returns the path."""
+        self._checkpoints.wait()
+        replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))
+        weights = jax.device_get(replicate(state.weights))
+        path = self.path / interop.WEIGHTS
+        if jax.process_index() == 0:
+            interop.save(path, self._program.model, weights)
+        return path
+
+    def close(self) -> None:
+        """Finishes what is being saved."""
+        self._checkpoints.close()
