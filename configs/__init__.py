@@ -1,0 +1,1 @@
+"""Recipes: `base.py` declares every field, the others are short differences from it."""

@@ -34,5 +34,5 @@ def get_config() -> ConfigDict:
     config.data.preprocess = "resize(10)|random_crop(8)|value_range(-1,1)"
     config.task.label_smoothing = 0.1
     config.optim.weight_decay = 0.1
-    config.evals.test.preprocess = "value_range(-1,1)"
+    config.evals.test.preprocess = "resize(8)|value_range(-1,1)"
     return config

@@ -17,15 +17,15 @@ def lines(config: ConfigDict, program: Program) -> list[str]:
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     height, width, _ = program.batch["image"].shape[1:]
     spec = program.model.spec
+    passes = config.total_steps * config.batch / config.data.num_examples
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
         f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
         f"Model: {program.model.name}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
-        f"Batch: {config.batch:,} = {devices} devices x {config.batch // devices:,}, {config.accum_steps} part(s)",
-        f"Length: {config.total_steps:,} steps, "
-        f"{config.total_steps * config.batch / config.data.num_examples:.4g} epochs",
+        f"Batch: {config.batch:,} images, {config.batch // devices:,} per device, in {config.accum_steps} part(s)",
+        f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
     ]
 
 
@@ -33,7 +33,7 @@ def parameter_table(program: Program) -> list[str]:
     """Returns a line for each parameter: name, shape, count and placement; then the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
-        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _split(places[name].spec))
+        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _split(places[name]))
         for name, leaf in shapes.items()
     ]
     rows.append(("total", "", f"{tree.count(shapes):,}", ""))
@@ -41,6 +41,6 @@ def parameter_table(program: Program) -> list[str]:
     return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
 
 
-def _split(spec: jax.sharding.PartitionSpec) -> str:
-    axes = [axis for axis in spec if axis]
+def _split(place: jax.sharding.NamedSharding) -> str:
+    axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
     return f"split over {', '.join(axes)}" if axes else ""

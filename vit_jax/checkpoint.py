@@ -18,13 +18,15 @@ FOLDER = "checkpoints"
 class Checkpoints:
     """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.
 
-    Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric`; one without
-    that metric, or where it is NaN, is never best.
+    Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric`; one
+    without that metric, or where it is NaN, is never best.
     """
 
     def __init__(self, config: ConfigDict, workdir: Path):
         self._metric = config.checkpoint.best_metric
-        best = preserve.BestN(get_metric_fn=_score, n=config.checkpoint.keep_best, keep_checkpoints_without_metrics=False)
+        best = preserve.BestN(
+            get_metric_fn=_score, n=config.checkpoint.keep_best, keep_checkpoints_without_metrics=False
+        )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
@@ -40,7 +42,7 @@ class Checkpoints:
         return self._manager.best_step()
 
     def save(self, state: TrainState, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Starts to save the state after `step`, with JSON `about` the model and the data; does nothing if it is saved."""
+        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there."""
         if step == self.latest:
             return
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))

@@ -25,7 +25,7 @@ class Log:
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._bar = None
-        self._clock, self._counted = time.monotonic(), start
+        self.start_clock(start)
         if not self._writes:
             return
         self._text = (workdir / "train.log").open("a")
@@ -47,11 +47,15 @@ class Log:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
+    def start_clock(self, step: int) -> None:
+        """Lets the speed count from here, after `step` steps."""
+        self._clock, self._counted = time.monotonic(), step
+
     def speed(self, step: int) -> Metrics:
         """Returns images per second since the last call, evaluation and saving left out."""
         now = time.monotonic()
         rate = (step - self._counted) * self._batch / max(now - self._clock, 1e-9)
-        self._clock, self._counted = now, step
+        self.start_clock(step)
         return {"train/images_per_sec": rate, "train/images_per_sec_per_chip": rate / jax.device_count()}
 
     @contextmanager
@@ -82,7 +86,9 @@ class Log:
 
     def _line(self, step: int, metrics: Metrics) -> str:
         words = [f"step {step}/{self._total}"]
-        words += [f"{name.removeprefix('train/')} {_number(name, value)}" for name, value in metrics.items() if _shown(name)]
+        words += [
+            f"{name.removeprefix('train/')} {_number(name, value)}" for name, value in metrics.items() if _shown(name)
+        ]
         if "train/images_per_sec" in metrics:
             left = (self._total - step) * self._batch / max(metrics["train/images_per_sec"], 1e-9)
             words.append(f"ETA {duration(left)}")

@@ -101,9 +101,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        predict=jax.jit(
-            predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding
-        ),
+        predict=jax.jit(predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding),
     )
 
 

@@ -20,6 +20,7 @@ class Report:
     def __init__(self, config: ConfigDict, log: Log):
         self._config, self._log = config, log
         self._pending: tuple[int, Any] | None = None
+        self._started = False
 
     def __call__(self, step: int, values: Any) -> None:
         """Hands over the metrics of a step that was just dispatched.
@@ -27,6 +28,9 @@ class Report:
         Raises:
             NonFiniteLoss: as `flush`.
         """
+        if not self._started:
+            self._log.start_clock(step - 1)  # the first step was compiled until now
+        self._started = True
         self.flush()
         self._pending = step, values
 
@@ -48,7 +52,8 @@ class Report:
             self._log.write(step, metrics | self._log.speed(step))
 
     def _refuse(self, step: int, skips: int, loss: float) -> None:
-        what = f"the loss ({loss}) or a gradient is not finite at step {step} (batch {step - 1} of seed {self._config.seed})"
+        batch = f"batch {step - 1} of seed {self._config.seed}"
+        what = f"the loss ({loss}) or a gradient is not finite at step {step} ({batch})"
         if skips > self._config.optim.max_nonfinite_skips:
             raise NonFiniteLoss(
                 f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, "

@@ -41,8 +41,8 @@ def check(config: ConfigDict) -> None:
         if flat[key] < 1:
             raise UserError(f"{key}={flat[key]} must be at least 1.")
     for key in DURATIONS:
-        if flat[key] is not None and flat[_epochs(key)] is not None:
-            raise UserError(f"set {key} or {_epochs(key)}, not both.")
+        if flat[key] is not None and flat[epochs(key)] is not None:
+            raise UserError(f"set {key} or {epochs(key)}, not both.")
     if flat["total_steps"] is None and flat["total_epochs"] is None:
         raise UserError("set total_steps or total_epochs: the length of training.")
 
@@ -53,11 +53,11 @@ def duration(config: ConfigDict, key: str) -> int | None:
     An epoch is `data.num_examples / batch` steps; the product is rounded down, and is at least 1 if positive.
     """
     flat = flatten(config)
-    epochs = flat[_epochs(key)]
-    if epochs is None:
+    passes = flat[epochs(key)]
+    if passes is None:
         return flat[key]
-    steps = int(epochs * config.data.num_examples / config.batch)
-    return max(steps, 1) if epochs > 0 else 0
+    steps = int(passes * config.data.num_examples / config.batch)
+    return max(steps, 1) if passes > 0 else 0
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
@@ -66,7 +66,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     with config.unlocked():
         steps = {key: duration(config, key) for key in DURATIONS}
         for key, value in steps.items():
-            config[key], config[_epochs(key)] = value, None
+            config[key], config[epochs(key)] = value, None
         config.warmup_steps = config.warmup_steps or 0
         config.eval_every = config.eval_every or config.total_steps
     if config.total_steps < 1:
@@ -108,7 +108,9 @@ def check_resumes(old: ConfigDict, new: ConfigDict) -> list[str]:
     lines = [f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed]
     fatal = [line for key, line in zip(changed, lines, strict=True) if _identifies(key)]
     if fatal:
-        raise UserError(f"the workdir holds another run ({'; '.join(fatal)}); change it back or choose a new --workdir.")
+        raise UserError(
+            f"the workdir holds another run ({'; '.join(fatal)}); change it back or choose a new --workdir."
+        )
     return lines
 
 
@@ -122,5 +124,6 @@ def _same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _epochs(key: str) -> str:
+def epochs(key: str) -> str:
+    """Returns the field that gives a duration in epochs instead."""
     return f"{key.removesuffix('_steps')}_epochs"

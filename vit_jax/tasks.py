@@ -16,8 +16,8 @@ class Classify:
     Attributes:
         num_classes: K.
         loss: "softmax" or "sigmoid".
-        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K; sigmoid targets are 1 - s and s (the smoothing of
-            the authors' ImageNet recipe, s = 1e-4).
+        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K; sigmoid targets are 1 - s and s, the smoothing
+            of the authors' ImageNet recipe (s = 1e-4).
         mixup: alpha of MixUp (arXiv 1710.09412), 0 for none.
         mixup_probability: share of the steps that mix.
     """

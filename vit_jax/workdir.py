@@ -1,5 +1,6 @@
 """The folder of a run: its configuration, checkpoints, logs and, at the end, the exported model."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -7,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import banner, interop, settings
+from vit_jax import banner, data, interop, settings
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.errors import UserError
 from vit_jax.log import Log
@@ -23,14 +24,15 @@ class Workdir:
         start: steps that the run has behind it.
     """
 
-    def __init__(self, path: Path, config: ConfigDict, program: Program, fingerprint: str):
+    def __init__(self, path: Path, config: ConfigDict, program: Program, info: data.Info):
         """Opens the folder, made if need be.
 
         Raises:
             UserError: it holds another run: the configuration differs in more than may change, or the data do.
         """
         self.path, self._config, self._program = path, config, program
-        self._about = {"model": interop.about(program.model), "data": fingerprint}
+        self._model = dataclasses.replace(program.model, preprocess=info.preprocess, class_names=info.class_names)
+        self._about = {"model": interop.about(self._model), "data": info.fingerprint}
         saved = path / "config.json"
         self._changes = settings.check_resumes(settings.load(saved), config) if saved.exists() else []
         path.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,8 @@ class Workdir:
     def log(self, origin: str) -> Log:
         """Returns the writer of the run's metrics from here on, once it has said what the run is."""
         log = Log(self.path, self.start, self._config.total_steps, self._config.batch)
-        log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.path}", origin]))
+        log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
         return log
@@ -75,7 +77,7 @@ class Workdir:
         weights = jax.device_get(replicate(state.weights))
         path = self.path / interop.WEIGHTS
         if jax.process_index() == 0:
-            interop.save(path, self._program.model, weights)
+            interop.save(path, self._model, weights)
         return path
 
     def close(self) -> None:

@@ -1,9 +1,7 @@
 """Splits, written as in TFDS for every source: `train`, `train[:98%]`, `train[100:-1000]`, `train+test[:50%]`."""
 
 import re
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from vit_jax.errors import UserError, did_you_mean
 
@@ -62,22 +60,23 @@ def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
         first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count
         if max(abs(first), abs(last)) > count:
             raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")
-        rows = range(count)[first:last] if last or not stop else range(0)
+        rows = range(count)[first:last]
         if not rows:
             raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] of {count} examples is empty")
         selected.append((name, rows))
     return selected
 
 
-def locate(selected: list[tuple[str, range]], index: int) -> tuple[str, int]:
-    """Returns the whole split and the position in it of example `index` of the selection."""
+def locate(selected: Sequence[tuple[str, range]], index: int) -> tuple[str, int]:
+    """Returns the whole split and the position in it of example `index` of the selection.
+
+    Raises:
+        IndexError: the selection has no such example; negative numbers do not count from the end.
+    """
+    if index < 0:
+        raise IndexError(index)
     for name, rows in selected:
         if index < len(rows):
             return name, rows[index]
         index -= len(rows)
     raise IndexError(index)
-
-
-def positions(selected: list[tuple[str, range]], name: str) -> np.ndarray:
-    """Returns the positions in the whole split `name` that the selection takes of it, in its order."""
-    return np.concatenate([np.asarray(rows, np.int64) for part, rows in selected if part == name])

@@ -1,0 +1,43 @@
+"""Eight emulated devices for every test, and small configurations."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+from pathlib import Path
+
+import pytest
+
+from configs import base, smoke
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def tiny():
+    """A two-block model on 16-pixel synthetic images, for 10 steps: everything random is on."""
+    config = base.get_config()
+    config.resolution = 16
+    config.batch = 16
+    config.total_steps = 10
+    config.base_lr = 1e-2
+    config.grad_norm_clip = 1.0
+    config.model.name = "ViT-mu/4"
+    config.model.depth = 2
+    config.model.dropout_rate = 0.1
+    config.model.stochastic_depth = 0.1
+    config.task.mixup = 0.2
+    config.optim.weight_decay = 0.1
+    config.optim.ema_decay = 0.9
+    config.data.num_classes = 10
+    config.data.num_examples = 40
+    config.evals.test.preprocess = "resize(16)|value_range(-1,1)"
+    return config
+
+
+@pytest.fixture
+def quick():
+    """The smoke recipe on the embedded digits."""
+    return smoke.get_config()

@@ -1,0 +1,180 @@
+"""Configurations: every field is declared, read and explained; mistakes are told in a sentence."""
+
+import ast
+import importlib
+import re
+
+import pytest
+
+from configs import base
+from tests.conftest import ROOT
+from vit_jax import main, models, settings
+from vit_jax.errors import UserError
+
+BASE = base.get_config()
+DECLARED = set(settings.flatten(BASE))
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+
+
+def chain(node: ast.AST) -> str | None:
+    """`config.data.source` -> data.source, `config.evals[name].split` -> evals.*.split; None for anything else."""
+    parts: list[str] = []
+    while True:
+        if isinstance(node, ast.Name):
+            return ".".join(parts) if node.id == "config" else None
+        if isinstance(node, ast.Attribute) and node.attr == "_config":
+            return ".".join(parts)
+        if isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+        elif isinstance(node, ast.Subscript):
+            parts.insert(0, "*")
+        else:
+            return None
+        node = node.value
+
+
+def read() -> set[str]:
+    """The longest chains of fields that the package reads from a configuration."""
+    methods = set(dir(BASE))
+    found = set()
+    for path in (ROOT / "vit_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = chain(node) if isinstance(node, ast.Attribute) else None
+            if text:
+                found.add(".".join(part for part in text.split(".") if part not in methods))
+    return {text for text in found if text and not any(other.startswith(f"{text}.") for other in found)}
+
+
+def test_every_field_is_read_and_every_read_field_is_declared():
+    reads = read()
+    # Durations are read through settings.duration, the fields of the model by models.create as keywords.
+    known = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED}
+    indirect = {key for key in known if key.startswith("model.") or key.endswith("_epochs")}
+    groups = {key.partition(".")[0] for key in known if "." in key}
+    assert reads - groups - {"*"} <= known, "read but not declared"
+    assert known - indirect <= reads, "declared but read by nothing"
+    for key in settings.DURATIONS:
+        assert {key, settings.epochs(key)} <= known
+    assert indirect - {settings.epochs(key) for key in settings.DURATIONS} == {k for k in known if k[:6] == "model."}
+
+
+def test_models_take_every_field_of_the_model_group():
+    given = {"width": 64, "depth": 1, "mlp_dim": 64, "num_heads": 2, "dtype": "float32", "attention": "heads_first"}
+    fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
+    model = models.create("ViT-B/16", **fields)
+    for key, value in fields.items():
+        changed = models.create("ViT-B/16", **(fields | {key: other(key, value)}))
+        assert changed.spec != model.spec, key
+
+
+def other(key, value):
+    """Another legal value of a field."""
+    words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first", "remat": "full"}
+    if key in words:
+        return words[key]
+    return (not value) if isinstance(value, bool) else value / 2 + 0.25 if isinstance(value, float) else value * 2
+
+
+def test_every_field_of_the_base_says_what_it_means():
+    lines = (ROOT / "configs/base.py").read_text().splitlines()
+    fields = [line for line in lines if re.match(r"\s+config\.[\w.]+ = (?!ConfigDict)", line)]
+    assert len(fields) == len(DECLARED)
+    explained = [
+        line for line in fields if re.search(r"#|\.(momentum|mlp_dim|depth|num_heads|split|preprocess) =", line)
+    ]
+    assert explained == fields
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_are_recipes(name):
+    module = importlib.import_module(f"configs.{name}")
+    config = module.get_config()
+    settings.check(config)
+    assert config.is_locked
+    assert set(settings.flatten(config)) - DECLARED <= {k for k in settings.flatten(config) if k.startswith("evals.")}
+    assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
+    assert re.search(r"Ours|no number", module.__doc__)
+    models.create(config.model.name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_survive_the_disk(name, tmp_path):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    settings.save(config, tmp_path / "config.json")
+    again = settings.load(tmp_path / "config.json")
+    assert settings.flatten(again) == settings.flatten(config)
+    assert settings.check_resumes(again, config) == []
+
+
+def parse(*words):
+    return main.parse(["main.py", f"--config={ROOT}/configs/digits.py", *words])
+
+
+def test_overrides():
+    config, workdir = parse("--config.base_lr=0.5", "--config.total_epochs=3", "--config.evals.test.split=test[:10]")
+    assert (config.base_lr, config.total_epochs, config.evals.test.split) == (0.5, 3.0, "test[:10]")
+    assert str(workdir) == "workdirs/digits"
+    assert str(parse("--workdir=/tmp/x")[1]) == "/tmp/x"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config.btch=3"], "no config field 'btch'; did you mean 'batch'?"),
+        (["--config.model.nmae=3"], "no config field 'model.nmae'; did you mean 'model.name'?"),
+        (["--config.learning_rate=3"], "no config field 'learning_rate'"),
+        (["--config.batch=abc"], "--config.batch=abc"),
+        (["--config.batch=1.5"], "--config.batch=1.5"),
+        (["--config.model.scan=maybe"], "--config.model.scan=maybe"),
+        (["--workdri=x"], "workdri"),
+        (["--config.batch", "3"], "'3' stands alone"),
+    ],
+)
+def test_mistakes_on_the_command_line(words, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        parse(*words)
+
+
+def test_no_config_and_no_such_config():
+    with pytest.raises(UserError, match="--config=FILE"):
+        main.parse(["main.py"])
+    with pytest.raises(UserError, match="no config file"):
+        main.parse(["main.py", "--config=configs/nothing.py"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"decay_type": "cosin"}, "unknown decay_type 'cosin'; did you mean 'cosine'"),
+        ({"optim.name": "adam"}, "unknown optim.name 'adam'; did you mean 'adamw'"),
+        ({"task.loss": "hinge"}, "unknown task.loss 'hinge'; choose from"),
+        ({"batch": 0}, "batch=0 must be at least 1"),
+        ({"total_steps": 5}, "set total_steps or total_epochs, not both"),
+        ({"total_epochs": None}, "set total_steps or total_epochs"),
+    ],
+)
+def test_values_that_make_no_sense(change, sentence):
+    config, _ = parse()
+    config.update_from_flattened_dict(change)
+    with pytest.raises(UserError, match=sentence):
+        settings.check(config)
+
+
+def test_durations_in_epochs():
+    config, _ = parse()
+    config.update_from_flattened_dict(
+        {"total_epochs": 2.5, "batch": 100, "warmup_epochs": 0.5, "eval_every_epochs": 0.001, "data.num_examples": 1010}
+    )
+    resolved = settings.resolve(config)
+    assert (resolved.total_steps, resolved.warmup_steps, resolved.eval_every) == (25, 5, 1)
+
+
+def test_a_resumed_run_must_be_the_same_run():
+    old, new = parse()[0], parse()[0]
+    new.base_lr, new.log_every = 0.1, 7
+    assert settings.check_resumes(old, new) == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
+    for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
+        new = parse()[0]
+        new.update_from_flattened_dict(change)
+        with pytest.raises(UserError, match=f"the workdir holds another run .*{next(iter(change))}"):
+            settings.check_resumes(old, new)

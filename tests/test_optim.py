@@ -1,0 +1,89 @@
+"""Schedules and optimizers, against their formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import optim
+
+
+@pytest.fixture
+def config(tiny):
+    tiny.total_steps, tiny.warmup_steps, tiny.base_lr = 100, 10, 0.5
+    tiny.grad_norm_clip = None
+    return tiny
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("cosine", lambda p, step: 0.25 * (1 + np.cos(np.pi * p))),
+        ("linear", lambda p, step: 1e-5 + (0.5 - 1e-5) * (1 - p)),
+        ("rsqrt", lambda p, step: 0.5 / np.sqrt((step + 20 - 10) / 20)),
+        ("constant", lambda p, step: 0.5),
+    ],
+)
+def test_schedules_follow_their_formulas(config, kind, expected):
+    config.decay_type, config.rsqrt_timescale = kind, 20
+    schedule = optim.make_schedule(config)
+    for step in range(101):
+        rate = expected((step - 10) / 90, step) if step >= 10 else schedule(10) * step / 10
+        np.testing.assert_allclose(schedule(step), rate, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["rsqrt", "constant"])
+def test_cooldown_ends_at_zero(config, kind):
+    config.decay_type, config.warmup_steps = kind, 0
+    whole = optim.make_schedule(config)
+    config.cooldown_steps = 20
+    cooled = optim.make_schedule(config)
+    for step in (0, 50, 80, 90, 99, 100):
+        np.testing.assert_allclose(cooled(step), whole(step) * min(1, (100 - step) / 20), rtol=1e-6)
+
+
+PARAMS = {"dense1": {"kernel": jnp.array([[2.0, -1.0]]), "bias": jnp.array([4.0])}, "cls": jnp.array([3.0])}
+GRADS = {"dense1": {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0])}, "cls": jnp.array([-0.1])}
+
+
+def updated(config, steps=1, grads=GRADS):
+    optimizer, params = optim.make(config), PARAMS
+    state = optimizer.init(params)
+    for _ in range(steps):
+        changes, state = optimizer.update(grads, state, params)
+        params = {
+            "dense1": {key: params["dense1"][key] + changes["dense1"][key] for key in params["dense1"]},
+            "cls": params["cls"] + changes["cls"],
+        }
+    return params
+
+
+@pytest.mark.parametrize("decays", ["kernels", "all"])
+@pytest.mark.parametrize(("factor", "amount"), [("rate", 0.5 * 0.1), ("schedule", 0.1)])
+def test_weight_decay_is_decoupled(config, decays, factor, amount):
+    config.decay_type, config.warmup_steps = "constant", 0
+    config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, decays, factor
+    params = updated(config)
+    # Adam's first step is the gradient's sign times the rate.
+    np.testing.assert_allclose(
+        params["dense1"]["kernel"], PARAMS["dense1"]["kernel"] * (1 - amount) - 0.5, rtol=1e-5, atol=1e-5
+    )
+    bias = 4.0 * (1 - amount) if decays == "all" else 4.0
+    np.testing.assert_allclose(params["dense1"]["bias"], bias, rtol=1e-6)
+    np.testing.assert_allclose(params["cls"], 3.0 * (1 - amount if decays == "all" else 1) + 0.5, rtol=1e-5)
+
+
+def test_momentum_and_clipping(config):
+    config.decay_type, config.warmup_steps, config.optim.weight_decay = "constant", 0, 0.0
+    config.optim.name = "sgd"
+    np.testing.assert_allclose(updated(config, 2)["cls"], 3 + 0.5 * (0.1 + 0.1 * 1.9), rtol=1e-6)
+    config.grad_norm_clip = 0.1
+    norm = np.sqrt(0.3**2 + 0.4**2 + 0.1**2)
+    np.testing.assert_allclose(updated(config)["cls"], 3 + 0.5 * 0.1 * 0.1 / norm, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_the_first_moment_may_be_kept_in_half_precision(config, name):
+    config.optim.name, config.optim.moment_dtype = name, "bfloat16"
+    state = optim.make(config).init(PARAMS)
+    assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}

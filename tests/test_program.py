@@ -1,0 +1,147 @@
+"""The training step: the same on every mesh, in parts, and when a batch is bad."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import data, settings, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.program import make_program
+from vit_jax.step import Update
+
+
+def build(config, devices=1):
+    config = settings.resolve(config)
+    mesh = sharding.make_mesh(config, jax.devices()[:devices])
+    return make_program(config, mesh, data.spec(config))
+
+
+def batches(program, steps, seed=0):
+    random = np.random.default_rng(seed)
+    shape = program.batch["image"].shape
+    for _ in range(steps):
+        images = random.normal(size=shape).astype(np.float32)
+        labels = random.integers(0, program.task.num_classes, shape[0]).astype(np.int32)
+        # The class shifts the image, so that there is something to learn.
+        images += labels[:, None, None, None] / 5
+        yield jax.device_put({"image": images, "label": labels}, program.batch_sharding)
+
+
+def losses(program, steps=10):
+    state = program.init(jax.random.key(0))
+    result = []
+    for batch in batches(program, steps):
+        state, metrics = program.train_step(state, batch)
+        result.append(float(metrics["train/loss"]))
+    return np.array(result), state
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Losses of ten steps and the final state on one device, by configuration."""
+    return {}
+
+
+@pytest.mark.parametrize(("copies", "fsdp"), [(8, 1), (1, 8), (2, 4)])
+def test_every_mesh_gives_the_losses_of_one_device(tiny, single, copies, fsdp):
+    if not single:
+        single["losses"], single["state"] = losses(build(tiny))
+    tiny.mesh.data, tiny.mesh.fsdp = copies, fsdp
+    program = build(tiny, devices=8)
+    found, state = losses(program)
+    assert single["losses"][-1] < single["losses"][0] - 0.1  # it learns, so that equality means something
+    np.testing.assert_allclose(found, single["losses"], rtol=1e-5)
+
+    # Each device holds its share of parameters, moments and moving average.
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    biases = sum(leaf.nbytes for name, leaf in tree.flatten(state).items() if "bias" in name)
+    assert whole / fsdp <= held <= whole / fsdp + biases
+
+
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = 0.0
+    program = build(tiny)
+    state = program.init(jax.random.key(0))
+    noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
+    params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
+    batch = next(batches(program, 1))
+    targets = program.task.targets(batch["label"])
+
+    def gradient(parts):
+        update = Update(program.model, program.task, None, None, seed=0, accum_steps=parts, ema_decay=0)
+        return jax.jit(update.loss_and_grads)(params, batch["image"], targets, jax.random.key(2))
+
+    loss, grads = gradient(1)
+    loss_in_parts, grads_in_parts = gradient(4)
+    assert abs(loss - loss_in_parts) < 1e-6
+    for name, leaf in tree.flatten(grads).items():
+        difference = np.linalg.norm(leaf - tree.flatten(grads_in_parts)[name])
+        assert difference <= 1e-5 * np.linalg.norm(leaf), name
+
+
+def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
+    program = build(tiny)
+    state = program.init(jax.random.key(0))
+    good, bad = batches(program, 2)
+    bad = bad | {"image": bad["image"].at[3].set(jnp.nan)}
+    before = jax.device_get(state)
+    state, metrics = program.train_step(state, bad)
+    assert np.isnan(metrics["train/loss"]) and metrics["train/skips"] == 1
+    after = jax.device_get(state)
+    changed = [name for name, leaf in tree.flatten(after).items() if np.any(leaf != tree.flatten(before)[name])]
+    assert set(changed) == {"step", "skips"}
+    state, metrics = program.train_step(state, good)
+    assert metrics["train/skips"] == 0 and np.isfinite(metrics["train/loss"])
+
+
+def test_the_moving_average_follows_the_parameters(tiny):
+    program = build(tiny)
+    state = program.init(jax.random.key(0))
+    expected = jax.device_get(state.params)
+    for batch in batches(program, 3):
+        state, _ = program.train_step(state, batch)
+        expected = jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, expected, jax.device_get(state.params))
+    for name, leaf in tree.flatten(state.weights).items():
+        np.testing.assert_allclose(leaf, tree.flatten(expected)[name], rtol=1e-5, atol=1e-7)
+
+
+def test_evaluation_of_a_batch_has_no_dropout(tiny):
+    program = build(tiny)
+    params = program.init(jax.random.key(0)).params
+    images = next(batches(program, 1))["image"]
+    np.testing.assert_array_equal(program.predict(params, images), program.predict(params, images))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": 12}, "batch=12 does not divide by accum_steps=1 x 8 devices"),
+        ({"accum_steps": 4}, "does not divide by accum_steps=4 x 8 devices"),
+        ({"batch_eval": 9}, "batch_eval=9 does not divide"),
+        ({"mesh.fsdp": 3}, "mesh.fsdp=3 does not multiply to the 8 devices"),
+        ({"mesh.data": 4}, "does not multiply to the 8 devices"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_told_in_a_sentence(tiny, change, words):
+    tiny.update_from_flattened_dict(change)
+    with pytest.raises(UserError, match=words):
+        build(tiny, devices=8)
+
+
+def test_the_largest_config_has_shapes_and_shardings_without_memory():
+    from configs import vit_l16_jft
+
+    config = vit_l16_jft.get_config()
+    config.data.source = "synthetic"
+    config.mesh.data, config.mesh.fsdp = 1, 8
+    program = build(config, devices=8)
+    assert tree.count(program.state.params) == 323_099_507  # paper.md A.4: L/16, 18,291 classes, with pre_logits
+    shapes, places = tree.flatten(program.state), tree.flatten(program.state_shardings)
+    largest = sum(np.prod(places[name].shard_shape(leaf.shape)) for name, leaf in shapes.items())
+    assert largest < 1.01 * sum(np.prod(leaf.shape) for leaf in shapes.values()) / 8
+    lowered = dataclasses.replace(program).train_step.lower(program.state, program.batch)
+    assert lowered.out_info[1]["train/loss"].shape == ()

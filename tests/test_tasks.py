@@ -1,0 +1,50 @@
+"""Losses, smoothing and MixUp, against their formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.tasks import Classify
+
+LOGITS = jnp.array([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
+LABELS = jnp.array([2, 1])
+
+
+def test_softmax_and_sigmoid_losses():
+    task = Classify(3, "softmax")
+    expected = [np.log(np.exp(row).sum()) - row[label] for row, label in zip(np.array(LOGITS), LABELS, strict=True)]
+    np.testing.assert_allclose(task.losses(LOGITS, task.targets(LABELS)), expected, rtol=1e-6)
+
+    task = Classify(3, "sigmoid")
+    on = np.eye(3)[np.array(LABELS)]
+    p = 1 / (1 + np.exp(-np.array(LOGITS)))
+    expected = -(on * np.log(p) + (1 - on) * np.log(1 - p)).sum(axis=1)
+    np.testing.assert_allclose(task.losses(LOGITS, task.targets(LABELS)), expected, rtol=1e-5)
+
+
+def test_smoothing():
+    np.testing.assert_allclose(Classify(4, "softmax", 0.1).targets(LABELS)[0], [0.025, 0.025, 0.925, 0.025], rtol=1e-6)
+    np.testing.assert_allclose(Classify(4, "sigmoid", 1e-4).targets(LABELS)[0], [1e-4, 1e-4, 1 - 1e-4, 1e-4], rtol=1e-6)
+
+
+def test_mixup_mixes_each_row_with_the_one_before_by_one_share():
+    task = Classify(8, mixup=0.4)
+    targets = jnp.eye(8)
+    images = jnp.broadcast_to(jnp.arange(8.0)[:, None, None, None], (8, 2, 2, 3))
+    shares = []
+    for seed in range(50):
+        mixed, mixed_targets = task.mix(jax.random.key(seed), images, targets)
+        share = float(mixed_targets[3, 3])
+        assert 0.5 <= share <= 1
+        np.testing.assert_allclose(mixed_targets, share * np.eye(8) + (1 - share) * np.roll(np.eye(8), 1, 0), atol=1e-6)
+        np.testing.assert_allclose(
+            mixed[:, 0, 0, 0], share * np.arange(8) + (1 - share) * np.roll(np.arange(8), 1), atol=1e-5
+        )
+        shares.append(share)
+    assert len(set(shares)) == 50
+
+
+def test_mixup_happens_in_its_share_of_the_steps():
+    task = Classify(2, mixup=0.8, mixup_probability=0.25)
+    mixed = [task.mix(jax.random.key(i), jnp.zeros((2, 1, 1, 3)), jnp.eye(2))[1][0, 0] < 1 for i in range(400)]
+    assert 0.18 < np.mean(mixed) < 0.32

@@ -1,0 +1,211 @@
+"""Data: from the config to global batches on the devices.
+
+`complete` opens the data and checks it, before anything is compiled; `spec` gives shapes and counts of a completed
+config without opening anything; `make` and `make_eval` give the batches.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+from ml_collections import ConfigDict
+
+from vit_jax.data import images, loader, sources, transforms
+from vit_jax.errors import UserError, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Shapes and counts of the training data.
+
+    Attributes:
+        image_shape: (height, width, 3) of a row of a batch, float32.
+        num_classes: labels are 0 to num_classes - 1.
+        num_examples: of the training split, an epoch.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What only the opened data tells.
+
+    Attributes:
+        class_names: in the order of the labels, or None.
+        fingerprint: of data set, version, split, count and preprocessing: what a resumed run must find unchanged.
+        preprocess: the pipe of the first evaluation, with the resolution filled in: what the model is used with.
+    """
+
+    class_names: tuple[str, ...] | None
+    fingerprint: str
+    preprocess: str
+
+
+def spec(config: ConfigDict) -> Spec:
+    """Returns shapes and counts without opening data.
+
+    Raises:
+        UserError: `data.num_classes` or `data.num_examples` is unset, or the preprocessing is wrong.
+    """
+    num_classes, num_examples = config.data.num_classes, config.data.num_examples
+    for field, value in (("num_classes", num_classes), ("num_examples", num_examples)):
+        if not value or value < 0:
+            raise UserError(f"set --config.data.{field} to a positive number: it cannot be taken from data not opened")
+    shape = transforms.parse(config.data.preprocess, config.resolution).shape
+    return Spec(shape, num_classes, num_examples)
+
+
+def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
+    """Opens the data of training and of all evaluations and checks it against the config.
+
+    Returns:
+        A copy of the config whose `data.num_classes` and `data.num_examples` are set, and what the data tells besides.
+
+    Raises:
+        UserError: a source, a split or a preprocessing is wrong or absent, or disagrees with the config.
+    """
+    choose("value of data.bad_images", config.data.bad_images, ("fail", "replace"))
+    for field, value in (
+        ("batch", config.batch),
+        ("batch_eval", batch_eval(config)),
+        ("resolution", config.resolution),
+    ):
+        if value < 1:
+            raise UserError(f"{field} must be positive, not {value}")
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed must be between 0 and 2**32 - 1, not {config.seed}")
+    preprocess = transforms.parse(config.data.preprocess, config.resolution)
+    source = sources.open_source(config, config.data.split)
+    num_classes = agreed("num_classes", config.data.num_classes, source.num_classes, config.data.source)
+    split = f"{config.data.source} {config.data.split}"
+    num_examples = agreed("num_examples", config.data.num_examples, len(source), split)
+
+    completed = config.copy_and_resolve_references()
+    completed.data.num_classes = num_classes
+    completed.data.num_examples = num_examples
+    for name in completed.evals:
+        check_eval(completed, name, preprocess.shape, source)
+    fingerprint = hashlib.sha256(f"{source.fingerprint} {preprocess.text}".encode()).hexdigest()[:16]
+    pipe = transforms.parse(config.evals[next(iter(config.evals))].preprocess, config.resolution)
+    return completed, Info(source.class_names, fingerprint, pipe.text)
+
+
+def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "height width 3"]:
+    """Returns an image file, turned upright as its EXIF data says, as a model with such preprocessing reads it.
+
+    Raises:
+        UserError: the file is no readable image, or the preprocessing leaves its size open.
+    """
+    return transforms.parse(preprocess, 0)(images.read_image(path), np.random.default_rng(0))
+
+
+def agreed(field: str, stated: int | None, found: int, where: str) -> int:
+    """Returns the number found; raises UserError if the config states another."""
+    if stated is not None and stated != found:
+        raise UserError(f"data.{field} is {stated}, but {where} has {found}")
+    return found
+
+
+def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train: sources.Source) -> None:
+    """Raises UserError if an evaluation's split or preprocessing is wrong or does not suit the model."""
+    try:
+        preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
+        source = sources.open_source(config, config.evals[name].split)
+    except UserError as error:
+        raise UserError(f"in evals.{name}: {error}") from None
+    if preprocess.shape != shape:
+        raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
+    if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
+        raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} are not those of training")
+
+
+def batch_eval(config: ConfigDict) -> int:
+    """Returns the images per evaluation step, over all processes."""
+    return config.batch if config.batch_eval is None else config.batch_eval
+
+
+def make(config: ConfigDict, sharding: jax.sharding.NamedSharding, start: int = 0) -> loader.Ahead:
+    """Iterates without end over the batches of training.
+
+    Args:
+        config: completed.
+        sharding: splits dimension 0 of a batch; names no other dimension.
+        start: number of the first batch, 0 in a fresh run.
+
+    Returns:
+        An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
+        on any number of processes. It has `replaced`, the number of unreadable images that this process replaced so
+        far, and `close()`.
+
+    Raises:
+        UserError: the data is wrong, or the batch cannot be split so.
+    """
+    rows = loader.local_rows(sharding, config.batch)
+    local = loader.train_batches(
+        sources.open_source(config, config.data.split),
+        transforms.parse(config.data.preprocess, config.resolution),
+        batch=config.batch,
+        rows=rows,
+        seed=config.seed,
+        start=start,
+        workers=config.data.workers,
+        on_bad=config.data.bad_images,
+    )
+    put = functools.partial(loader.place, rows=rows, batch=config.batch, sharding=sharding)
+    return loader.Ahead(local, lambda batch: put({"image": batch["image"], "label": batch["label"]}))
+
+
+class Evaluation:
+    """The batches of an evaluation: every example once; each `iter()` starts anew.
+
+    Attributes:
+        source: what is read.
+        batch: rows of a global batch.
+    """
+
+    def __init__(self, config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding):
+        """Opens the data of `config.evals[name]`; see `make_eval`."""
+        self.source = sources.open_source(config, config.evals[name].split)
+        self.preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
+        self.batch, self.workers, self.sharding = batch_eval(config), config.data.workers, sharding
+        self.rows = loader.local_rows(sharding, self.batch)
+
+    def __len__(self) -> int:
+        """Returns the number of batches."""
+        return -(-len(self.source) // self.batch)
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        """Iterates over the batches from the first on."""
+        local = loader.eval_batches(
+            self.source, self.preprocess, batch=self.batch, rows=self.rows, workers=self.workers
+        )
+        put = functools.partial(loader.place, rows=self.rows, batch=self.batch, sharding=self.sharding)
+        return loader.Ahead(local, put)
+
+
+def make_eval(config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding) -> Evaluation:
+    """Returns the batches of the evaluation `config.evals[name]`.
+
+    Args:
+        config: completed.
+        name: of the evaluation.
+        sharding: splits dimension 0 of a batch; names no other dimension.
+
+    Returns:
+        An iterable, and one anew each time, over `{"image": float32 [batch, height, width, 3], "label": int32 [batch],
+        "mask": float32 [batch]}`, global arrays. The mask is 1 for every example of the split, once, and 0 for the rows
+        that fill up the last batch.
+
+    Raises:
+        UserError: the data is wrong, or the batch cannot be split so.
+    """
+    choose("evaluation", name, config.evals)
+    return Evaluation(config, name, sharding)

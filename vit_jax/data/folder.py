@@ -1,0 +1,133 @@
+"""Images in folders: `{train,val,test}/<class>/*` or `<class>/*`."""
+
+import hashlib
+import os
+
+import numpy as np
+
+from vit_jax.data.images import RGB, SUFFIXES, read_image
+from vit_jax.errors import UserError, did_you_mean
+
+SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
+
+
+class Folder:
+    """Labelled image files of some splits of a folder.
+
+    A class is a folder's name, labels follow the sorted names of `train`, hidden files are ignored. With `<class>/*`
+    directly below the root, everything is `train`. A split's order is fixed but mixed (by a hash of each file's
+    relative path), so that a slice such as `train[:90%]` is not a slice of the classes, and stays nearly the same when
+    files are added.
+
+    Attributes:
+        counts: number of files of each split read.
+        class_names: sorted.
+        digest: of the relative paths and labels, in order.
+    """
+
+    def __init__(self, root: str, splits: list[str]):
+        """Lists the files.
+
+        Args:
+            root: the folder.
+            splits: what to list: train, validation (or val), test.
+
+        Raises:
+            UserError: the folder is missing, empty or laid out in another way.
+        """
+        self.root = os.path.expanduser(root)
+        found = split_folders(self.root)
+        splits = ["validation" if name == "val" else name for name in splits]
+        for name in splits:
+            if name not in found:
+                raise UserError(f"the folder {self.root} has no split {name!r}{did_you_mean(name, found)}")
+        # Labels are those of training, also where only another split is read.
+        self.class_names = tuple(subfolders(os.path.join(self.root, found.get("train", found[splits[0]]))))
+        listed = {name: self.list_split(found[name]) for name in splits}
+        self.files = {name: files for name, (files, _) in listed.items()}
+        self.labels = {name: labels for name, (_, labels) in listed.items()}
+        self.counts = {name: len(files) for name, files in self.files.items()}
+        if "validation" in self.counts:
+            self.counts["val"] = self.counts["validation"]
+        digest = hashlib.sha256()
+        for name in splits:
+            digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
+        self.digest = digest.hexdigest()
+
+    def list_split(self, folder: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
+        names = subfolders(os.path.join(self.root, folder))
+        if unknown := sorted(set(names) - set(self.class_names)):
+            raise UserError(f"{os.path.join(self.root, folder)} has classes that train has not: {listing(unknown)}")
+        files, labels, missing = [], [], []
+        for label, name in enumerate(self.class_names):
+            relative = f"{folder}/{name}".lstrip("/")
+            images = images_in(os.path.join(self.root, relative)) if name in names else []
+            files += [os.fsencode(f"{relative}/{image}") for image in images]
+            labels += [label] * len(images)
+            missing += [] if images else [name]
+        if not files or (missing and SPLITS.get(folder, "train") == "train"):
+            raise UserError(
+                f"no images ({' '.join(SUFFIXES)}) lie in these classes of {os.path.join(self.root, folder)}: "
+                f"{listing(missing)}"
+            )
+        order = np.argsort([hashlib.sha256(file).digest() for file in files])
+        return np.array(files)[order], np.array(labels, np.int32)[order]
+
+    def read(self, split: str, index: int) -> tuple[RGB, int]:
+        """Returns (image, label) number `index` of a split.
+
+        Raises:
+            DecodeError: the file is unreadable.
+        """
+        split = "validation" if split == "val" else split
+        path = os.path.join(self.root, os.fsdecode(self.files[split][index]))
+        return read_image(path), int(self.labels[split][index])
+
+
+def split_folders(root: str) -> dict[str, str]:
+    """Returns split -> folder below the root ('' is the root).
+
+    Raises:
+        UserError: neither `{train,val,test}/<class>/*` nor `<class>/*` is there.
+    """
+    if not os.path.isdir(root):
+        raise UserError(f"there is no folder {os.path.abspath(root)}")
+    names, images = subfolders(root), images_in(root)
+    splits = [name for name in names if name in SPLITS]
+    others = [name for name in names if name not in SPLITS]
+    wanted = "it must hold either {train,val,test}/<class>/* or <class>/*"
+    if images:
+        raise UserError(f"images lie directly in {root} ({listing(images)}); {wanted}")
+    if not names:
+        raise UserError(f"the folder {root} holds no class folders; {wanted}")
+    if splits and others:
+        raise UserError(f"the folder {root} mixes splits ({listing(splits)}) with others ({listing(others)}); {wanted}")
+    if not splits:
+        return {"train": ""}
+    if {"val", "validation"} <= set(splits):
+        raise UserError(f"the folder {root} holds both val and validation; keep one of them")
+    for name in splits:
+        if images := images_in(os.path.join(root, name)):
+            raise UserError(f"images lie directly in {os.path.join(root, name)} ({listing(images)}); {wanted}")
+        if not subfolders(os.path.join(root, name)):
+            raise UserError(f"the folder {os.path.join(root, name)} holds no class folders; {wanted}")
+    return {SPLITS[name]: name for name in splits}
+
+
+def subfolders(path: str) -> list[str]:
+    """Returns the sorted names of the folders in a folder, but for hidden ones."""
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
+def images_in(path: str) -> list[str]:
+    """Returns the sorted names of the images in a folder, by their suffix, but for hidden ones."""
+    with os.scandir(path) as entries:
+        names = [entry.name for entry in entries]
+    return sorted(name for name in names if not name.startswith(".") and name.lower().endswith(SUFFIXES))
+
+
+def listing(names: list[str]) -> str:
+    """Returns the first names for an error message."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,277 @@
+"""Batches: global batch n is a function of (seed, n), whoever reads which of its rows.
+
+Shuffle first, then batch, then let each process read the rows that its devices hold: so the batch that the processes
+assemble does not depend on how many there are, nor on their worker processes, and the position in the data is one
+integer.
+"""
+
+import collections
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+from jaxtyping import Int64
+
+from vit_jax.data.images import DecodeError
+from vit_jax.data.transforms import Preprocess
+from vit_jax.errors import UserError
+
+Rows = Int64[np.ndarray, "rows"]  # sorted numbers of rows of a global batch
+Source = grain.sources.RandomAccessDataSource  # such as sources.Source
+CHUNK = 8  # rows that one thread or worker reads at a time
+ENDLESS = 2**40  # batches
+
+
+def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
+    """Returns the rows of a global batch that the devices of this process hold.
+
+    Args:
+        sharding: of the batch; splits dimension 0.
+        batch: rows of the global batch.
+
+    Raises:
+        UserError: the batch cannot be split so.
+    """
+    try:
+        indices = sharding.addressable_devices_indices_map((batch,))
+    except ValueError:
+        parts = len(sharding.device_set)
+        raise UserError(f"a batch of {batch} cannot be split evenly over {parts} devices") from None
+    return np.unique(np.concatenate([np.arange(batch, dtype=np.int64)[index] for index in indices.values()]))
+
+
+def place(
+    local: dict[str, np.ndarray], rows: Rows, batch: int, sharding: jax.sharding.Sharding
+) -> dict[str, jax.Array]:
+    """Assembles global arrays from the rows of this process, without talking to other processes.
+
+    Args:
+        local: arrays [rows, ...].
+        rows: as `local_rows` gives them.
+        batch: rows of the global batch.
+        sharding: of dimension 0, for arrays of any rank.
+
+    Returns:
+        The arrays [batch, ...].
+    """
+
+    def put(array: np.ndarray) -> jax.Array:
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch)
+            first = int(np.searchsorted(rows, start))
+            return array[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch, *array.shape[1:]), sharding, shard)
+
+    return {name: put(array) for name, array in local.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Readable:
+    """A source without unreadable images, or one that fails on them.
+
+    Attributes:
+        source: what is read.
+        on_bad: `fail`, or `replace` an example by the next readable one.
+    """
+
+    source: Source
+    on_bad: str
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns the example, with `replaced` 0 or 1."""
+        for skipped in range(min(100, len(self))):
+            try:
+                return {**self.source[(index + skipped) % len(self)], "replaced": np.int32(skipped > 0)}
+            except DecodeError as error:
+                if self.on_bad == "fail":
+                    raise UserError(f"{error}; remove it, or set data.bad_images=replace") from error
+                logging.getLogger(__name__).warning("replaced: %s", error)
+        raise UserError("a hundred images in a row are unreadable; is the data damaged?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+    """Runs the preprocessing on an example."""
+
+    preprocess: Preprocess
+
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Returns the example with its image float32 as the model reads it."""
+        return {**example, "image": self.preprocess(example["image"], rng), "label": np.int32(example["label"])}
+
+
+class Chunks:
+    """What grain reads: element k is the k-th group of local rows, batch after batch.
+
+    Rows after the last example are zeros; `mask` is 0 there and 1 elsewhere.
+    """
+
+    def __init__(self, examples: grain.MapDataset, shape: tuple[int, ...], batch: int, rows: Rows):
+        """Divides the rows of a process into groups of at most CHUNK."""
+        self.examples, self.batch = examples, batch
+        self.groups = np.array_split(rows, math.ceil(len(rows) / CHUNK))
+        self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
+        self.padding = {"image": np.zeros(shape, np.float32), "label": np.int32(0), "replaced": np.int32(0)}
+
+    def __len__(self) -> int:
+        """Returns the number of groups in all batches."""
+        return self.batches * len(self.groups)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Returns arrays [group, ...]."""
+        number, group = divmod(index, len(self.groups))
+        places = [number * self.batch + int(row) for row in self.groups[group]]
+        rows = [self.examples[at] if at < len(self.examples) else self.padding for at in places]
+        arrays = {name: np.stack([row[name] for row in rows]) for name in self.padding}
+        return {**arrays, "mask": np.array([at < len(self.examples) for at in places], np.float32)}
+
+
+class LocalBatches:
+    """Iterates over the rows of this process of one global batch after another.
+
+    Attributes:
+        replaced: how many of the rows read so far stand for unreadable images.
+    """
+
+    def __init__(self, chunks: Chunks, *, start: int, workers: int):
+        """Begins to read ahead, in threads or in worker processes.
+
+        Args:
+            chunks: what to read.
+            start: number of the first batch.
+            workers: processes that read; 0: threads of this one.
+        """
+        self.replaced = 0
+        self.groups = chunks.groups
+        ahead = 2 * len(chunks.groups)
+        dataset = grain.MapDataset.source(chunks)[start * len(chunks.groups) :]
+        if workers:
+            if not flags.FLAGS.is_parsed():
+                flags.FLAGS.mark_as_parsed()  # grain hands its own flags to the workers, also outside of an absl app
+            options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=math.ceil(ahead / workers))
+            iterable = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(options)
+        else:
+            threads = min(os.cpu_count() or 1, 32)  # more only wait for the interpreter's lock
+            iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, max(threads, ahead)))
+        self.iterator: grain.DatasetIterator | None = iter(iterable)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """Returns `image` float32 [rows, height, width, 3], `label` int32 [rows] and `mask` float32 [rows].
+
+        Raises:
+            UserError: an image is unreadable.
+        """
+        if self.iterator is None:
+            raise StopIteration
+        chunks = []
+        for _ in self.groups:
+            chunks.append(next(self.iterator))
+        rows = sum(len(group) for group in self.groups)
+        batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in chunks[0].items()}
+        for name, array in batch.items():  # copies: what a worker gives lies in its memory
+            np.concatenate([chunk[name] for chunk in chunks], out=array)
+        self.replaced += int(batch.pop("replaced").sum())
+        return batch
+
+    def close(self) -> None:
+        """Stops the threads or processes."""
+        if self.iterator is not None:
+            self.iterator.close()
+        self.iterator = None  # grain's iterators complain when they outlive their module
+
+
+def train_batches(
+    source: Source,
+    preprocess: Preprocess,
+    *,
+    batch: int,
+    rows: Rows,
+    seed: int,
+    start: int = 0,
+    workers: int = 0,
+    on_bad: str = "fail",
+) -> LocalBatches:
+    """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
+
+    Args:
+        source: what is read.
+        preprocess: applied to each image, its randomness a function of (seed, number of the example in the run).
+        batch: rows of the global batch.
+        rows: those that this process reads.
+        seed: of the order and of the preprocessing; 0 to 2**32 - 1.
+        start: number of the first batch: `start=n` gives what follows after n batches.
+        workers: processes that read and decode; 0: threads of this one.
+        on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
+    """
+    examples = grain.MapDataset.source(Readable(source, on_bad)).seed(seed).shuffle().repeat(None)
+    chunks = Chunks(examples.random_map(Prepare(preprocess)), preprocess.shape, batch, rows)
+    return LocalBatches(chunks, start=start, workers=workers)
+
+
+def eval_batches(source: Source, preprocess: Preprocess, *, batch: int, rows: Rows, workers: int = 0) -> LocalBatches:
+    """Iterates once over the examples in order; the last batch is filled up with zeros whose `mask` is 0."""
+    examples = grain.MapDataset.source(Readable(source, "fail")).seed(0).random_map(Prepare(preprocess))
+    return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), start=0, workers=workers)
+
+
+class Ahead:
+    """Iterates over batches on the devices, transferring the next `depth` while the last one is in use.
+
+    Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
+    due.
+    """
+
+    def __init__(
+        self, local: LocalBatches, put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]], depth: int = 2
+    ):
+        """Transfers nothing before the first batch is asked for."""
+        self.local, self.put, self.depth = local, put, depth
+        self.queue: collections.deque = collections.deque()
+        self.end: BaseException | None = None
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> dict[str, jax.Array]:
+        """Returns the next batch of global arrays.
+
+        Raises:
+            UserError: an image is unreadable.
+        """
+        while self.end is None and len(self.queue) <= self.depth:
+            try:
+                self.queue.append(self.put(next(self.local)))
+            except Exception as end:
+                self.end = end
+                self.local.close()
+        if self.queue:
+            return self.queue.popleft()
+        raise self.end
+
+    @property
+    def replaced(self) -> int:
+        """How many rows that this process read, those ahead included, stand for unreadable images."""
+        return self.local.replaced
+
+    def close(self) -> None:
+        """Stops reading; there is no next batch afterwards."""
+        self.end = self.end or StopIteration()
+        self.queue.clear()
+        self.local.close()
