@@ -17,8 +17,8 @@ def get_config() -> ConfigDict:
     config.resolution = 32
     config.batch = 128
     config.batch_eval = 500
-    config.total_epochs = 16.0
-    config.base_lr = 1.5e-3
+    config.total_epochs = 15.7
+    config.base_lr = 2e-3
     config.warmup_epochs = 1.0
     config.grad_norm_clip = 1.0
     config.log_every = 100
@@ -37,5 +37,5 @@ def get_config() -> ConfigDict:
     config.data.preprocess = "resize(36)|random_crop(32)|flip_lr|value_range(-1,1)"
     config.task.label_smoothing = 0.1
     config.optim.weight_decay = 0.05
-    config.evals.test.preprocess = "resize(32)|value_range(-1,1)"
+    config.evals.test.preprocess = "resize(36)|central_crop(32)|value_range(-1,1)"
     return config

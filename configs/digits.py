@@ -10,9 +10,9 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns the recipe: 16 patches of 2x2 pixels, 4 blocks of width 64."""
+    """Returns the recipe: 16 patches of 4x4 pixels, the digits twice enlarged, 4 blocks of width 64."""
     config = base.get_config()
-    config.resolution = 8
+    config.resolution = 16
     config.batch = 128
     config.batch_eval = 360
     config.total_epochs = 60.0
@@ -23,16 +23,18 @@ def get_config() -> ConfigDict:
     config.eval_every_epochs = 10.0
     config.checkpoint_every = 200
 
-    config.model.name = "ViT-mu/2"
+    config.model.name = "ViT-mu/4"
     config.model.width = 64
     config.model.depth = 4
     config.model.mlp_dim = 128
     config.model.num_heads = 4
     config.model.pooling = "gap"
+    config.model.position = "sincos2d"
 
     config.data.source = "digits"
-    config.data.preprocess = "resize(10)|random_crop(8)|value_range(-1,1)"
+    config.data.preprocess = "resize(18)|random_crop(16)|value_range(-1,1)"
     config.task.label_smoothing = 0.1
+    config.task.mixup = 0.2
     config.optim.weight_decay = 0.1
-    config.evals.test.preprocess = "resize(8)|value_range(-1,1)"
+    config.evals.test.preprocess = "resize(18)|central_crop(16)|value_range(-1,1)"
     return config

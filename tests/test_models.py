@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax.errors import UserError
+from vit_jax import UserError
 from vit_jax.models import Spec, create, resample
 from vit_jax.models.spec import flatten
 

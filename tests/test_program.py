@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import data, settings, sharding, tree
-from vit_jax.errors import UserError
+from vit_jax import UserError, data, optim, settings, sharding, tree
 from vit_jax.program import make_program
 from vit_jax.step import Update
 
@@ -69,10 +68,10 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
     params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
     batch = next(batches(program, 1))
-    targets = program.task.targets(batch["label"])
+    targets, optimizer = program.task.targets(batch["label"]), optim.make(settings.resolve(tiny))
 
     def gradient(parts):
-        update = Update(program.model, program.task, None, None, seed=0, accum_steps=parts, ema_decay=0)
+        update = Update(program.model, program.task, optimizer, program.schedule, 0, accum_steps=parts, ema_decay=0.0)
         return jax.jit(update.loss_and_grads)(params, batch["image"], targets, jax.random.key(2))
 
     loss, grads = gradient(1)

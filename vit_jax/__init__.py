@@ -6,8 +6,10 @@
 
 from typing import Any
 
+from vit_jax.errors import NonFiniteLoss, UserError, choose
+
 __version__ = "0.1.0"
-__all__ = ["create", "load", "save"]
+__all__ = ["NonFiniteLoss", "UserError", "choose", "create", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:

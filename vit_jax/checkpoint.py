@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from vit_jax.errors import UserError
-from vit_jax.step import TrainState
+from vit_jax import UserError
 
 FOLDER = "checkpoints"
 
@@ -41,7 +41,7 @@ class Checkpoints:
         """The step with the best metric among those kept, or None."""
         return self._manager.best_step()
 
-    def save(self, state: TrainState, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
+    def save(self, state: Any, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there."""
         if step == self.latest:
             return
@@ -49,12 +49,16 @@ class Checkpoints:
         score = metrics.get(self._metric, -math.inf)
         self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
 
-    def restore(self, step: int, state: TrainState, shardings: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, step: int, state: Any, shardings: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the state saved after `step`, placed by `shardings`, and what was saved about it."""
         places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(places), about=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
         return restored.state, restored.about
+
+    def read(self, step: int) -> Any:
+        """Returns the state saved after `step` as nested dicts of arrays, whatever program it is of."""
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
 
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
@@ -90,15 +94,13 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
-    about = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path.absolute() / "about")
-    with ocp.PyTreeCheckpointer() as reader:
-        state = path.absolute() / "state"
-        shapes = reader.metadata(state).item_metadata.tree
-        which = "ema" if shapes["ema"] is not None else "params"
-        item = {which: jax.tree.map(lambda leaf: 0, shapes[which])}
-        args = ocp.args.PyTreeRestore(
-            item=item,
-            restore_args=jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type="numpy"), item),
-            partial_restore=True,
-        )
-        return reader.restore(state, args=args)[which], about
+    handlers = {"state": ocp.PyTreeCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
+        saved = reader.metadata(path.absolute()).item_metadata.state.tree
+        which = "params" if saved["ema"] is None else "ema"
+        item = {which: saved[which]}
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        state = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
+        items = ocp.args.Composite(state=state, about=ocp.args.JsonRestore())
+        restored = reader.restore(path.absolute(), args=items)
+    return restored.state[which], restored.about

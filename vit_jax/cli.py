@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax.errors import NonFiniteLoss, UserError
+from vit_jax import NonFiniteLoss, UserError
 
 
 def run(command: Callable[[list[str]], None]) -> None:

@@ -8,10 +8,9 @@ import argparse
 import json
 from pathlib import Path
 
-from vit_jax import cli, data, evals, settings, sharding
+from vit_jax import UserError, cli, evals, settings
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.errors import UserError
-from vit_jax.program import make_program
+from vit_jax.train import build
 
 
 def evaluate(workdir: Path, best: bool = False) -> dict[str, float]:
@@ -22,9 +21,7 @@ def evaluate(workdir: Path, best: bool = False) -> dict[str, float]:
     """
     if not (workdir / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
-    config = settings.load(workdir / "config.json")
-    config, _ = data.complete(config)
-    program = make_program(config, sharding.make_mesh(config), data.spec(config))
+    config, _, program = build(settings.load(workdir / "config.json"))
     checkpoints = Checkpoints(config, workdir)
     step = checkpoints.best if best else checkpoints.latest
     if step is None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax import cli
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax import UserError, choose, cli
 from vit_jax.settings import flatten
 from vit_jax.train import train
 
@@ -49,8 +48,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     keys = flatten(values.config)
     for word in overrides:
         key = word.removeprefix("--config.").partition("=")[0]
-        if key not in keys:
-            raise UserError(f"there is no config field {key!r}{did_you_mean(key, keys)}")
+        choose("config field", key, keys)
     values = _parse_flags(argv)
     return values.config, Path(values.workdir or f"workdirs/{_config_file(argv).stem}")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax import cli, data, interop
-from vit_jax.errors import UserError
+from vit_jax import UserError, cli, data, interop
 
 
 def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:

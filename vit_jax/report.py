@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import NonFiniteLoss
+from vit_jax import NonFiniteLoss
 from vit_jax.log import Log
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, choose
+from vit_jax import UserError, choose
 
 CHOICES = {
     "decay_type": ("cosine", "linear", "rsqrt", "constant"),

@@ -17,8 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import tree
-from vit_jax.errors import UserError
+from vit_jax import UserError, tree
 
 AXES = ("data", "fsdp")
 

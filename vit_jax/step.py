@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax.models import Model
 from vit_jax.tasks import Classify
@@ -18,21 +18,21 @@ Metrics = dict[str, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that an update reads and writes.
+    """All that an update reads and writes: arrays, or their shapes or placements.
 
     Attributes:
-        step: updates made, skipped ones included.
+        step: int32, updates made, skipped ones included.
         params: float32 parameters.
         opt_state: the optimizer's moments.
         ema: moving average of the parameters, or None when it is off.
-        skips: updates skipped in a row up to now because a loss or a gradient was not finite.
+        skips: int32, updates skipped in a row up to now because a loss or a gradient was not finite.
     """
 
-    step: Int[Array, ""]
+    step: Any
     params: Any
     opt_state: Any
     ema: Any
-    skips: Int[Array, ""]
+    skips: Any
 
     @property
     def weights(self) -> Any:

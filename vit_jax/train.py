@@ -6,9 +6,22 @@ from ml_collections import ConfigDict
 
 from vit_jax import data, evals, settings, sharding
 from vit_jax.profile import Trace
-from vit_jax.program import make_program
+from vit_jax.program import Program, make_program
 from vit_jax.report import Report
 from vit_jax.workdir import Workdir
+
+
+def build(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
+    """Returns the completed configuration, what the data tells, and the program; opens the data, makes no array.
+
+    Raises:
+        UserError: something in the configuration or the data is wrong.
+    """
+    settings.check(config)
+    mesh = sharding.make_mesh(config)
+    config, info = data.complete(config)
+    config = settings.resolve(config)
+    return config, info, make_program(config, mesh, data.spec(config))
 
 
 def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
@@ -24,12 +37,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
         UserError: something in the configuration, the data or the workdir is wrong.
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
     """
-    settings.check(config)
-    mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
-    config = settings.resolve(config)
-    program = make_program(config, mesh, data.spec(config))
-
+    config, info, program = build(config)
     folder = Workdir(Path(workdir).expanduser(), config, program, info)
     state, origin = folder.begin()
     start, end = folder.start, config.total_steps

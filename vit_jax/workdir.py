@@ -2,18 +2,17 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import banner, data, interop, settings
+from vit_jax import UserError, banner, data, interop, settings
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.errors import UserError
 from vit_jax.log import Log
 from vit_jax.program import Program
-from vit_jax.step import TrainState
 
 
 class Workdir:
@@ -41,7 +40,7 @@ class Workdir:
         self._checkpoints = Checkpoints(config, path)
         self.start = self._checkpoints.latest or 0
 
-    def begin(self) -> tuple[TrainState, str]:
+    def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
         program, source = self._program, self._config.init_from
         if self.start:
@@ -66,11 +65,11 @@ class Workdir:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
         return log
 
-    def save(self, state: TrainState, step: int, metrics: dict[str, float]) -> None:
+    def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
         """Starts to save the state after `step`; `metrics` decide whether it is the best."""
         self._checkpoints.save(state, step, self._about, metrics)
 
-    def export(self, state: TrainState) -> Path:
+    def export(self, state: Any) -> Path:
         """Writes the weights as `model.npz` with `model.json`, and returns the path."""
         self._checkpoints.wait()
         replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))

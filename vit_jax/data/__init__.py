@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float32
 from ml_collections import ConfigDict
 
+from vit_jax import UserError, choose
 from vit_jax.data import images, loader, sources, transforms
-from vit_jax.errors import UserError, choose
 
 
 @dataclasses.dataclass(frozen=True)

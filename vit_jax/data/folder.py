@@ -5,8 +5,8 @@ import os
 
 import numpy as np
 
+from vit_jax import UserError, choose
 from vit_jax.data.images import RGB, SUFFIXES, read_image
-from vit_jax.errors import UserError, did_you_mean
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
 
@@ -39,8 +39,7 @@ class Folder:
         found = split_folders(self.root)
         splits = ["validation" if name == "val" else name for name in splits]
         for name in splits:
-            if name not in found:
-                raise UserError(f"the folder {self.root} has no split {name!r}{did_you_mean(name, found)}")
+            choose(f"split of the folder {self.root}", name, found)
         # Labels are those of training, also where only another split is read.
         self.class_names = tuple(subfolders(os.path.join(self.root, found.get("train", found[splits[0]]))))
         listed = {name: self.list_split(found[name]) for name in splits}
@@ -81,7 +80,7 @@ class Folder:
             DecodeError: the file is unreadable.
         """
         split = "validation" if split == "val" else split
-        path = os.path.join(self.root, os.fsdecode(self.files[split][index]))
+        path = os.path.join(self.root, os.fsdecode(bytes(self.files[split][index])))
         return read_image(path), int(self.labels[split][index])
 
 

@@ -2,20 +2,20 @@
 
 import io
 import os
+from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from vit_jax.errors import UserError
+from vit_jax import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)  # Pillow's own limit: a small file can unfold to gigabytes
 
-EXIF = (b"Exif", b"eXIf", b"EXIF")  # how JPEG, PNG and WebP mark the segment
-RGB = UInt8[np.ndarray, "height width 3"]
+RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 
 
 class DecodeError(UserError):
@@ -40,12 +40,22 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     try:
-        image = decode_jpeg(data) if data[:2] == b"\xff\xd8" else decode_other(data)
-        return upright(image, data) if exif and any(tag in data for tag in EXIF) else image
+        image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
+        return upright(image, data) if exif and has_exif(data) else image
     except UnidentifiedImageError as error:
         raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG or WebP file") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Returns whether the data begins as JPEG does."""
+    return data[:2] == b"\xff\xd8"
+
+
+def has_exif(data: bytes) -> bool:
+    """Returns whether there may be EXIF data: a JPEG begins with it, PNG and WebP have it anywhere."""
+    return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
 def decode_jpeg(data: bytes) -> RGB:
@@ -61,10 +71,11 @@ def decode_jpeg(data: bytes) -> RGB:
     try:
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
     except ValueError as error:
-        # Stray bytes between two segments lose nothing; some published data sets have such files.
+        # Stray bytes between two segments lose nothing, and published data has a few such files: for them only the
+        # cosine transform differs, since Pillow's is the accurate one.
         if "extraneous bytes before marker" not in str(error):
             raise
-        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=False)
+        return decode_other(data)
 
 
 def decode_other(data: bytes) -> RGB:
@@ -76,7 +87,7 @@ def decode_other(data: bytes) -> RGB:
         return np.array(image.convert("RGB"))
 
 
-def upright(image: RGB, data: bytes) -> RGB:
+def upright(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
     """Applies the EXIF orientation that `data` states (EXIF 2.3, tag 274: 1 to 8)."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as header:
         orientation = header.getexif().get(ExifTags.Base.Orientation, 1)

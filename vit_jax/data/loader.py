@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import grain
 import jax
@@ -19,12 +19,12 @@ import numpy as np
 from absl import flags
 from jaxtyping import Int64
 
+from vit_jax import UserError
 from vit_jax.data.images import DecodeError
 from vit_jax.data.transforms import Preprocess
-from vit_jax.errors import UserError
 
-Rows = Int64[np.ndarray, "rows"]  # sorted numbers of rows of a global batch
-Source = grain.sources.RandomAccessDataSource  # such as sources.Source
+Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
+Source: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
 CHUNK = 8  # rows that one thread or worker reads at a time
 ENDLESS = 2**40  # batches
 
@@ -79,7 +79,7 @@ class Readable:
 
     Attributes:
         source: what is read.
-        on_bad: `fail`, or `replace` an example by the next readable one.
+        on_bad: `fail`, `replace` an example by the next readable one, or `raise`: fail without naming that choice.
     """
 
     source: Source
@@ -95,6 +95,8 @@ class Readable:
             try:
                 return {**self.source[(index + skipped) % len(self)], "replaced": np.int32(skipped > 0)}
             except DecodeError as error:
+                if self.on_bad == "raise":
+                    raise
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; remove it, or set data.bad_images=replace") from error
                 logging.getLogger(__name__).warning("replaced: %s", error)
@@ -226,7 +228,7 @@ def train_batches(
 
 def eval_batches(source: Source, preprocess: Preprocess, *, batch: int, rows: Rows, workers: int = 0) -> LocalBatches:
     """Iterates once over the examples in order; the last batch is filled up with zeros whose `mask` is 0."""
-    examples = grain.MapDataset.source(Readable(source, "fail")).seed(0).random_map(Prepare(preprocess))
+    examples = grain.MapDataset.source(Readable(source, "raise")).seed(0).random_map(Prepare(preprocess))
     return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), start=0, workers=workers)
 
 
@@ -243,7 +245,7 @@ class Ahead:
         """Transfers nothing before the first batch is asked for."""
         self.local, self.put, self.depth = local, put, depth
         self.queue: collections.deque = collections.deque()
-        self.end: BaseException | None = None
+        self.end: Exception | None = None
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Returns itself."""
@@ -261,9 +263,9 @@ class Ahead:
             except Exception as end:
                 self.end = end
                 self.local.close()
-        if self.queue:
-            return self.queue.popleft()
-        raise self.end
+        if self.end is not None and not self.queue:
+            raise self.end
+        return self.queue.popleft()
 
     @property
     def replaced(self) -> int:

@@ -35,7 +35,10 @@ def bilinear(
     shrinks = image.shape[0] > 2 * height
     if shrinks:  # most lines are not needed
         lines = lines[np.concatenate([above, below])]
-    first, mixed = lines.take(left, axis=1).astype(np.float32), lines.take(right, axis=1).astype(np.float32)
+    first, mixed = (
+        lines.take(left, axis=1, mode="clip").astype(np.float32),
+        lines.take(right, axis=1, mode="clip").astype(np.float32),
+    )
     mixed -= first
     mixed *= across
     mixed += first

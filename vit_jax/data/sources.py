@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import UserError, choose
 from vit_jax.data import images, splits
 from vit_jax.data.folder import Folder
-from vit_jax.errors import UserError, choose
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax import UserError, choose
 
 PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]+%?)?\])?")
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
@@ -54,9 +54,7 @@ def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
     """
     selected = []
     for name, start, stop in parse(split):
-        if name not in counts:
-            raise UserError(f"there is no split {name!r}{did_you_mean(name, counts)}")
-        count = counts[name]
+        count = counts[choose("split", name, counts)]
         first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count
         if max(abs(first), abs(last)) > count:
             raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")

@@ -10,19 +10,19 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from vit_jax import UserError, choose
 from vit_jax.data import resizing
-from vit_jax.errors import UserError, choose
 
-RGB = UInt8[np.ndarray, "height width 3"]
-Cut = UInt8[np.ndarray, "rows columns 3"]  # another size than the image it was made of
-Size = int | tuple[int, int]  # a square's side, or (height, width)
-Generator = np.random.Generator
+RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
+Cut: TypeAlias = UInt8[np.ndarray, "rows columns 3"]  # another size than the image it was made of
+Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
+Generator: TypeAlias = np.random.Generator
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -65,8 +65,8 @@ def inception_crop(
     image: RGB,
     rng: Generator,
     size: Size,
-    area_min: float = 5,
-    area_max: float = 100,
+    area_min: int | float = 5,
+    area_max: int | float = 100,
     method: str = "bilinear",
     antialias: bool = False,
 ) -> Cut:
@@ -125,7 +125,9 @@ def flip_lr(image: RGB, rng: Generator) -> RGB:
     return cv2.flip(image, 1) if rng.random() < 0.5 else image
 
 
-def value_range(image: RGB, rng: Generator, low: float, high: float) -> Float32[np.ndarray, "height width 3"]:
+def value_range(
+    image: RGB, rng: Generator, low: int | float, high: int | float
+) -> Float32[np.ndarray, "height width 3"]:
     """Maps 0 to `low` and 255 to `high`, linearly, as float32."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
@@ -212,8 +214,8 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
             **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords},
         ).arguments
     except (TypeError, ValueError) as error:
-        fault = error if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
-        raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}") from None
+        reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
+        raise UserError(f"wrong arguments in {part!r}: {reason}; the op is {name.id}{signature}") from None
     if fault := fault_of(name.id, arguments):
         raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}")
     return name.id, arguments

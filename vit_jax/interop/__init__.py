@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vit_jax import checkpoint, models
-from vit_jax.errors import UserError
+from vit_jax import UserError, checkpoint, models
 from vit_jax.interop import ours
 from vit_jax.interop.adapt import adapt
 from vit_jax.interop.ours import WEIGHTS, about

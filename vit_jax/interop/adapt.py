@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from vit_jax import models, tree
-from vit_jax.errors import UserError
+from vit_jax import UserError, models, tree
 
 # The whole pre-training head goes; the new one starts at zero.
 REPLACED = ("head/", "pre_logits/")

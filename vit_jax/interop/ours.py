@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, tree
-from vit_jax.errors import UserError
+from vit_jax import UserError, models, tree
 
 WEIGHTS = "model.npz"
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax import choose
 from vit_jax.models.position import resample
 from vit_jax.models.spec import Spec, flatten, replace
 from vit_jax.models.vit import ViT
@@ -120,7 +120,6 @@ def _named(name: str) -> dict[str, int]:
     """Returns the fields that a name stands for."""
     match = re.fullmatch(r"ViT-([A-Za-z]+)/([1-9]\d*)", name)
     if not match or match[1] not in SIZES:
-        examples = [f"ViT-{size}/{patch_size}" for size in SIZES for patch_size in (8, 14, 16, 32)]
-        raise UserError(f"unknown model {name!r}{did_you_mean(name, examples)}")
+        choose("model", name, [f"ViT-{size}/{patch_size}" for size in SIZES for patch_size in (8, 14, 16, 32)])
     numbers = zip(("width", "depth", "mlp_dim", "num_heads"), SIZES[match[1]], strict=True)
     return dict(numbers) | {"patch_size": int(match[2])}

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax import UserError, choose
 
 POOLINGS = ("token", "gap", "map")
 POSITIONS = ("learned", "sincos2d", "none")
@@ -163,8 +163,7 @@ def replace(spec: Spec, **flat: Any) -> Spec:
     """
     known = flatten(spec)
     for name in flat:
-        if name not in known:
-            raise UserError(f"models have no field {name!r}{did_you_mean(name, known)}")
+        choose("model field", name, known)
     given = {name: _typed(name, value, known[name]) for name, value in flat.items() if value is not None}
     changes = {}
     for field in dataclasses.fields(spec):

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError
+from vit_jax import UserError
 from vit_jax.models.block import Tokens, dropout
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS

@@ -1,0 +1,152 @@
+"""A training step of vit_jax against that of the plainest Flax ViT, alternating in one run.
+
+python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
+
+Both: the same sizes, float32, softmax cross-entropy, AdamW with a constant rate, no dropout, jitted with donated state.
+Ours is what `vit_jax.main` runs (`program.train_step`: the metrics, norms and the guard against non-finite values that
+it reports included); the plain one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` under `optax.adamw`.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from configs import base
+from vit_jax import data, settings, sharding
+from vit_jax.models import Spec
+from vit_jax.program import make_program
+
+RATE, DECAY = 1e-3, 1e-4
+
+
+class PlainBlock(nn.Module):
+    mlp_dim: int
+    num_heads: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm()(x)
+        x = x + nn.MultiHeadDotProductAttention(self.num_heads, deterministic=True)(y, y)
+        y = nn.Dense(self.mlp_dim)(nn.LayerNorm()(x))
+        return x + nn.Dense(x.shape[-1])(nn.gelu(y))
+
+
+class PlainViT(nn.Module):
+    spec: Spec
+
+    @nn.compact
+    def __call__(self, images):
+        spec = self.spec
+        patch = (spec.stem.patch_size,) * 2
+        x = nn.Conv(spec.width, patch, strides=patch, padding="VALID")(images)
+        x = x.reshape(len(images), -1, spec.width)
+        cls = self.param("cls", nn.initializers.zeros, (1, 1, spec.width))
+        x = jnp.concatenate([jnp.tile(cls, (len(images), 1, 1)), x], axis=1)
+        x = x + self.param("position", nn.initializers.normal(0.02), (1, *x.shape[1:]))
+        for _ in range(spec.depth):
+            x = PlainBlock(spec.mlp_dim, spec.attention.num_heads)(x)
+        return nn.Dense(spec.head.num_classes, kernel_init=nn.initializers.zeros)(nn.LayerNorm()(x)[:, 0])
+
+
+def plain_step(spec: Spec, batch: dict[str, jax.Array]) -> Callable[[], float]:
+    """Returns a function that makes one step of the plain model and returns its loss."""
+    model, optimizer = PlainViT(spec), optax.adamw(RATE, weight_decay=DECAY)
+
+    def step(params, opt_state, batch):
+        def loss_of(params):
+            logits = model.apply(params, batch["image"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        changes, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, changes), opt_state, loss
+
+    params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1])
+    state = [params, optimizer.init(params)]
+    step = jax.jit(step, donate_argnums=(0, 1))
+
+    def run() -> float:
+        *state[:], loss = step(*state, batch)
+        jax.block_until_ready(state)
+        return float(loss)
+
+    return run
+
+
+def our_step(program: Any, batch: dict[str, jax.Array]) -> Callable[[], float]:
+    """Returns a function that makes one step of the product and returns its loss."""
+    state = program.init(jax.random.key(0))
+
+    def run() -> float:
+        nonlocal state
+        state, metrics = program.train_step(state, batch)
+        jax.block_until_ready(state)
+        return float(metrics["train/loss"])
+
+    return run
+
+
+def make(arguments: argparse.Namespace) -> Any:
+    """Returns the product's program for the model, batch and resolution asked for, on one device."""
+    config = base.get_config()
+    config.model.name, config.batch, config.resolution = arguments.model, arguments.batch, arguments.resolution
+    config.model.dtype = "float32"
+    if arguments.attention:
+        config.model.attention = arguments.attention
+    config.data.num_classes = config.data.num_examples = arguments.classes
+    config.total_steps, config.decay_type = 1_000_000, "constant"
+    config.base_lr, config.optim.weight_decay, config.optim.decays = RATE, DECAY, "all"
+    config = settings.resolve(config)
+    return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
+
+
+def main() -> None:
+    description, example, *notes = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser(
+        description="\n\n".join([description, *notes]),
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="ViT-S/16")
+    parser.add_argument("--batch", type=int, default=32, help="images per step")
+    parser.add_argument("--resolution", type=int, default=224, help="pixels on a side")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=10, help="steps of each, taken in turn")
+    parser.add_argument("--attention", help="implementation of ours; default: as for these devices")
+    arguments = parser.parse_args()
+
+    keys = jax.random.split(jax.random.key(0))
+    shape = (arguments.batch, arguments.resolution, arguments.resolution, 3)
+    batch = {
+        "image": jax.random.uniform(keys[0], shape, minval=-1, maxval=1),
+        "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
+    }
+    program = make(arguments)
+    runs = {"plain Flax": plain_step(program.model.spec, batch), "vit_jax": our_step(program, batch)}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(arguments.rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_:  # the first compiles
+                seconds[name].append(time.perf_counter() - start)
+
+    plain = statistics.median(seconds["plain Flax"])
+    print(f"{arguments.model}, {arguments.batch} images of {arguments.resolution} px, {jax.devices()[0].device_kind}")
+    print(f"{'':12}{'median s':>10}{'fastest s':>11}{'images/s':>10}{'speed':>8}")
+    for name, times in seconds.items():
+        median = statistics.median(times)
+        print(f"{name:12}{median:10.3f}{min(times):11.3f}{arguments.batch / median:10.2f}{plain / median:7.2f}x")
+    pairs = sorted(a / b for a, b in zip(*seconds.values(), strict=True))
+    print(f"ratio within a round: median {statistics.median(pairs):.2f}x, from {pairs[0]:.2f}x to {pairs[-1]:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Runs from the command line on: training, resuming, evaluating, predicting, fine-tuning."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, predict, report, settings, train, tree
+
+
+def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip")):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in drop} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished smoke run: (config, workdir, returned metrics)."""
+    from configs import smoke
+
+    config, workdir = smoke.get_config(), tmp_path_factory.mktemp("runs") / "smoke"
+    config.mesh.data = 8
+    return config, workdir, train.train(config, workdir)
+
+
+def test_a_run_leaves_what_the_design_promises(run):
+    _, workdir, metrics = run
+    assert {"config.json", "metrics.jsonl", "train.log", "checkpoints", "model.npz", "model.json"} <= {
+        path.name for path in workdir.iterdir()
+    }
+    assert list(workdir.glob("events.out.tfevents.*"))
+    lines = rows(workdir, drop=())
+    assert [line["step"] for line in lines if "train/loss" in line] == [5, 10, 15, 20]
+    assert [line["step"] for line in lines if "test/accuracy" in line] == [10, 20]
+    names = {"train/loss", "train/lr", "train/images_per_sec", "train/images_per_sec_per_chip"}
+    assert names | {"norm/grads", "norm/params", "norm/updates"} <= set(lines[0])
+    assert metrics["test/n"] == 359  # every example once, though 360 do not divide it
+    text = (workdir / "train.log").read_text()
+    for word in ("jax", "Devices: 8 x cpu", "mesh data=8 x fsdp=1", "4 per device", "head/kernel", "ETA"):
+        assert word in text
+
+
+def test_the_command_lines_agree_with_the_run(run, tmp_path, capsys):
+    _, workdir, metrics = run
+    found = evaluate.evaluate(workdir)
+    assert found["step"] == 20 and found["test/n"] == 359
+    assert found["test/accuracy"] == metrics["test/accuracy"]
+    np.testing.assert_allclose(found["test/loss"], metrics["test/loss"], rtol=1e-6)
+
+    Image.fromarray(np.full((20, 12, 3), 90, np.uint8)).save(tmp_path / "grey.png")
+    [result] = predict.predict(workdir, [tmp_path / "grey.png"], top=10)
+    assert sorted(entry["class"] for entry in result["classes"]) == [str(digit) for digit in range(10)]
+    assert abs(sum(entry["probability"] for entry in result["classes"]) - 1) < 1e-5
+    predict.main(["predict.py", str(workdir), str(tmp_path / "grey.png"), "--json", "--top=1"])
+    assert json.loads(capsys.readouterr().out)["classes"][0] == pytest.approx(result["classes"][0])
+    with pytest.raises(UserError, match=r"nothing\.png"):
+        predict.predict(workdir, [tmp_path / "nothing.png"])
+
+
+def test_every_way_in_gives_the_same_model(run, tmp_path):
+    _, workdir, _ = run
+    model, params = vit_jax.load(workdir)
+    for path in (workdir / "model.npz", workdir / "checkpoints" / "20"):
+        other, leaves = vit_jax.load(path)
+        assert other == model
+        jax.tree.map(np.testing.assert_array_equal, leaves, params)
+    vit_jax.save(tmp_path / "copy.npz", model, params)
+    again, leaves = vit_jax.load(tmp_path / "copy.npz")
+    assert again == model and model.class_names == tuple("0123456789")
+    jax.tree.map(np.testing.assert_array_equal, leaves, params)
+
+
+def test_loading_says_what_is_wrong(run, tmp_path):
+    _, workdir, _ = run
+    with pytest.raises(UserError, match="does not exist"):
+        vit_jax.load(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"holds neither model\.npz nor checkpoints"):
+        vit_jax.load(tmp_path)
+    model, params = vit_jax.load(workdir)
+    params = {**params, "head": {"kernel": params["head"]["kernel"][:, :3]}, "more": params["position"]}
+    vit_jax.save(tmp_path / "bad.npz", model, params)
+    words = r"missing head/bias; unexpected more; head/kernel is float32\[16,3\], not float32\[16,10\]"
+    with pytest.raises(UserError, match=words):
+        vit_jax.load(tmp_path / "bad.npz")
+
+
+def test_fine_tuning_at_another_resolution_with_another_head(run, quick, tmp_path):
+    _, workdir, _ = run
+    quick.init_from = str(workdir)
+    quick.resolution = 24
+    quick.total_steps = 1
+    quick.warmup_steps = 1  # the rate of the first step is 0: the weights are those that training starts from
+    quick.data.preprocess = "resize(24)|value_range(-1,1)"
+    quick.evals.test.preprocess = "resize(24)|value_range(-1,1)"
+    quick.mesh.data, quick.mesh.fsdp = 1, 8
+    train.train(quick, tmp_path / "tuned")
+    old, before = vit_jax.load(workdir)
+    new, after = vit_jax.load(tmp_path / "tuned")
+    assert (old.spec.grid, new.spec.grid) == ((4, 4), (6, 6))
+    assert not np.any(after["head"]["kernel"]) and np.any(before["head"]["kernel"])
+    jax.tree.map(np.testing.assert_array_equal, after["encoder"], before["encoder"])
+    corners = np.ix_([0, -1], [0, -1])
+    grids = [p["position"].reshape(*m.spec.grid, -1)[corners] for m, p in ((old, before), (new, after))]
+    np.testing.assert_allclose(*grids, rtol=1e-6)
+
+    quick.model.width = 32
+    with pytest.raises(UserError, match=r"init_from holds .*: .*embed/kernel is float32\[4,4,3,16\]"):
+        train.train(quick, tmp_path / "wider")
+
+
+def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
+    events = []
+    make, fetch = train.make_program, report.fetch
+
+    def recording(*args):
+        program = make(*args)
+        step = program.train_step
+
+        def train_step(state, batch):
+            events.append(("dispatch", sum(kind == "dispatch" for kind, _ in events) + 1))
+            return step(state, batch)
+
+        return type(program)(**{**vars(program), "train_step": train_step})
+
+    def reading(values):
+        events.append(("read", sum(kind == "read" for kind, _ in events) + 1))
+        return fetch(values)
+
+    monkeypatch.setattr(train, "make_program", recording)
+    monkeypatch.setattr(report, "fetch", reading)
+    quick.total_steps, quick.eval_every, quick.checkpoint_every = 8, 8, 100
+    quick.mesh.data, quick.log_every = 8, 1
+    train.train(quick, tmp_path)
+    for step in range(1, 8):
+        assert events.index(("read", step)) == events.index(("dispatch", step + 1)) + 1
+    assert events[-1] == ("read", 8)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(quick, tmp_path, monkeypatch):
+    quick.mesh.data = 8
+    quick.eval_every = quick.checkpoint_every = 5
+    make = train.make_program
+
+    def poisoned(*args):
+        program = make(*args)
+
+        def train_step(state, batch):
+            if int(state.step) in (7, 8):
+                batch = batch | {"image": batch["image"] * np.nan}
+            return program.train_step(state, batch)
+
+        return type(program)(**{**vars(program), "train_step": train_step})
+
+    monkeypatch.setattr(train, "make_program", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
+        train.train(quick, tmp_path)
+    assert checkpoint.newest(tmp_path).name == "5"
+    assert all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(vit_jax.load(tmp_path)[1]).values())
+    quick.optim.max_nonfinite_skips = 2
+    metrics = train.train(quick, tmp_path)
+    assert np.isfinite(metrics["test/loss"])
+    assert "Skipped" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.parametrize("score", [float("nan"), None])
+def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
+    state = {"weights": np.arange(3.0)}
+    checkpoints = checkpoint.Checkpoints(quick, tmp_path)
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, score, 0.2], start=1):
+        checkpoints.save(state, step, {}, {} if accuracy is None else {"test/accuracy": accuracy})
+    checkpoints.wait()
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
+    assert (checkpoints.best, checkpoints.latest) == (2, 5)
+    checkpoints.close()
+
+
+def command(workdir, *words):
+    """The process of a smoke run whose data, dropout and MixUp are random, over an epoch's end."""
+    flags = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3"]
+    flags += ["--config.log_every=1", "--config.optim.ema_decay=0.9", "--config.mesh.fsdp=2"]
+    args = [sys.executable, "-m", "vit_jax.main", f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}"]
+    return [*args, *flags, *words]
+
+
+def launch(workdir, *words, devices=8):
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    output = (workdir.parent / f"{workdir.name}.out").open("w")
+    return subprocess.Popen(command(workdir, *words), env=environment, cwd=ROOT, stdout=output, stderr=output)
+
+
+def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
+    whole, halves = launch(tmp_path / "whole"), launch(tmp_path / "halves")
+    # The second is killed once it has saved step 10 and gone on.
+    metrics = tmp_path / "halves" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while halves.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and '"step": 12' in metrics.read_text() and checkpoint.newest(tmp_path / "halves"):
+            halves.send_signal(signal.SIGKILL)
+        time.sleep(0.01)
+    assert halves.wait() in (0, -signal.SIGKILL)
+    assert whole.wait() == 0, (tmp_path / "whole.out").read_text()
+    saved = checkpoint.newest(tmp_path / "halves")
+    if halves.returncode == 0:  # the machine was too quick: forget its second half
+        import shutil
+
+        shutil.rmtree(tmp_path / "halves" / "checkpoints" / "20")
+        saved = checkpoint.newest(tmp_path / "halves")
+    assert saved.name == "10"
+    again = launch(tmp_path / "halves")
+    assert again.wait() == 0, (tmp_path / "halves.out").read_text()
+    assert "Resuming" in (tmp_path / "halves" / "train.log").read_text()
+
+    assert rows(tmp_path / "halves") == rows(tmp_path / "whole")
+    states = []
+    for name in ("whole", "halves"):
+        config = settings.load(tmp_path / name / "config.json")
+        reader = checkpoint.Checkpoints(config, tmp_path / name)
+        states.append(reader.read(20))
+        reader.close()
+    first, second = (tree.flatten(state) for state in states)
+    assert first.keys() == second.keys() and any("mu/" in name for name in first) and any("ema" in n for n in first)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config.btch=3"], "did you mean 'batch'"),
+        (["--config.batch=x"], "--config.batch=x"),
+        (["--config.batch=12"], "does not divide"),
+        (["--config.data.source=folder:/nowhere"], "/nowhere"),
+        (["--config.data.split=trian"], "trian"),
+        (["--config.data.preprocess=resise(16)|value_range(-1,1)"], "did you mean 'resize'"),
+        (["--config.model.name=ViT-X/16"], "unknown model 'ViT-X/16'"),
+        (["--config.data.num_classes=11"], "data.num_classes is 11"),
+        (["--config.evals.test.split=val"], "evals.test"),
+        (["--config.data.source=digit"], "did you mean 'digits'"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monkeypatch, capsys):
+    from vit_jax import cli, main
+
+    monkeypatch.setattr(cli, "join_pod", lambda: None)  # this process has used its devices already
+    monkeypatch.setattr(sys, "argv", command(tmp_path / "run", *words)[2:])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main.main)
+    text = capsys.readouterr().err
+    assert exit.value.code == 2, text
+    assert sentence in text and text.startswith("vit_jax: ") and text.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_of_another_model_is_refused(run, quick):
+    _, workdir, _ = run
+    quick.model.depth = 2
+    with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
+        train.train(quick, workdir)

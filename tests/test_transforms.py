@@ -1,0 +1,240 @@
+import contextlib
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageOps
+
+from vit_jax import UserError
+from vit_jax.data import images, transforms
+
+SAMPLES = Path("/work/shared/data/imagenet_sample")
+PARITY = Path("/work/shared/parity/pixels.npz")
+FIXTURE = Path(__file__).parent / "data" / "pixels.npz"
+PIPE = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def picture(height: int = 40, width: int = 60) -> Image.Image:
+    """A smooth image without symmetry."""
+    y, x = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([3 * y, 2 * x, (x + y) // 2 * (x > y)], -1).astype(np.uint8))
+
+
+def encoded(image: Image.Image, suffix: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, suffix, **options)
+    return file.getvalue()
+
+
+def check_pixels(stored, files: dict[str, bytes]):
+    """Compares every stored pipe with ours."""
+    for key in stored:
+        number, _, pipe = key.partition("/")
+        if number not in files or not pipe.startswith("decode|") or "bicubic" in pipe:
+            continue
+        image = images.decode(files[number], key)
+        if pipe.endswith("value_range(-1,1)"):
+            assert np.abs(transforms.parse(pipe, 64)(image, rng()) - stored[key]).max() <= 1e-6, key
+            continue
+        for part in pipe.split("|")[1:]:
+            name, arguments = transforms.parse_op(part, pipe)
+            image = transforms.OPS[name](image, rng(), **arguments)
+        exact = "antialias" not in pipe and ("resize_small" not in pipe or "bilinear" in pipe)
+        difference = np.abs(image.astype(int) - stored[key])
+        assert image.dtype == np.uint8 and difference.max() <= (0 if exact else 1), key
+        assert difference.mean() < 0.01, key
+
+
+def test_pixels_are_those_of_tensorflow():
+    stored = np.load(FIXTURE)
+    check_pixels(stored, {number: stored[f"{number}/jpeg"].tobytes() for number in ("0", "3")})
+
+
+@pytest.mark.skipif(not (PARITY.exists() and SAMPLES.exists()), reason="needs the shared ImageNet photographs")
+def test_pixels_of_all_photographs():
+    stored = np.load(PARITY)
+    files = {str(number): (SAMPLES / str(name)).read_bytes() for number, name in enumerate(stored["files"])}
+    check_pixels(stored, files)
+    for number, data in files.items():
+        image = images.decode(data, number)
+        assert image.shape == tuple(stored[f"{number}/decoded_shape"])
+        top, left, height, width = stored[f"{number}/box"]
+        crop = image[top : top + height, left : left + width]
+        for key, region in (("vit_jax_eval", image), ("vit_jax_crop", crop)):
+            resized = transforms.resizing.bilinear(np.ascontiguousarray(region), 64, 64)
+            assert np.abs(resized / 127.5 - 1 - stored[f"{number}/{key}"]).max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [("JPEG", mode) for mode in ("1", "L", "CMYK")]
+    + [("PNG", mode) for mode in ("1", "L", "LA", "P", "RGBA")]
+    + [("WEBP", mode) for mode in ("L", "P", "RGBA")],
+)
+def test_every_mode_becomes_rgb(mode, suffix):
+    image = picture().convert(mode)
+    decoded = images.decode(encoded(image, suffix, quality=95, lossless=True), "x")
+    assert decoded.dtype == np.uint8 and decoded.shape == (40, 60, 3)
+    if mode != "1":
+        assert np.abs(decoded.astype(int) - np.asarray(image.convert("RGB"))).mean() < 3
+
+
+def test_sixteen_bits_keep_the_upper_eight():
+    values = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
+    decoded = images.decode(encoded(Image.fromarray(values), "PNG"), "x")
+    np.testing.assert_array_equal(decoded, np.repeat(values[..., None] >> 8, 3, axis=2))
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_on_request(suffix, orientation, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    data = encoded(picture(), suffix, exif=exif, quality=95)
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert np.abs(images.read_image(path).astype(int) - upright).max() < 8
+    assert images.decode(data, "x").shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_damaged_files_are_errors_that_name_the_file(suffix):
+    data = encoded(picture(), suffix)
+    for end in (0, 1, 2, 20, len(data) // 2, len(data) * 9 // 10):
+        with pytest.raises(images.DecodeError, match=r"cannot decode the image some/file\.x: \w"):
+            images.decode(data[:end], "some/file.x")
+    with pytest.raises(images.DecodeError, match="no JPEG, PNG or WebP"):
+        images.decode(encoded(picture(), "GIF"), "x")
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_random_damage_never_raises_anything_else(suffix):
+    data, random = np.frombuffer(encoded(picture(), suffix), np.uint8), rng()
+    for _ in range(100):
+        damaged = data.copy()
+        damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
+        with contextlib.suppress(images.DecodeError):
+            images.decode(damaged.tobytes(), "x", exif=True)
+
+
+def test_a_jpeg_with_stray_bytes_between_segments_is_read():
+    data = encoded(picture(), "JPEG")
+    table = data.index(b"\xff\xc4")
+    stray = data[:table] + bytes(5) + data[table:]
+    assert np.abs(images.decode(stray, "x").astype(int) - images.decode(data, "x")).max() <= 12
+
+
+def test_image_bomb(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    for suffix in ("JPEG", "PNG"):
+        with pytest.raises(images.DecodeError, match=r"limit|bomb"):
+            images.decode(encoded(picture(), suffix), "x")
+
+
+def test_read_image_of_nothing():
+    with pytest.raises(UserError, match="/nowhere: No such file"):
+        images.read_image("/nowhere")
+
+
+def test_a_pipe_knows_its_text_and_shape_and_pickles():
+    preprocess = transforms.parse("decode|" + PIPE, 32)
+    assert preprocess.shape == (32, 32, 3)
+    assert preprocess.text == "decode|inception_crop(32)|flip_lr|value_range(-1,1)"
+    image = np.asarray(picture())
+    first = preprocess(image, rng(3))
+    assert first.shape == preprocess.shape and first.dtype == np.float32 and -1 <= first.min() < first.max() <= 1
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(preprocess))(image, rng(3)), first)
+    assert np.abs(preprocess(image, rng(4)) - first).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("pipe", "shape"),
+    [
+        ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
+        ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
+        ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),
+        ("resize(32)|flip_lr()|value_range(-1.0, high=1.0)", (32, 32, 3)),
+        ("inception_crop({resolution}, area_min=25, area_max=50)|value_range(-1,1)", (24, 24, 3)),
+    ],
+)
+def test_shapes(pipe, shape):
+    preprocess = transforms.parse(pipe, 24)
+    assert preprocess.shape == shape == preprocess(np.asarray(picture()), rng()).shape
+
+
+@pytest.mark.parametrize(
+    ("pipe", "sentence"),
+    [
+        ("resize_smal(3)|value_range(0,1)", "unknown preprocessing op 'resize_smal'; did you mean 'resize_small'"),
+        ("resize(3,4,5,6)|value_range(0,1)", r"too many positional arguments; the op is resize\(size: int"),
+        ("resize(3, foo=2)|value_range(0,1)", "unexpected keyword argument 'foo'; the op is resize"),
+        ("resize|value_range(0,1)", "missing a required argument: 'size'"),
+        ("resize(-3)|value_range(0,1)", "size must be a positive whole number or"),
+        ("resize_small((3,3))|value_range(0,1)", "size must be a positive whole number, not"),
+        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'area', not 'cubic'"),
+        ("resize(3,antialias=1)|value_range(0,1)", "antialias must be True or False"),
+        ("inception_crop(3,area_min=0)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|value_range(1,0)", "low must be less than high"),
+        ("resize(3)|value_range('a',0)", "low must be a number"),
+        ("resize(__import__('os'))|value_range(0,1)", "must be numbers, tuples, strings or booleans"),
+        ("os.remove('x')|value_range(0,1)", r"cannot read \"os.remove\('x'\)\""),
+        ("resize(3|value_range(0,1)", r"cannot read 'resize\(3'"),
+        ("", "cannot read ''"),
+        ("decode", "must end with its only value_range"),
+        ("resize(3)", "must end with its only value_range"),
+        ("value_range(0,1)|resize(3)", "must end with its only value_range"),
+        ("resize_small(3)|value_range(0,1)", "gives images of different sizes"),
+        ("resize(3)|central_crop(4)|value_range(0,1)", "crop of 4 x 4 pixels does not fit into an image of 3 x 3"),
+    ],
+)
+def test_wrong_pipes(pipe, sentence):
+    with pytest.raises(UserError, match=sentence):
+        transforms.parse(pipe, 224)
+
+
+def test_a_crop_larger_than_the_image_is_a_sentence():
+    with pytest.raises(UserError, match="64 x 64 pixels does not fit into an image of 40 x 60"):
+        transforms.parse("central_crop(64)|value_range(0,1)", 64)(np.asarray(picture()), rng())
+
+
+def test_crops_and_flips_take_pixels_as_they_are():
+    image = np.asarray(picture(41, 60))
+    np.testing.assert_array_equal(transforms.central_crop(image, rng(), (20, 30)), image[10:30, 15:45])
+    flips = [transforms.flip_lr(image, rng(seed)) for seed in range(200)]
+    mirrored = sum(np.array_equal(flip, image[:, ::-1]) for flip in flips)
+    assert mirrored + sum(np.array_equal(flip, image) for flip in flips) == 200 and 70 < mirrored < 130
+    corners = {tuple(transforms.random_crop(image, rng(seed), (39, 59))[0, 0]) for seed in range(200)}
+    assert corners == {tuple(image[top, left]) for top in range(3) for left in range(2)}
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (40, 41)])
+def test_inception_boxes_have_the_distribution_of_tensorflow(height, width):
+    random = rng()
+    boxes = np.array([transforms.inception_box(height, width, 0.05, 1.0, random) for _ in range(4000)])
+    top, left, rows, columns = boxes.T
+    area, aspect = rows * columns / (height * width), columns / rows
+    assert area.min() >= 0.05 and area.max() <= 1
+    assert (top + rows <= height).all() and (left + columns <= width).all()
+    whole = (rows == height) & (columns == width)
+    slack = 0.5 / rows.min() + 1e-6
+    assert (((aspect > 0.75 - slack) & (aspect < 1.33 + slack)) | whole).all()
+    # The height, not the area, is uniform between the bounds that the aspect ratio leaves; of a large area, so is a
+    # tenth of the boxes above the highest tenth of the heights.
+    lowest = np.sqrt(0.05 * height * width / aspect)
+    highest = np.minimum(np.minimum(height, width / aspect), np.sqrt(height * width / aspect))
+    place = (rows - lowest) / (highest - lowest)
+    assert np.abs(np.histogram(place, 5, (0, 1))[0] / 4000 - 0.2).max() < 0.07
+    assert abs(place.mean() - 0.5) < 0.02
+    assert abs(aspect.mean() - (0.75 + 1.33) / 2) < 0.03
+
+
+def test_a_sliver_is_taken_whole():
+    assert transforms.inception_box(1, 1000, 0.5, 1.0, rng()) == (0, 0, 1, 1000)
