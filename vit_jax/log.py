@@ -86,9 +86,7 @@ class Log:
 
     def _line(self, step: int, metrics: Metrics) -> str:
         words = [f"step {step}/{self._total}"]
-        words += [
-            f"{name.removeprefix('train/')} {_number(name, value)}" for name, value in metrics.items() if _shown(name)
-        ]
+        words += [f"{_label(name)} {_number(name, value)}" for name, value in metrics.items() if _shown(name)]
         if "train/images_per_sec" in metrics:
             left = (self._total - step) * self._batch / max(metrics["train/images_per_sec"], 1e-9)
             words.append(f"ETA {duration(left)}")
@@ -106,7 +104,13 @@ def _shown(name: str) -> bool:
     return not name.startswith("norm/") and name != "train/skips"
 
 
+def _label(name: str) -> str:
+    return name.removeprefix("train/").replace("images_per_sec", "images/s").replace("_per_chip", "/chip")
+
+
 def _number(name: str, value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
     if name.endswith("accuracy") or name.endswith("top5"):
         return f"{value:.2%}"
     if "images_per_sec" in name:

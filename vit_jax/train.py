@@ -57,13 +57,16 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
             if evaluates or step % config.checkpoint_every == 0:
                 report.flush()
                 with log.paused():
-                    metrics = evals.run(evaluators, state.weights) if evaluates else {}
-                    log.write(step, metrics)
-                    folder.save(state, step, metrics)
+                    if evaluates:
+                        metrics = evals.run(evaluators, state.weights)
+                        log.write(step, metrics)
+                    folder.save(state, step, metrics if evaluates else {})
         if start >= end:
             log.say("This run is complete.")
             metrics = evals.run(evaluators, state.weights)
             log.write(end, metrics)
+        if batches.replaced:
+            log.say(f"Unreadable images replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")
         return metrics
     finally:

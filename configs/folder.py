@@ -1,0 +1,33 @@
+"""ViT-S/16 on your own folder of images, `<class>/<image>` or `train/<class>/<image>`; a tenth is held out.
+
+Ours: no number, it depends on the images. Hardware: a GPU or a TPU; on a laptop take a smaller model and resolution.
+    python -m vit_jax.main --config=configs/folder.py --config.data.source=folder:PATH
+    python -m vit_jax.main --config=configs/folder.py --config.data.source=folder:PATH --config.init_from=WORKDIR
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """Returns a recipe for some thousands of images: 50 epochs of AdamW with mild augmentation."""
+    config = base.get_config()
+    config.batch = 128
+    config.total_epochs = 50.0
+    config.warmup_epochs = 5.0
+    config.base_lr = 5e-4
+    config.grad_norm_clip = 1.0
+    config.eval_every_epochs = 1.0
+
+    config.model.name = "ViT-S/16"
+    config.model.stochastic_depth = 0.1
+
+    config.data.source = "folder:."
+    config.data.split = "train[:90%]"
+    config.data.preprocess = "inception_crop({resolution}, 30)|flip_lr|value_range(-1,1)"
+    config.task.label_smoothing = 0.1
+    config.optim.weight_decay = 0.1
+    config.evals.test.split = "train[90%:]"
+    config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
+    return config
