@@ -131,12 +131,14 @@ def main() -> None:
     program = make(arguments)
     runs = {"plain Flax": plain_step(program.model.spec, batch), "vit_jax": our_step(program, batch)}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    work: dict[str, list[float]] = {name: [] for name in runs}  # CPU time of all threads: steadier on a shared machine
     for round_ in range(arguments.rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start, start_work = time.perf_counter(), time.process_time()
             run()
             if round_:  # the first compiles
                 seconds[name].append(time.perf_counter() - start)
+                work[name].append(time.process_time() - start_work)
 
     plain = statistics.median(seconds["plain Flax"])
     print(f"{arguments.model}, {arguments.batch} images of {arguments.resolution} px, {jax.devices()[0].device_kind}")
@@ -145,6 +147,9 @@ def main() -> None:
         median = statistics.median(times)
         print(f"{name:12}{median:10.3f}{min(times):11.3f}{arguments.batch / median:10.2f}{plain / median:7.2f}x")
     pairs = sorted(a / b for a, b in zip(*seconds.values(), strict=True))
+    cpu = {name: statistics.median(times) for name, times in work.items()}
+    print(f"CPU seconds a step: {', '.join(f'{name} {s:.2f}' for name, s in cpu.items())}", end="; ")
+    print(f"ratio {cpu['plain Flax'] / cpu['vit_jax']:.2f}x")
     print(f"ratio within a round: median {statistics.median(pairs):.2f}x, from {pairs[0]:.2f}x to {pairs[-1]:.2f}x")
 
 

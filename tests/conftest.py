@@ -2,17 +2,19 @@
 
 import os
 
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-os.environ.setdefault("TQDM_DISABLE", "1")
-
-from pathlib import Path
+# The same small programs are compiled by many tests and processes.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import pytest
 
 from configs import base, smoke
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,9 @@ import scipy.ndimage
 
 from vit_jax import UserError
 from vit_jax.models import Spec, create, resample
+from vit_jax.models.attention import heads_first, tokens_first
+from vit_jax.models.dense import narrow
+from vit_jax.models.norm import normalise
 from vit_jax.models.spec import flatten
 
 PARITY = Path(__file__).parent / "data" / "parity"
@@ -279,6 +283,28 @@ def test_attention_implementations_agree():
     assert_trees_close(a, b, rtol=1e-4, atol=1e-3)
 
 
+def assert_same_gradients(ours, plain, *arguments):
+    """Of every output, with respect to every argument."""
+
+    def gradients_of(function):
+        outputs, transpose = jax.vjp(function, *arguments)
+        keys = jax.random.split(jax.random.key(9), len(jax.tree.leaves(outputs)))
+        cotangents = [jax.random.normal(key, x.shape) for key, x in zip(keys, jax.tree.leaves(outputs), strict=True)]
+        return outputs, transpose(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))
+
+    assert_trees_close(gradients_of(ours), gradients_of(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_written_out_gradients_equal_derived_ones():
+    x, kernel = images_of(4, 5, 16), images_of(16, 8)
+    assert_same_gradients(narrow, lambda x, kernel: x @ kernel, x, kernel)
+    norm = nn.LayerNorm(epsilon=1e-6)
+    plain = lambda x, scale, bias: norm.apply({"params": {"scale": scale, "bias": bias}}, x)  # noqa: E731
+    assert_same_gradients(normalise, plain, x, images_of(16), images_of(16, seed=1))
+    # Training on captured weights is possible, too.
+    assert_same_gradients(heads_first, tokens_first, images_of(4, 5, 3, 2, 8))
+
+
 @pytest.mark.parametrize("attention", ["heads_first", "tokens_first"])
 def test_bfloat16_is_close_to_float32(attention):
     model = tiny(dtype="bfloat16", attention=attention, pre_logits=True)
@@ -499,7 +525,7 @@ def test_field_names_are_unique():
         ("ViT-X/16", {}, "unknown model 'ViT-X/16'; did you mean 'ViT-"),
         ("ViT-B16", {}, "did you mean 'ViT-B/16'"),
         ("resnet", {}, "unknown model 'resnet'"),
-        ("ViT-B/16", {"num_class": 10}, "no field 'num_class'; did you mean 'num_classes'"),
+        ("ViT-B/16", {"num_class": 10}, "field 'num_class'; did you mean 'num_classes'"),
         ("ViT-B/16", {"pooling": "gab"}, "unknown pooling 'gab'; did you mean 'gap'"),
         ("ViT-B/16", {"attention": "auto"}, "unknown attention 'auto'"),
         ("ViT-B/16", {"dtype": "float16"}, "unknown dtype 'float16'"),

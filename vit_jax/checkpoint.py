@@ -14,6 +14,10 @@ from vit_jax import UserError
 
 FOLDER = "checkpoints"
 
+# Copies of an array share the work of saving it; for small arrays that would only cost compilations.
+_ARRAYS = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**22)
+ocp.type_handlers.register_type_handler(jax.Array, _ARRAYS, override=True)
+
 
 class Checkpoints:
     """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.

@@ -16,8 +16,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax import UserError, choose, cli
-from vit_jax.settings import flatten
+from vit_jax import UserError, choose, cli, settings
 from vit_jax.train import train
 
 
@@ -45,11 +44,10 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     """
     overrides = [word for word in argv if word.startswith("--config.")]
     values = _parse_flags([word for word in argv if word not in overrides])
-    keys = flatten(values.config)
-    for word in overrides:
-        key = word.removeprefix("--config.").partition("=")[0]
-        choose("config field", key, keys)
+    keys = settings.flatten(values.config)
+    given = {choose("config field", word[len("--config.") :].partition("=")[0], keys) for word in overrides}
     values = _parse_flags(argv)
+    settings.unset_rivals(values.config, given)
     return values.config, Path(values.workdir or f"workdirs/{_config_file(argv).stem}")
 
 

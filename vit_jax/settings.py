@@ -47,6 +47,14 @@ def check(config: ConfigDict) -> None:
         raise UserError("set total_steps or total_epochs: the length of training.")
 
 
+def unset_rivals(config: ConfigDict, given: set[str]) -> None:
+    """Lets a duration given in steps on the command line win over the recipe's in epochs, and the other way round."""
+    for key in DURATIONS:
+        for one, other in ((key, epochs(key)), (epochs(key), key)):
+            if one in given and other not in given:
+                config[other] = None
+
+
 def duration(config: ConfigDict, key: str) -> int | None:
     """Returns a duration in steps: `key` as it stands, else that of `<key>` in epochs, else None if neither is set.
 
@@ -76,7 +84,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields by dotted name."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}

@@ -37,6 +37,8 @@ PARAMETER_DIMENSIONS = {
     r"norm\d?/(scale|bias)": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),
     "qkv/bias": ("qkv", "heads", "head_dim"),
+    "(query|key|value)/kernel": ("width", "heads", "head_dim"),
+    "(query|key|value)/bias": ("heads", "head_dim"),
     "out/kernel": ("heads", "head_dim", "width"),
     "out/bias": ("width",),
     "dense1/kernel": ("width", "mlp"),

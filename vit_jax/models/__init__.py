@@ -118,8 +118,8 @@ def create(
 
 def _named(name: str) -> dict[str, int]:
     """Returns the fields that a name stands for."""
-    match = re.fullmatch(r"ViT-([A-Za-z]+)/([1-9]\d*)", name)
-    if not match or match[1] not in SIZES:
+    size, _, patch_size = name.removeprefix("ViT-").partition("/")
+    if not re.fullmatch(r"ViT-[A-Za-z]+/[1-9]\d*", name) or size not in SIZES:
         choose("model", name, [f"ViT-{size}/{patch_size}" for size in SIZES for patch_size in (8, 14, 16, 32)])
-    numbers = zip(("width", "depth", "mlp_dim", "num_heads"), SIZES[match[1]], strict=True)
-    return dict(numbers) | {"patch_size": int(match[2])}
+    numbers = zip(("width", "depth", "mlp_dim", "num_heads"), SIZES[size], strict=True)
+    return dict(numbers) | {"patch_size": int(patch_size)}

@@ -1,23 +1,22 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
+from typing import TypeAlias
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import ATTENTIONS, Weights
+from vit_jax.models.dense import narrow
+from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain
 
-Tokens = Float[Array, "batch tokens width"]
+Tokens: TypeAlias = Float[Array, "batch tokens width"]
 
 kernel_init = nn.initializers.xavier_uniform
 bias_init = nn.initializers.normal(1e-6)
-
-
-def norm(spec: Spec, name: str) -> nn.LayerNorm:
-    """Returns a LayerNorm as published: epsilon 1e-6, statistics in float32."""
-    return nn.LayerNorm(epsilon=1e-6, dtype=spec.dtype, name=name)
 
 
 class Fused(nn.Module):
@@ -74,10 +73,23 @@ class Mlp(nn.Module):
     def __call__(self, x: Tokens) -> Tokens:
         """Returns tokens of the same width."""
         spec = self.spec
-        inits = {"kernel_init": kernel_init(), "bias_init": bias_init, "dtype": spec.dtype}
-        hidden = nn.gelu(nn.Dense(spec.mlp_dim, name="dense1", **inits)(x), approximate=True)
+        dense1 = nn.Dense(spec.mlp_dim, dtype=spec.dtype, kernel_init=kernel_init(), bias_init=bias_init, name="dense1")
+        hidden = nn.gelu(dense1(x), approximate=True)
         hidden = dropout(self, constrain(hidden, ("batch", "tokens", "mlp")))
-        return dropout(self, nn.Dense(spec.width, name="dense2", **inits)(hidden))
+        return dropout(self, Narrowing(spec, name="dense2")(hidden))
+
+
+class Narrowing(nn.Module):
+    """The MLP's second dense layer, back to the width."""
+
+    spec: Spec
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "batch tokens mlp"]) -> Tokens:
+        """Returns the hidden values times the kernel, plus the bias."""
+        kernel = self.param("kernel", kernel_init(), (hidden.shape[-1], self.spec.width)).astype(hidden.dtype)
+        bias = self.param("bias", bias_init, (self.spec.width,)).astype(hidden.dtype)
+        return narrow(hidden, kernel) + bias
 
 
 class Block(nn.Module):
@@ -93,9 +105,9 @@ class Block(nn.Module):
             x: tokens.
             drop_branch: rate of this block's stochastic depth.
         """
-        branch, weights = SelfAttention(self.spec, name="attention")(norm(self.spec, "norm1")(x))
+        branch, weights = SelfAttention(self.spec, name="attention")(Norm(name="norm1")(x))
         x = x + self.surviving(dropout(self, branch), drop_branch)
-        branch = Mlp(self.spec, name="mlp")(norm(self.spec, "norm2")(x))
+        branch = Mlp(self.spec, name="mlp")(Norm(name="norm2")(x))
         x = x + self.surviving(branch, drop_branch)
         return constrain(x, ("batch", "tokens", "width")), weights
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.models.block import Block, Tokens, norm
+from vit_jax.models.block import Block, Tokens
+from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
 
 POLICIES = {
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
             x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
         else:
             x, out = _run_unrolled(step, x, layers, rates)
-        return norm(spec, "norm")(x), out
+        return Norm(name="norm")(x), out
 
 
 def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Tokens, dict[str, Array]]:

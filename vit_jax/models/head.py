@@ -1,14 +1,17 @@
 """From tokens to logits: pooling, the optional tanh layer and the linear classifier."""
 
+from typing import TypeAlias
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.block import Mlp, Out, Tokens, kernel_init, norm
+from vit_jax.models.block import Mlp, Out, Tokens, kernel_init
+from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
 
-Pooled = Float[Array, "batch width"]
+Pooled: TypeAlias = Float[Array, "batch width"]
 
 
 class Projection(nn.Module):
@@ -52,7 +55,7 @@ class MapHead(nn.Module):
         spec = self.spec
         probe = self.param("probe", lambda key: kernel_init()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return (x + Mlp(spec, name="mlp")(norm(spec, "norm")(x)))[:, 0]
+        return (x + Mlp(spec, name="mlp")(Norm(name="norm")(x)))[:, 0]
 
 
 class Token(nn.Module):
@@ -75,4 +78,4 @@ class Gap(nn.Module):
         return x.mean(axis=1, dtype=jnp.float32)
 
 
-POOLINGS = {"token": Token, "gap": Gap, "map": MapHead}
+POOLINGS: dict[str, type[nn.Module]] = {"token": Token, "gap": Gap, "map": MapHead}

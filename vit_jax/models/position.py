@@ -1,14 +1,15 @@
 """Position embeddings: the table that is added to the tokens, and its resampling to another resolution."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-Table = Float[Array, "tokens width"]
-Grid = tuple[int, int]  # (rows, columns) of patches
+Table: TypeAlias = Float[Array, "tokens width"]
+Grid: TypeAlias = tuple[int, int]  # (rows, columns) of patches
 
 TEMPERATURE = 10_000.0
 

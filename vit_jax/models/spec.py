@@ -141,10 +141,10 @@ class Spec:
 
 def flatten(spec: Spec) -> dict[str, Any]:
     """Returns every field of a spec and of its parts by its own name: names are unique over all parts."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        if dataclasses.is_dataclass(value):
+        value: Any = getattr(spec, field.name)
+        if _is_part(value):
             flat |= dataclasses.asdict(value)
         else:
             flat[field.name] = value
@@ -165,10 +165,10 @@ def replace(spec: Spec, **flat: Any) -> Spec:
     for name in flat:
         choose("model field", name, known)
     given = {name: _typed(name, value, known[name]) for name, value in flat.items() if value is not None}
-    changes = {}
+    changes: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        if dataclasses.is_dataclass(value):
+        value: Any = getattr(spec, field.name)
+        if _is_part(value):
             inner = {part.name: given[part.name] for part in dataclasses.fields(value) if part.name in given}
             changes[field.name] = dataclasses.replace(value, **inner)
         elif field.name in given:
@@ -195,3 +195,7 @@ def _typed(name: str, value: Any, example: Any) -> Any:
 
 def _article(kind: type) -> str:
     return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[kind]
+
+
+def _is_part(value: Any) -> bool:
+    return dataclasses.is_dataclass(value)

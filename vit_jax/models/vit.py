@@ -1,5 +1,7 @@
 """The Vision Transformer (arXiv 2010.11929, equations 1 to 4): patches, positions, encoder, head."""
 
+from typing import TypeAlias
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -12,7 +14,7 @@ from vit_jax.models.position import TABLES
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain
 
-Images = Float[Array, "batch rows columns 3"]  # pixels
+Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
 class Embed(nn.Module):

@@ -1,0 +1,100 @@
+"""Every command of the README: run, shortened, one after the other as a reader would; or, where it needs a cloud or data
+that is not here, parsed and dry-run."""
+
+import re
+import shlex
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT
+from vit_jax import cli, evaluate, main, models, predict, settings
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+LINES = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+
+# What the commands are run with besides, so that they take seconds.
+SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
+PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
+
+# A word of the command -> why it is not run here but dry-run.
+DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared dataset"}
+
+
+def headed(heading):
+    """The fenced blocks under a heading."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", README, re.M | re.S)[1]
+    return re.findall(r"^```\w*\n(.*?)^```", section, re.M | re.S)
+
+
+def commands(line):
+    """The arguments of every `python -m vit_jax.NAME` in a line, those inside a quoted remote command too."""
+    words = shlex.split(line)
+    inner = [word.partition("=")[2] for word in words if word.startswith("--command=")]
+    if inner:
+        return [found for text in inner for found in commands(text)]
+    starts = [i for i, word in enumerate(words) if word.startswith("vit_jax.") and words[i - 1] == "-m"]
+    return [words[i:] for i in starts]
+
+
+@pytest.mark.parametrize("heading", ["Quickstart", "Tests"])
+def test_one_line_to_paste(heading):
+    [block] = headed(heading)
+    assert block.count("\n") == 1
+    assert subprocess.run(["bash", "-n", "-c", block]).returncode == 0
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert subprocess.run(["bash", "-n", "-c", line]).returncode == 0
+    for name, *words in commands(line):
+        if name == "vit_jax.main":
+            config, _ = main.parse([name, *words])
+            settings.check(config)
+            models.create(config.model.name)
+
+
+def test_what_is_only_dry_run_is_listed():
+    for word in DRY:
+        assert sum(word in line for line in LINES) == 1, word
+
+
+def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "join_pod", lambda: None)
+    random = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    ran = []
+    for line in LINES:
+        if any(word in line for word in DRY):
+            continue
+        for name, *words in commands(line):
+            if name == "vit_jax.main":
+                words += SHORT + (PHOTOS if "photos" in line else [])
+            {"vit_jax.main": main, "vit_jax.evaluate": evaluate, "vit_jax.predict": predict}[name].main([name, *words])
+            ran.append(name)
+    assert ran.count("vit_jax.main") == 4 and {"vit_jax.evaluate", "vit_jax.predict"} <= set(ran)
+    assert '"test/accuracy"' in capsys.readouterr().out
+
+    [code] = [text for language, text in BLOCKS if language == "python"]
+    scope = {}
+    exec(code, scope)
+    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
+    assert scope["model"].spec.position.resolution == 384 and (tmp_path / "model.npz").exists()
+    assert isinstance(scope["logits"], jax.Array)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([\w./]+)\)", README):
+        assert (ROOT / target).exists(), target
