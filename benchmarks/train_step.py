@@ -82,7 +82,7 @@ def plain_step(spec: Spec, batch: dict[str, jax.Array]) -> Callable[[], float]:
 
 def our_step(program: Any, batch: dict[str, jax.Array]) -> Callable[[], float]:
     """Returns a function that makes one step of the product and returns its loss."""
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), {})
 
     def run() -> float:
         nonlocal state

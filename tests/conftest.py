@@ -1,13 +1,13 @@
 """Eight emulated devices for every test, and small configurations."""
 
 import os
-
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# What runs for a second need not be compiled for long.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 # The same small programs are compiled by many tests and processes.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

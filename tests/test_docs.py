@@ -1,5 +1,6 @@
-"""Every command of the README: run, shortened, one after the other as a reader would; or, where it needs a cloud or data
-that is not here, parsed and dry-run."""
+"""Every command of the README: run, shortened, one after the other as a reader would; or, where it needs a cloud or
+data that is not here, parsed and dry-run.
+"""
 
 import re
 import shlex

@@ -30,7 +30,7 @@ def batches(program, steps, seed=0):
 
 
 def losses(program, steps=10):
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), {})
     result = []
     for batch in batches(program, steps):
         state, metrics = program.train_step(state, batch)
@@ -64,7 +64,7 @@ def test_every_mesh_gives_the_losses_of_one_device(tiny, single, copies, fsdp):
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     tiny.model.dropout_rate = tiny.model.stochastic_depth = 0.0
     program = build(tiny)
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), {})
     noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
     params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
     batch = next(batches(program, 1))
@@ -84,7 +84,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
 
 def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
     program = build(tiny)
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), {})
     good, bad = batches(program, 2)
     bad = bad | {"image": bad["image"].at[3].set(jnp.nan)}
     before = jax.device_get(state)
@@ -99,7 +99,7 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
 
 def test_the_moving_average_follows_the_parameters(tiny):
     program = build(tiny)
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), {})
     expected = jax.device_get(state.params)
     for batch in batches(program, 3):
         state, _ = program.train_step(state, batch)
@@ -110,7 +110,7 @@ def test_the_moving_average_follows_the_parameters(tiny):
 
 def test_evaluation_of_a_batch_has_no_dropout(tiny):
     program = build(tiny)
-    params = program.init(jax.random.key(0)).params
+    params = program.init(jax.random.key(0), {}).params
     images = next(batches(program, 1))["image"]
     np.testing.assert_array_equal(program.predict(params, images), program.predict(params, images))
 

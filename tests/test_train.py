@@ -1,7 +1,6 @@
 """Runs from the command line on: training, resuming, evaluating, predicting, fine-tuning."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ def run(tmp_path_factory):
 
     config, workdir = smoke.get_config(), tmp_path_factory.mktemp("runs") / "smoke"
     config.mesh.data = 8
+    config.model.position = "learned"
     return config, workdir, train.train(config, workdir)
 
 
@@ -96,6 +96,7 @@ def test_loading_says_what_is_wrong(run, tmp_path):
 def test_fine_tuning_at_another_resolution_with_another_head(run, quick, tmp_path):
     _, workdir, _ = run
     quick.init_from = str(workdir)
+    quick.model.position = "learned"
     quick.resolution = 24
     quick.total_steps = 1
     quick.warmup_steps = 1  # the rate of the first step is 0: the weights are those that training starts from
@@ -191,10 +192,9 @@ def command(workdir, *words):
     return [*args, *flags, *words]
 
 
-def launch(workdir, *words, devices=8):
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+def launch(workdir):
     output = (workdir.parent / f"{workdir.name}.out").open("w")
-    return subprocess.Popen(command(workdir, *words), env=environment, cwd=ROOT, stdout=output, stderr=output)
+    return subprocess.Popen(command(workdir), cwd=ROOT, stdout=output, stderr=output)
 
 
 def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
@@ -262,6 +262,6 @@ def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monk
 
 def test_a_workdir_of_another_model_is_refused(run, quick):
     _, workdir, _ = run
-    quick.model.depth = 2
+    quick.model.position, quick.model.depth = "learned", 2
     with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
         train.train(quick, workdir)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ def run(command: Callable[[list[str]], None]) -> None:
     """Calls a command with this process's arguments and ends the process.
 
     Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
-    sentence.
+    sentence; 130 Ctrl-C.
     """
     quiet_libraries()
     try:
@@ -23,6 +24,9 @@ def run(command: Callable[[list[str]], None]) -> None:
     except (UserError, NonFiniteLoss) as error:
         print(f"vit_jax: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        print("vit_jax: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 def quiet_libraries() -> None:

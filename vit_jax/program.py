@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import data, models, optim, sharding, tasks
+from vit_jax import data, models, optim, sharding, tasks, tree
 from vit_jax.step import Batch, Metrics, TrainState, Update
 
 
@@ -28,8 +28,7 @@ class Program:
         state_shardings: placement of the training state.
         batch: shapes of a global batch.
         batch_sharding: placement of a batch's leading dimension.
-        init: key -> state, made in place.
-        start: params -> state, for weights that come from elsewhere; consumes them.
+        init: (key, given) -> state, made in place; `given` are parameters by name to use instead of random ones.
         train_step: (state, batch) -> (state, metrics); consumes the state.
         predict: (params, images) -> logits.
     """
@@ -42,8 +41,7 @@ class Program:
     state_shardings: TrainState
     batch: dict[str, jax.ShapeDtypeStruct]
     batch_sharding: NamedSharding
-    init: Callable[[jax.Array], TrainState]
-    start: Callable[[Any], TrainState]
+    init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     predict: Callable[[Any, jax.Array], jax.Array]
 
@@ -68,10 +66,10 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     images = jax.ShapeDtypeStruct((config.batch, *spec.image_shape), jnp.float32)
     labels = jax.ShapeDtypeStruct((config.batch,), jnp.int32)
 
-    def init(key: jax.Array) -> TrainState:
-        return update.start(model.init(key, jnp.zeros((1, *images.shape[1:]), images.dtype)))
+    def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
+        return update.start(tree.unflatten(tree.flatten(model.init(key, images)) | given))
 
-    state = jax.eval_shape(init, jax.random.key(0))
+    state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
     batch_sharding = sharding.batch_sharding(mesh)
     replicated = NamedSharding(mesh, P())
@@ -94,7 +92,6 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         batch={"image": images, "label": labels},
         batch_sharding=batch_sharding,
         init=jax.jit(init, out_shardings=state_shardings),
-        start=jax.jit(update.start, out_shardings=state_shardings),
         train_step=jax.jit(
             train_step,
             in_shardings=(state_shardings, batch_sharding),

@@ -49,12 +49,12 @@ class Workdir:
                 saved, now = about["data"], self._about["data"]
                 raise UserError(f"{self.path} was trained on other data ({saved}, now {now}); choose a new --workdir.")
             return state, f"Resuming {self.path} after step {self.start}."
-        state = program.init(jax.random.key(self._config.seed))
-        if source is None:
-            return state, "Starting from random weights."
-        model, params = interop.load(source)
-        params = interop.adapt(model, params, program.model, jax.device_get(state.params))
-        return program.start(jax.device_put(params, program.state_shardings.params)), f"Starting from {source}."
+        given = {}
+        if source is not None:
+            model, params = interop.load(source)
+            given = interop.adapt(model, params, program.model, program.state.params)
+        state = program.init(jax.random.key(self._config.seed), given)
+        return state, f"Starting from {source or 'random weights'}."
 
     def log(self, origin: str) -> Log:
         """Returns the writer of the run's metrics from here on, once it has said what the run is."""

@@ -8,26 +8,24 @@ from vit_jax import UserError, models, tree
 REPLACED = ("head/", "pre_logits/")
 
 
-def adapt(source: models.Model, params: dict[str, Any], target: models.Model, fresh: dict[str, Any]) -> dict[str, Any]:
-    """Returns parameters for `target`: those of `source`, its head replaced by the fresh one, its position embeddings
+def adapt(source: models.Model, params: dict[str, Any], target: models.Model, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Returns, by name, what `target` takes over from `source`: all but the head, with the position embeddings
     resampled to the target's grid of patches (linear, corners aligned, the class token's row untouched).
 
     Args:
         source: the model that the parameters are of.
         params: its parameters.
         target: the model to start.
-        fresh: newly initialised parameters of `target`.
+        wanted: shapes of the parameters of `target`.
 
     Raises:
         UserError: the models differ in more than head and resolution; names every array concerned.
     """
     leaves = {name: leaf for name, leaf in tree.flatten(params).items() if not name.startswith(REPLACED)}
-    leaves |= {name: leaf for name, leaf in tree.flatten(fresh).items() if name.startswith(REPLACED)}
     old, new = source.spec, target.spec
     if "position" in leaves and old.grid != new.grid:
         leaves["position"] = models.resample(leaves["position"], old.grid, new.grid, old.class_rows)
-    adapted = tree.unflatten(leaves)
-    wrong = tree.differences(adapted, fresh)
-    if wrong:
+    rest = {name: leaf for name, leaf in tree.flatten(wanted).items() if not name.startswith(REPLACED)}
+    if wrong := tree.differences(leaves, rest):
         raise UserError(f"init_from holds a {source.name} that cannot start a {target.name}: {'; '.join(wrong)}.")
-    return adapted
+    return leaves
