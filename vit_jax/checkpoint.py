@@ -14,9 +14,11 @@ from vit_jax import UserError
 
 FOLDER = "checkpoints"
 
-# Copies of an array share the work of saving it; for small arrays that would only cost compilations.
-_ARRAYS = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**22)
-ocp.type_handlers.register_type_handler(jax.Array, _ARRAYS, override=True)
+# The copies of an array share the work of saving it; for small arrays that would only cost compilations.
+_LEAVES = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**22)),
+    (np.ndarray, ocp.type_handlers.NumpyHandler()),
+)
 
 
 class Checkpoints:
@@ -33,7 +35,7 @@ class Checkpoints:
         )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
+        self._manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options, item_handlers=_handlers())
 
     @property
     def latest(self) -> int | None:
@@ -49,20 +51,23 @@ class Checkpoints:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there."""
         if step == self.latest:
             return
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         score = metrics.get(self._metric, -math.inf)
         self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
 
     def restore(self, step: int, state: Any, shardings: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the state saved after `step`, placed by `shardings`, and what was saved about it."""
         places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(places), about=ocp.args.JsonRestore())
+        kinds = ocp.checkpoint_utils.construct_restore_args(places)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(places, restore_args=kinds), about=ocp.args.JsonRestore()
+        )
         restored = self._manager.restore(step, args=items)
         return restored.state, restored.about
 
     def read(self, step: int) -> Any:
         """Returns the state saved after `step` as nested dicts of arrays, whatever program it is of."""
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.PyTreeRestore())).state
 
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
@@ -71,6 +76,11 @@ class Checkpoints:
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
         self._manager.close()
+
+
+def _handlers() -> dict[str, ocp.CheckpointHandler]:
+    state = ocp.PyTreeCheckpointHandler(type_handler_registry=_LEAVES)
+    return {"state": state, "about": ocp.JsonCheckpointHandler()}
 
 
 def _score(metrics: dict[str, float]) -> float:
@@ -98,8 +108,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
-    handlers = {"state": ocp.PyTreeCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**_handlers())) as reader:
         saved = reader.metadata(path.absolute()).item_metadata.state.tree
         which = "params" if saved["ema"] is None else "ema"
         item = {which: saved[which]}

@@ -36,11 +36,16 @@ def quiet_libraries() -> None:
 
 
 def join_pod() -> None:
-    """Connects this process to the others of its cluster (Cloud TPU, Slurm, Open MPI), if it is in one."""
+    """Connects this process to the others of its cluster (Cloud TPU, GKE, Slurm, Open MPI), if it is in one.
+
+    Raises:
+        UserError: the environment tells of a cluster, but not all that is needed to join it.
+    """
     try:
         jax.distributed.initialize()
-    except ValueError:  # no cluster was found around this process: it is alone
-        return
+    except ValueError as error:
+        if not str(error).startswith("coordinator_address"):  # else nothing tells of a cluster: this process is alone
+            raise UserError(f"cannot join the other processes: {error}") from error
 
 
 def use_compilation_cache() -> None:
