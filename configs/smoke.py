@@ -1,4 +1,4 @@
-"""Does everything works? A tiny model on the embedded digits, a few seconds, no number worth quoting.
+"""Does everything work? A tiny model on the embedded digits, a few seconds, no number worth quoting.
 
 python -m vit_jax.main --config=configs/smoke.py
 """

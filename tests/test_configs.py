@@ -152,15 +152,30 @@ def test_no_config_and_no_such_config():
         ({"optim.name": "adam"}, "unknown optim.name 'adam'; did you mean 'adamw'"),
         ({"task.loss": "hinge"}, "unknown task.loss 'hinge'; choose from"),
         ({"batch": 0}, "batch=0 must be at least 1"),
+        ({"optim.ema_decay": 1.5}, "optim.ema_decay=1.5 must be at least 0 and at most 1"),
+        ({"checkpoint.best_metric": "test/acuracy"}, "did you mean 'test/accuracy'"),
+        ({"evals": {}}, "declare an evaluation"),
         ({"total_steps": 5}, "set total_steps or total_epochs, not both"),
         ({"total_epochs": None}, "set total_steps or total_epochs"),
     ],
 )
 def test_values_that_make_no_sense(change, sentence):
     config, _ = parse()
-    config.update_from_flattened_dict(change)
-    with pytest.raises(UserError, match=sentence):
+    if "evals" in change:
+        with config.unlocked():
+            del config.evals["test"]
+    else:
+        config.update_from_flattened_dict(change)
+    with pytest.raises(UserError, match=re.escape(sentence)):
         settings.check(config)
+
+
+def test_every_number_has_a_range():
+    numbers = {
+        k for k, v in settings.flatten(BASE).items() if type(v) in (int, float) or k.endswith(("_steps", "_epochs"))
+    }
+    free = {"mesh.data", "mesh.fsdp", "linear_end", "eval_every", "grad_norm_clip", "batch_eval"}
+    assert {key for key in numbers if not key.startswith("model.")} - free <= set(settings.RANGES)
 
 
 def test_durations_in_epochs():
@@ -176,6 +191,8 @@ def test_a_resumed_run_must_be_the_same_run():
     old, new = parse()[0], parse()[0]
     new.base_lr, new.log_every = 0.1, 7
     assert settings.check_resumes(old, new) == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
+    new.data.bad_images, new.data.source = "replace", "folder:moved"  # the data's fingerprint is compared instead
+    assert len(settings.check_resumes(old, new)) == 4
     for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
         new = parse()[0]
         new.update_from_flattened_dict(change)

@@ -139,8 +139,9 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "make_program", recording)
     monkeypatch.setattr(report, "fetch", reading)
     quick.total_steps, quick.eval_every, quick.checkpoint_every = 8, 8, 100
-    quick.mesh.data, quick.log_every = 8, 1
+    quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
     train.train(quick, tmp_path)
+    assert list(tmp_path.glob("profile/**/*.xplane.pb"))
     for step in range(1, 8):
         assert events.index(("read", step)) == events.index(("dispatch", step + 1)) + 1
     assert events[-1] == ("read", 8)
@@ -164,7 +165,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     monkeypatch.setattr(train, "make_program", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
         train.train(quick, tmp_path)
-    assert checkpoint.newest(tmp_path).name == "5"
+    assert checkpoint.find(tmp_path).name == "5"
     assert all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(vit_jax.load(tmp_path)[1]).values())
     quick.optim.max_nonfinite_skips = 2
     metrics = train.train(quick, tmp_path)
@@ -180,7 +181,7 @@ def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
         checkpoints.save(state, step, {}, {} if accuracy is None else {"test/accuracy": accuracy})
     checkpoints.wait()
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
-    assert (checkpoints.best, checkpoints.latest) == (2, 5)
+    assert (checkpoint.find(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
     checkpoints.close()
 
 
@@ -203,17 +204,17 @@ def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
     metrics = tmp_path / "halves" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while halves.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and '"step": 12' in metrics.read_text() and checkpoint.newest(tmp_path / "halves"):
+        if metrics.exists() and '"step": 12' in metrics.read_text() and checkpoint.find(tmp_path / "halves"):
             halves.send_signal(signal.SIGKILL)
         time.sleep(0.01)
     assert halves.wait() in (0, -signal.SIGKILL)
     assert whole.wait() == 0, (tmp_path / "whole.out").read_text()
-    saved = checkpoint.newest(tmp_path / "halves")
+    saved = checkpoint.find(tmp_path / "halves")
     if halves.returncode == 0:  # the machine was too quick: forget its second half
         import shutil
 
         shutil.rmtree(tmp_path / "halves" / "checkpoints" / "20")
-        saved = checkpoint.newest(tmp_path / "halves")
+        saved = checkpoint.find(tmp_path / "halves")
     assert saved.name == "10"
     again = launch(tmp_path / "halves")
     assert again.wait() == 0, (tmp_path / "halves.out").read_text()
@@ -245,12 +246,15 @@ def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
         (["--config.data.num_classes=11"], "data.num_classes is 11"),
         (["--config.evals.test.split=val"], "evals.test"),
         (["--config.data.source=digit"], "did you mean 'digits'"),
+        (["--config.data.source=tfds:jft300m"], "--config.data.source=synthetic runs without data"),
+        (["--workdir=gs://bucket/run"], "not a local folder"),
     ],
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monkeypatch, capsys):
     from vit_jax import cli, main
 
     monkeypatch.setattr(cli, "join_pod", lambda: None)  # this process has used its devices already
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", command(tmp_path / "run", *words)[2:])
     with pytest.raises(SystemExit) as exit:
         cli.run(main.main)
@@ -265,3 +269,41 @@ def test_a_workdir_of_another_model_is_refused(run, quick):
     quick.model.position, quick.model.depth = "learned", 2
     with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
         train.train(quick, workdir)
+
+
+def test_a_truncated_image_is_named_and_what_was_learnt_is_kept(quick, tmp_path):
+    random = np.random.default_rng(0)
+    for i in range(24):
+        folder = tmp_path / "photos" / ("cat", "dog")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 30, 3), np.uint8)).save(folder / f"{i}.jpg")
+    bad = tmp_path / "photos" / "dog" / "7.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
+    quick.data.source, quick.data.split, quick.evals.test.split = f"folder:{tmp_path}/photos", "train", "train[:4]"
+    quick.data.preprocess = quick.evals.test.preprocess = "resize(16)|value_range(-1,1)"
+    quick.batch, quick.batch_eval, quick.mesh.data = 8, 8, 8
+    quick.eval_every = quick.checkpoint_every = 100
+    with pytest.raises(UserError, match=r"7\.jpg.*data.bad_images=replace"):
+        train.train(quick, tmp_path / "run")
+    quick.data.bad_images = "replace"
+    quick.total_steps, quick.evals.test.split = 8, "train[:1]"
+    train.train(quick, tmp_path / "run")
+    assert "Unreadable images replaced by the next readable one: " in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_the_front_door_from_a_fresh_interpreter():
+    code = "import vit_jax; print(vit_jax.create, vit_jax.load, vit_jax.save, vit_jax.train.train)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.count("function") == 4, result.stderr
+
+
+def test_a_finished_run_is_left_as_it_is(run):
+    config, workdir, metrics = run
+    before = (workdir / "metrics.jsonl").read_text()
+    again = train.train(config, workdir)
+    assert (workdir / "metrics.jsonl").read_text() == before
+    assert again["test/accuracy"] == metrics["test/accuracy"]
+    config = config.copy_and_resolve_references()
+    config.total_steps = 10
+    with pytest.raises(UserError, match="at step 20 already, beyond total_steps=10"):
+        train.train(config, workdir)

@@ -4,12 +4,13 @@
 `vit_jax.train.train(config, workdir)` trains one. Nothing heavy is imported before it is used.
 """
 
+import importlib
 from typing import Any
 
 from vit_jax.errors import NonFiniteLoss, UserError, choose
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteLoss", "UserError", "choose", "create", "load", "save"]
+__all__ = ["NonFiniteLoss", "UserError", "choose", "create", "load", "save", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,6 @@ def __getattr__(name: str) -> Any:
         from vit_jax import interop
 
         return getattr(interop, name)
+    if name == "train":
+        return importlib.import_module("vit_jax.train")
     raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")

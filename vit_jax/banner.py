@@ -2,15 +2,15 @@
 
 import math
 import platform
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
-from vit_jax.program import Program
 
 
-def lines(config: ConfigDict, program: Program) -> list[str]:
+def lines(config: ConfigDict, program: Any) -> list[str]:
     """Returns the start banner."""
     mesh, devices = program.mesh, program.mesh.devices.size
     first = mesh.devices.flat[0]
@@ -23,13 +23,14 @@ def lines(config: ConfigDict, program: Program) -> list[str]:
         f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
-        f"Model: {program.model.name}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
+        f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
         f"Batch: {config.batch:,} images, {config.batch // devices:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
     ]
 
 
-def parameter_table(program: Program) -> list[str]:
+def parameter_table(program: Any) -> list[str]:
     """Returns a line for each parameter: name, shape, count and placement; then the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [

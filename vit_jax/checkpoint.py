@@ -1,5 +1,6 @@
 """Checkpoints of a run: the training state, where the data stands, and what the model is. The only user of Orbax."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,6 @@ class Checkpoints:
         """The last step saved, or None."""
         return self._manager.latest_step()
 
-    @property
-    def best(self) -> int | None:
-        """The step with the best metric among those kept, or None."""
-        return self._manager.best_step()
-
     def save(self, state: Any, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there."""
         if step == self.latest:
@@ -87,11 +83,15 @@ def _score(metrics: dict[str, float]) -> float:
     return metrics["score"]
 
 
-def newest(workdir: Path) -> Path | None:
-    """Returns the folder of the newest finished checkpoint of a workdir, or None."""
+def find(workdir: Path, best: bool = False) -> Path | None:
+    """Returns the folder of the newest (or best) finished checkpoint of a workdir, or None. Writes nothing."""
     folders = workdir / FOLDER
-    steps = [int(p.name) for p in folders.iterdir() if p.name.isdigit()] if folders.is_dir() else []
-    return folders / str(max(steps)) if steps else None
+    found = [path for path in folders.iterdir() if path.name.isdigit()] if folders.is_dir() else []
+    if not best:
+        return max(found, key=lambda path: int(path.name), default=None)
+    scores = {path: _score(json.loads((path / "metrics" / "metrics").read_text())) for path in found}
+    measured = [path for path in found if scores[path] > -math.inf]
+    return max(measured, key=lambda path: (scores[path], int(path.name)), default=None)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -108,7 +108,8 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**_handlers())) as reader:
+    handlers = _handlers() | {"metrics": ocp.JsonCheckpointHandler(filename="metrics")}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
         saved = reader.metadata(path.absolute()).item_metadata.state.tree
         which = "params" if saved["ema"] is None else "ema"
         item = {which: saved[which]}

@@ -1,4 +1,4 @@
-"""Evaluates a run's newest checkpoint on its own splits, exactly.
+"""Evaluates a run's newest checkpoint on its own splits, exactly, on whatever devices are here.
 
 Example:
   python -m vit_jax.evaluate --workdir=workdirs/digits --json
@@ -8,27 +8,36 @@ import argparse
 import json
 from pathlib import Path
 
-from vit_jax import UserError, cli, evals, settings
-from vit_jax.checkpoint import Checkpoints
-from vit_jax.train import build
+import jax
+
+from vit_jax import UserError, checkpoint, cli, data, evals, settings, sharding
+from vit_jax.program import make_program
 
 
-def evaluate(workdir: Path, best: bool = False) -> dict[str, float]:
-    """Returns the metrics of a run's newest (or best) checkpoint, with `step`.
+def evaluate(workdir: Path, best: bool = False, fsdp: int = 1) -> dict[str, float]:
+    """Returns the metrics of a run's newest (or best) checkpoint, and its `step`.
+
+    Args:
+        workdir: the run's folder; nothing is written there.
+        best: the best checkpoint kept instead of the newest.
+        fsdp: devices to split the weights over.
 
     Raises:
-        UserError: the folder holds no run, or no checkpoint yet.
+        UserError: the folder holds no run, no such checkpoint yet, or the data is absent.
     """
     if not (workdir / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
-    config, _, program = build(settings.load(workdir / "config.json"))
-    checkpoints = Checkpoints(config, workdir)
-    step = checkpoints.best if best else checkpoints.latest
-    if step is None:
-        raise UserError(f"{workdir} holds no checkpoint yet.")
-    state, _ = checkpoints.restore(step, program.state, program.state_shardings)
-    checkpoints.close()
-    return {"step": step, **evals.run(evals.make(config, program), state.weights)}
+    folder = checkpoint.find(workdir, best)
+    if folder is None:
+        raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
+    config = settings.load(workdir / "config.json")
+    devices = jax.device_count()
+    config.mesh.data, config.mesh.fsdp, config.accum_steps = -1, fsdp, 1
+    config.batch = config.batch_eval = -(-(config.batch_eval or config.batch) // devices) * devices
+    program = make_program(config, sharding.make_mesh(config), data.spec(config))
+    weights, _ = checkpoint.read_weights(folder)
+    weights = jax.device_put(weights, program.state_shardings.params)
+    return {"step": int(folder.name), **evals.run(evals.make(config, program), weights)}
 
 
 def main(argv: list[str]) -> None:
@@ -38,11 +47,12 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
+    parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     cli.join_pod()
     cli.use_compilation_cache()
-    metrics = evaluate(args.workdir, args.best)
+    metrics = evaluate(args.workdir.expanduser(), args.best, args.fsdp)
     if args.json:
         print(json.dumps(metrics))
     else:

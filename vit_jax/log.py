@@ -1,6 +1,7 @@
 """What a run tells: lines or a progress bar, metrics.jsonl, TensorBoard events, and how fast it goes."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -66,10 +67,11 @@ class Log:
         self._clock += time.monotonic() - began
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Writes the metrics of a step everywhere."""
-        if not self._writes:
+        """Writes the metrics of a step everywhere, if there are any."""
+        if not self._writes or not metrics:
             return
-        self._jsonl.write(json.dumps({"step": step, **metrics}) + "\n")
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._jsonl.write(json.dumps({"step": step, **finite}) + "\n")
         self._jsonl.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
@@ -101,7 +103,7 @@ def duration(seconds: float) -> str:
 
 
 def _shown(name: str) -> bool:
-    return not name.startswith("norm/") and name != "train/skips"
+    return not name.startswith("norm/")
 
 
 def _label(name: str) -> str:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     train(config, workdir)
 
 
-def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
+def parse(argv: list[str]) -> tuple[ConfigDict, str]:
     """Returns the configuration and the workdir that a command line asks for.
 
     Raises:
@@ -48,7 +48,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     given = {choose("config field", word[len("--config.") :].partition("=")[0], keys) for word in overrides}
     values = _parse_flags(argv)
     settings.unset_rivals(values.config, given)
-    return values.config, Path(values.workdir or f"workdirs/{_config_file(argv).stem}")
+    return values.config, values.workdir or f"workdirs/{_config_file(argv).stem}"
 
 
 def _parse_flags(argv: list[str]) -> flags.FlagValues:

@@ -1,5 +1,7 @@
 """Learning-rate schedule and optimizer, as an optax chain."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,25 +47,19 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
 
     Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
     the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
-    big_vision.
+    big_vision. The state has the same structure whatever decays and however.
     """
     schedule = make_schedule(config)
-    decay = optax.add_decayed_weights(
-        config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else None
-    )
-    steps = [
-        optax.clip_by_global_norm(config.grad_norm_clip) if config.grad_norm_clip else optax.identity(),
+    base = 1.0 if config.optim.decay_factor == "rate" else config.base_lr
+    return optax.chain(
+        optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
         _precondition(config),
-    ]
-    if config.optim.decay_factor == "rate":
-        steps += [decay, optax.scale_by_schedule(lambda step: -schedule(step))]
-    else:
-        steps += [
-            optax.scale(config.base_lr),
-            decay,
-            optax.scale_by_schedule(lambda step: -schedule(step) / config.base_lr),
-        ]
-    return optax.chain(*steps)
+        optax.scale(base),
+        optax.add_decayed_weights(
+            config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
+        ),
+        optax.scale_by_schedule(lambda step: -schedule(step) / base),
+    )
 
 
 def _precondition(config: ConfigDict) -> optax.GradientTransformation:
@@ -75,3 +71,7 @@ def _precondition(config: ConfigDict) -> optax.GradientTransformation:
 
 def _kernels(params: optax.Params) -> optax.Params:
     return tree.map_named(lambda name, _: name.endswith("kernel"), params)
+
+
+def _all(params: optax.Params) -> optax.Params:
+    return jax.tree.map(lambda _: True, params)

@@ -26,11 +26,11 @@ def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
         raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
-    batch = np.stack([data.read(path, model.preprocess) for path in images])
-    probabilities = jax.nn.softmax(jax.jit(model.apply)(params, batch)[0], axis=-1)
-    names = model.class_names or [str(i) for i in range(probabilities.shape[1])]
+    apply = jax.jit(lambda params, image: jax.nn.softmax(model.apply(params, image[None])[0][0]))
+    names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     results = []
-    for path, row in zip(images, np.asarray(probabilities), strict=True):
+    for path in images:
+        row = np.asarray(apply(params, data.read(path, model.preprocess)))
         order = np.argsort(-row, kind="stable")[:top]
         classes = [{"class": names[i], "probability": float(row[i])} for i in order]
         results.append({"image": str(path), "classes": classes})

@@ -19,27 +19,68 @@ CHOICES = {
     "optim.decay_factor": ("rate", "schedule"),
     "model.dtype": ("auto", "float32", "bfloat16"),
 }
-POSITIVE = ("batch", "resolution", "accum_steps", "log_every", "checkpoint_every", "checkpoint.keep_last")
+# Field -> least and largest value.
+RANGES = {
+    "seed": (0, 2**32 - 1),
+    "batch": (1, math.inf),
+    "batch_eval": (1, math.inf),
+    "resolution": (1, math.inf),
+    "accum_steps": (1, math.inf),
+    "total_steps": (1, math.inf),
+    "total_epochs": (0, math.inf),
+    "warmup_steps": (0, math.inf),
+    "warmup_epochs": (0, math.inf),
+    "base_lr": (0, math.inf),
+    "rsqrt_timescale": (1, math.inf),
+    "cooldown_steps": (0, math.inf),
+    "grad_norm_clip": (0, math.inf),
+    "log_every": (1, math.inf),
+    "eval_every": (1, math.inf),
+    "eval_every_epochs": (0, math.inf),
+    "checkpoint_every": (1, math.inf),
+    "profile_steps": (0, math.inf),
+    "data.workers": (0, math.inf),
+    "task.label_smoothing": (0, 1),
+    "task.mixup": (0, math.inf),
+    "task.mixup_probability": (0, 1),
+    "optim.beta1": (0, 1),
+    "optim.beta2": (0, 1),
+    "optim.eps": (0, math.inf),
+    "optim.momentum": (0, 1),
+    "optim.weight_decay": (0, math.inf),
+    "optim.ema_decay": (0, 1),
+    "optim.max_nonfinite_skips": (0, math.inf),
+    "checkpoint.keep_last": (1, math.inf),
+    "checkpoint.keep_best": (0, math.inf),
+}
+# Metrics by which a checkpoint may be the best: the larger the better.
+BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
 
-# Fields that a resumed run must share with the run that it continues.
-IDENTITY = ("seed", "batch", "resolution", "model", "data", "task", "optim.name")
-# Of these, the fields that change no number.
-INERT = ("model.dtype", "model.attention", "model.remat", "model.scan", "data.workers", "data.data_dir")
+# Fields that a resumed run must share with the run that it continues: what makes its numbers, or its state's shapes.
+IDENTITY = {"seed", "batch", "resolution", "model", "data", "task"}
+IDENTITY |= {"optim.name", "optim.moment_dtype", "optim.ema_decay"}
+# Of these, what only says how the machine computes it, or where the data lie: their fingerprint is compared.
+FREE = {"model.dtype", "model.attention", "model.remat", "model.scan"}
+FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images"}
 
 
 def check(config: ConfigDict) -> None:
     """Checks what can be checked before data or devices are touched.
 
     Raises:
-        UserError: a word that is no choice, a count that is not positive, or a duration given twice or not at all.
+        UserError: a word that is no choice, a number out of its range, or a duration given twice or not at all.
     """
     flat = flatten(config)
     for key, options in CHOICES.items():
         choose(key, flat[key], options)
-    for key in POSITIVE:
-        if flat[key] < 1:
-            raise UserError(f"{key}={flat[key]} must be at least 1.")
+    for key, (least, most) in RANGES.items():
+        if flat[key] is not None and not least <= flat[key] <= most:
+            bounds = f"at least {least}" + (f" and at most {most}" if most < math.inf else "")
+            raise UserError(f"{key}={flat[key]} must be {bounds}.")
+    if not len(config.evals):
+        raise UserError("config.evals is empty: declare an evaluation, as configs/base.py does.")
+    choose("checkpoint.best_metric", flat["checkpoint.best_metric"], [f"{n}/{m}" for n in config.evals for m in BEST])
     for key in DURATIONS:
         if flat[key] is not None and flat[epochs(key)] is not None:
             raise UserError(f"set {key} or {epochs(key)}, not both.")
@@ -69,7 +110,11 @@ def duration(config: ConfigDict, key: str) -> int | None:
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-    """Returns a copy in which every duration is in steps (`config.data.num_examples` is known)."""
+    """Returns a copy in which every duration is in steps (`config.data.num_examples` is known).
+
+    Raises:
+        UserError: the warm-up is longer than the run.
+    """
     config = config.copy_and_resolve_references()
     with config.unlocked():
         steps = {key: duration(config, key) for key in DURATIONS}
@@ -78,7 +123,9 @@ def resolve(config: ConfigDict) -> ConfigDict:
         config.warmup_steps = config.warmup_steps or 0
         config.eval_every = config.eval_every or config.total_steps
     if config.total_steps < 1:
-        raise UserError(f"total_steps={config.total_steps} must be at least 1.")
+        raise UserError(f"{config.data.num_examples} examples and batch={config.batch} make no step.")
+    if config.warmup_steps > config.total_steps:
+        raise UserError(f"{config.warmup_steps} steps of warm-up are more than the run's {config.total_steps}.")
     return config.lock()
 
 
@@ -123,7 +170,7 @@ def check_resumes(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def _identifies(key: str) -> bool:
-    return key not in INERT and any(key == field or key.startswith(f"{field}.") for field in IDENTITY)
+    return key not in FREE and any(key == field or key.startswith(f"{field}.") for field in IDENTITY)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -84,8 +84,9 @@ class Update:
         ema = state.ema
         if self.ema_decay:
             ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
+        # Counters go on, so that the schedule keeps to the step.
         params, opt_state, ema = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
+            lambda new, old: jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema),
         )

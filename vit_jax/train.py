@@ -1,27 +1,15 @@
 """The training loop: build, restore, step, log, evaluate, save."""
 
+import contextlib
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax import data, evals, settings, sharding
+from vit_jax import UserError, data, evals, settings, sharding
 from vit_jax.profile import Trace
-from vit_jax.program import Program, make_program
+from vit_jax.program import make_program
 from vit_jax.report import Report
 from vit_jax.workdir import Workdir
-
-
-def build(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
-    """Returns the completed configuration, what the data tells, and the program; opens the data, makes no array.
-
-    Raises:
-        UserError: something in the configuration or the data is wrong.
-    """
-    settings.check(config)
-    mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
-    config = settings.resolve(config)
-    return config, info, make_program(config, mesh, data.spec(config))
 
 
 def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
@@ -37,40 +25,44 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
         UserError: something in the configuration, the data or the workdir is wrong.
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
     """
-    config, info, program = build(config)
-    folder = Workdir(Path(workdir).expanduser(), config, program, info)
-    state, origin = folder.begin()
-    start, end = folder.start, config.total_steps
-    batches = data.make(config, program.batch_sharding, start)
+    settings.check(config)
+    mesh = sharding.make_mesh(config)
+    config, info = data.complete(config)
+    config = settings.resolve(config)
+    program = make_program(config, mesh, data.spec(config))
     evaluators = evals.make(config, program)
-    log = folder.log(origin)
-    report = Report(config, log)
-    trace = Trace(folder.path / "profile", start, config.profile_steps)
-    metrics: dict[str, float] = {}
-    try:
-        for step in range(start + 1, end + 1):
-            trace.before(step)
-            state, values = program.train_step(state, next(batches))
-            report(step, values)
-            trace.after(step, state)
-            evaluates = step == end or step % config.eval_every == 0
-            if evaluates or step % config.checkpoint_every == 0:
-                report.flush()
-                with log.paused():
-                    if evaluates:
-                        metrics = evals.run(evaluators, state.weights)
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(contextlib.closing(Workdir(workdir, config, program, info)))
+        state, origin = folder.begin()
+        log = stack.enter_context(contextlib.closing(folder.log(origin)))
+        start, end = folder.start, config.total_steps
+        batches = stack.enter_context(contextlib.closing(data.make(config, program.batch_sharding, start)))
+        trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
+        report = Report(config, log)
+        done = start
+        try:
+            for step in range(start + 1, end + 1):
+                trace.before(step)
+                state, values = program.train_step(state, next(batches))
+                done = step
+                report(step, values)
+                trace.after(step, state)
+                evaluates = step == end or step % config.eval_every == 0
+                if evaluates or step % config.checkpoint_every == 0:
+                    report.flush()
+                    with log.paused():
+                        metrics = evals.run(evaluators, state.weights) if evaluates else {}
                         log.write(step, metrics)
-                    folder.save(state, step, metrics if evaluates else {})
-        if start >= end:
+                        folder.save(state, step, metrics)
+        except UserError:  # an unreadable image, say: what was learnt until then is kept
+            if done > start:
+                folder.save(state, done, {})
+            raise
+        if start == end:
             log.say("This run is complete.")
             metrics = evals.run(evaluators, state.weights)
-            log.write(end, metrics)
         if batches.replaced:
             log.say(f"Unreadable images replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")
         return metrics
-    finally:
-        trace.close()
-        batches.close()
-        log.close()
-        folder.close()

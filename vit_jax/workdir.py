@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, banner, data, interop, settings
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoint import Checkpoints, find
 from vit_jax.log import Log
 from vit_jax.program import Program
 
@@ -23,22 +23,25 @@ class Workdir:
         start: steps that the run has behind it.
     """
 
-    def __init__(self, path: Path, config: ConfigDict, program: Program, info: data.Info):
+    def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info):
         """Opens the folder, made if need be.
 
         Raises:
             UserError: it holds another run: the configuration differs in more than may change, or the data do.
         """
-        self.path, self._config, self._program = path, config, program
+        if "://" in str(folder):
+            raise UserError(f"the workdir {folder} is not a local folder; on a pod take one that all hosts share.")
+        self.path = path = Path(folder).expanduser()
+        self._config, self._program = config, program
         self._model = dataclasses.replace(program.model, preprocess=info.preprocess, class_names=info.class_names)
         self._about = {"model": interop.about(self._model), "data": info.fingerprint}
         saved = path / "config.json"
-        self._changes = settings.check_resumes(settings.load(saved), config) if saved.exists() else []
-        path.mkdir(parents=True, exist_ok=True)
-        if jax.process_index() == 0:
-            settings.save(config, saved)
+        resumes = saved.exists() and find(path) is not None
+        self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
         self._checkpoints = Checkpoints(config, path)
         self.start = self._checkpoints.latest or 0
+        if self.start > config.total_steps:
+            raise UserError(f"{path} is at step {self.start} already, beyond total_steps={config.total_steps}.")
 
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
@@ -57,7 +60,11 @@ class Workdir:
         return state, f"Starting from {source or 'random weights'}."
 
     def log(self, origin: str) -> Log:
-        """Returns the writer of the run's metrics from here on, once it has said what the run is."""
+        """Returns the writer of the run's metrics from here on, once it has said and written what the run is."""
+        if jax.process_index() == 0:
+            settings.save(self._config, self.path / "config.json")
+            if self.start < self._config.total_steps:
+                (self.path / interop.WEIGHTS).unlink(missing_ok=True)  # of a shorter run
         log = Log(self.path, self.start, self._config.total_steps, self._config.batch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.path}", origin]))
         log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
@@ -73,7 +80,7 @@ class Workdir:
         """Writes the weights as `model.npz` with `model.json`, and returns the path."""
         self._checkpoints.wait()
         replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))
-        weights = jax.device_get(replicate(state.weights))
+        weights = jax.tree.map(lambda leaf: jax.device_get(replicate(leaf)), state.weights)
         path = self.path / interop.WEIGHTS
         if jax.process_index() == 0:
             interop.save(path, self._model, weights)

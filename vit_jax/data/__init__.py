@@ -72,16 +72,6 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     Raises:
         UserError: a source, a split or a preprocessing is wrong or absent, or disagrees with the config.
     """
-    choose("value of data.bad_images", config.data.bad_images, ("fail", "replace"))
-    for field, value in (
-        ("batch", config.batch),
-        ("batch_eval", batch_eval(config)),
-        ("resolution", config.resolution),
-    ):
-        if value < 1:
-            raise UserError(f"{field} must be positive, not {value}")
-    if not 0 <= config.seed < 2**32:
-        raise UserError(f"seed must be between 0 and 2**32 - 1, not {config.seed}")
     preprocess = transforms.parse(config.data.preprocess, config.resolution)
     source = sources.open_source(config, config.data.split)
     num_classes = agreed("num_classes", config.data.num_classes, source.num_classes, config.data.source)

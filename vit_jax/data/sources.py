@@ -170,15 +170,15 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
     except tfds.core.DatasetNotFoundError:
         raise UserError(
-            f"there is no TFDS data set {name!r} in {where}; it must lie there as ArrayRecord files whose examples "
-            f"have an image and a label (public data is prepared by `{build}`); --config.data.source=synthetic runs "
-            "without data, given data.num_classes and data.num_examples"
+            f"there is no TFDS dataset {name!r} in {where}; it must lie there as ArrayRecord files whose examples have "
+            f"an `image` (encoded) and a `label` (one class); a public one is prepared by `{build}`, where TensorFlow "
+            "is installed; --config.data.source=synthetic runs without data"
         ) from None
     info = builder.info
     if tfds.core.FileFormat.ARRAY_RECORD not in info.available_file_formats():
-        raise UserError(f"the TFDS data set {name!r} in {where} is not in ArrayRecord; prepare it with `{build}`")
+        raise UserError(f"the TFDS dataset {name!r} in {where} is not in ArrayRecord; prepare it with `{build}`")
     if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
-        raise UserError(f"the TFDS data set {name!r} has no image and class label, but {', '.join(info.features)}")
+        raise UserError(f"the TFDS dataset {name!r} has no image and class label, but {', '.join(info.features)}")
     parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
     # Left encoded: the decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     skip = {"image": tfds.decode.SkipDecoding()}

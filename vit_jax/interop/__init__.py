@@ -24,6 +24,8 @@ def load(path: str | Path, **fields: Any) -> tuple[models.Model, Params]:
     Raises:
         UserError: the path holds none of these.
     """
+    if "://" in str(path):
+        raise UserError(f"{path} is not local; copy it here first.")
     path = Path(path).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist.")
@@ -32,7 +34,7 @@ def load(path: str | Path, **fields: Any) -> tuple[models.Model, Params]:
     elif (path / WEIGHTS).is_file():
         description, params = ours.read(path / WEIGHTS)
     else:
-        folder = path if checkpoint.is_checkpoint(path) else checkpoint.newest(path)
+        folder = path if checkpoint.is_checkpoint(path) else checkpoint.find(path)
         if folder is None:
             raise UserError(f"{path} holds neither {WEIGHTS} nor checkpoints.")
         params, saved = checkpoint.read_weights(folder)

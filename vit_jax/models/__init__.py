@@ -92,6 +92,7 @@ class Model:
         for word in capture:
             choose("capture", word, CAPTURES)
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        params = jax.tree.map(jnp.asarray, params)
         return ViT(self.spec).apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
 
 
