@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.resolution = 32
     config.batch = 128
-    config.batch_eval = 500
+    config.batch_eval = 512
     config.total_epochs = 15.7
     config.base_lr = 2e-3
     config.warmup_epochs = 1.0
@@ -34,6 +34,8 @@ def get_config() -> ConfigDict:
     config.model.position = "sincos2d"
 
     config.data.source = "tfds:cifar10"
+    config.data.num_classes = 10
+    config.data.num_examples = 50_000
     config.data.preprocess = "resize(36)|random_crop(32)|flip_lr|value_range(-1,1)"
     config.task.label_smoothing = 0.1
     config.optim.weight_decay = 0.05

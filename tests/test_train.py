@@ -1,7 +1,9 @@
 """Runs from the command line on: training, resuming, evaluating, predicting, fine-tuning."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -193,9 +195,10 @@ def command(workdir, *words):
     return [*args, *flags, *words]
 
 
-def launch(workdir):
-    output = (workdir.parent / f"{workdir.name}.out").open("w")
-    return subprocess.Popen(command(workdir), cwd=ROOT, stdout=output, stderr=output)
+def launch(workdir, **environment):
+    output = (workdir.parent / f"{workdir.name}.out").open("a")
+    environment = {**os.environ, **environment}
+    return subprocess.Popen(command(workdir), cwd=ROOT, stdout=output, stderr=output, env=environment)
 
 
 def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
@@ -307,3 +310,27 @@ def test_a_finished_run_is_left_as_it_is(run):
     config.total_steps = 10
     with pytest.raises(UserError, match="at step 20 already, beyond total_steps=10"):
         train.train(config, workdir)
+
+
+@pytest.mark.slow
+def test_two_hosts_of_four_devices_train_as_one_of_eight(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        # JAX adds the job's number to 61440 for a port of its own choice.
+        job = (free.getsockname()[1] % 4096) << 16
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    hosts = [
+        launch(
+            tmp_path / "hosts",
+            XLA_FLAGS=flags,
+            OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://127.0.0.1:1",
+            OMPI_COMM_WORLD_SIZE="2",
+            OMPI_COMM_WORLD_RANK=str(rank),
+            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+        )
+        for rank in range(2)
+    ]
+    alone = launch(tmp_path / "alone")
+    assert [process.wait(300) for process in (*hosts, alone)] == [0, 0, 0], (tmp_path / "hosts.out").read_text()
+    for one, other in zip(rows(tmp_path / "hosts"), rows(tmp_path / "alone"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
