@@ -143,6 +143,8 @@ def test_no_config_and_no_such_config():
         main.parse(["main.py"])
     with pytest.raises(UserError, match="no config file"):
         main.parse(["main.py", "--config=configs/nothing.py"])
+    with pytest.raises(UserError, match=r"^flag --config=.*: TypeError: get_config\(\) takes 0 .* given\.$"):
+        main.parse(["main.py", f"--config={ROOT}/configs/digits.py:x=3"])
 
 
 @pytest.mark.parametrize(

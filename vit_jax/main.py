@@ -3,7 +3,7 @@
 Example:
   python -m vit_jax.main --config=configs/digits.py --config.base_lr=0.001 --workdir=workdirs/mine
 
-  --config   file that defines get_config(), perhaps with an argument behind a colon: configs/finetune.py:model=ViT-B/16
+  --config   file that defines get_config(); what follows a colon, FILE.py:TEXT, is its argument
   --config.KEY=VALUE   overrides a field; configs/base.py lists them all
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
@@ -61,7 +61,8 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
     try:
         rest = values(argv)[1:]
     except flags.Error as error:
-        raise UserError(f"{str(error).rstrip('.')}.") from error
+        first, *_, last = [line for line in str(error).splitlines() if line.strip(" .")] * 2
+        raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}.") from error
     finally:
         sys.path.pop(0)
     if rest:
