@@ -61,10 +61,6 @@ class Checkpoints:
         restored = self._manager.restore(step, args=items)
         return restored.state, restored.about
 
-    def read(self, step: int) -> Any:
-        """Returns the state saved after `step` as nested dicts of arrays, whatever program it is of."""
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.PyTreeRestore())).state
-
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
         self._manager.wait_until_finished()
