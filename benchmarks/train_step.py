@@ -9,6 +9,7 @@ it reports included); the plain one is `nn.Conv`, `nn.MultiHeadDotProductAttenti
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,7 @@ def make(arguments: argparse.Namespace) -> Any:
     return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     description, example, *notes = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(
         description="\n\n".join([description, *notes]),
@@ -120,7 +121,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10, help="steps of each, taken in turn")
     parser.add_argument("--attention", help="implementation of ours; default: as for these devices")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv[1:])
 
     keys = jax.random.split(jax.random.key(0))
     shape = (arguments.batch, arguments.resolution, arguments.resolution, 3)
@@ -154,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import train_step
 from tests.conftest import ROOT
 from vit_jax import cli, data, evaluate, main, predict, settings, sharding
 from vit_jax.program import make_program
@@ -27,6 +28,14 @@ PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48
 DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared dataset"}
 
 
+MODULES = {
+    "vit_jax.main": main,
+    "vit_jax.evaluate": evaluate,
+    "vit_jax.predict": predict,
+    "benchmarks.train_step": train_step,
+}
+
+
 def headed(heading):
     """The fenced blocks under a heading."""
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", README, re.M | re.S)[1]
@@ -34,12 +43,12 @@ def headed(heading):
 
 
 def commands(line):
-    """The arguments of every `python -m vit_jax.NAME` in a line, those inside a quoted remote command too."""
+    """The arguments of every `python -m MODULE` of ours in a line, those inside a quoted remote command too."""
     words = shlex.split(line)
     inner = [word.partition("=")[2] for word in words if word.startswith("--command=")]
     if inner:
         return [found for text in inner for found in commands(text)]
-    starts = [i for i, word in enumerate(words) if word.startswith("vit_jax.") and words[i - 1] == "-m"]
+    starts = [i for i, word in enumerate(words) if word in MODULES and words[i - 1] == "-m"]
     return [words[i:] for i in starts]
 
 
@@ -88,7 +97,9 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
         for name, *words in commands(line):
             if name == "vit_jax.main":
                 words += SHORT + (PHOTOS if "photos" in line else [])
-            {"vit_jax.main": main, "vit_jax.evaluate": evaluate, "vit_jax.predict": predict}[name].main([name, *words])
+            if name == "benchmarks.train_step":
+                words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
+            MODULES[name].main([name, *words])
             ran.append(name)
     assert ran.count("vit_jax.main") == 4 and {"vit_jax.evaluate", "vit_jax.predict"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
