@@ -221,8 +221,6 @@ def test_make_eval_starts_anew_each_time():
 
 
 def test_a_batch_that_cannot_be_split_is_a_sentence():
-    if len(jax.devices()) == 1:
-        pytest.skip("needs two devices")
     with pytest.raises(UserError, match="a batch of 15 cannot be split evenly over"):
         data.make(digits(15), sharding("data", "fsdp"))
 

@@ -11,11 +11,12 @@ from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
 from configs.base import get_config
+from tests.conftest import ROOT
 from vit_jax import UserError, data
 from vit_jax.data import images, sources, splits
 
 DIGITS_TEST = "6349bd62e363bdff"  # of the test images: every published number depends on this split
-TFDS = Path("/work/shared/data/tfds")
+TFDS = ROOT.parent / "shared" / "data" / "tfds"
 
 
 def configured(source: str, **fields):

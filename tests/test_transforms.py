@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
+from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.data import images, transforms
 
-SAMPLES = Path("/work/shared/data/imagenet_sample")
-PARITY = Path("/work/shared/parity/pixels.npz")
+SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
+PARITY = ROOT.parent / "shared" / "parity" / "pixels.npz"
 FIXTURE = Path(__file__).parent / "data" / "pixels.npz"
 PIPE = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
 
