@@ -58,6 +58,10 @@ def test_the_command_lines_agree_with_the_run(run, tmp_path, capsys):
     assert found["step"] == 20 and found["test/n"] == 359
     assert found["test/accuracy"] == metrics["test/accuracy"]
     np.testing.assert_allclose(found["test/loss"], metrics["test/loss"], rtol=1e-6)
+    assert evaluate.evaluate(workdir, fsdp=4) == pytest.approx(found, rel=1e-5)  # another mesh
+    scores = {line["step"]: line["test/accuracy"] for line in rows(workdir) if "test/accuracy" in line}
+    best = evaluate.evaluate(workdir, best=True)
+    assert best["test/accuracy"] == scores[best["step"]] == max(scores.values())
 
     Image.fromarray(np.full((20, 12, 3), 90, np.uint8)).save(tmp_path / "grey.png")
     [result] = predict.predict(workdir, [tmp_path / "grey.png"], top=10)

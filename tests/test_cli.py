@@ -1,0 +1,48 @@
+"""Exit codes of the command lines."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vit_jax import NonFiniteLoss, UserError, cli
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (UserError("a sentence."), 2, "vit_jax: a sentence.\n"),
+        (NonFiniteLoss("a sentence."), 1, "vit_jax: a sentence.\n"),
+        (KeyboardInterrupt(), 130, "vit_jax: interrupted; the same command goes on from the last checkpoint.\n"),
+    ],
+)
+def test_what_ends_a_command(error, code, text, capsys):
+    def command(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(command)
+    assert (end.value.code, capsys.readouterr().err) == (code, text)
+
+
+def test_bugs_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        cli.run(lambda argv: 1 / 0)
+
+
+def test_half_a_cluster_is_not_taken_for_none(monkeypatch):
+    def initialize():
+        raise ValueError("Number of processes must be defined.")
+
+    monkeypatch.setattr(cli.jax.distributed, "initialize", initialize)
+    with pytest.raises(UserError, match="cannot join the other processes: Number of processes"):
+        cli.join_pod()
+
+
+def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):
+    kept = {}
+    monkeypatch.setattr(cli.Path, "home", lambda: tmp_path)
+    config = SimpleNamespace(jax_compilation_cache_dir=None, update=kept.__setitem__)
+    monkeypatch.setattr(cli, "jax", SimpleNamespace(config=config))
+    cli.use_compilation_cache()
+    assert kept == {"jax_compilation_cache_dir": str(tmp_path / ".cache" / "vit_jax" / "xla")}
+    assert (tmp_path / ".cache" / "vit_jax" / "xla").stat().st_mode & 0o077 == 0
