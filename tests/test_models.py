@@ -12,7 +12,7 @@ import pytest
 import scipy.ndimage
 
 from tests.authors import authors_params
-from vit_jax import UserError
+from vit_jax import UserError, models
 from vit_jax.models import Spec, create, resample
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.dense import narrow
@@ -506,3 +506,11 @@ def test_images_must_fit_the_positions():
         tiny(position="none").init(jax.random.key(0), images_of(1, 30, 32, 3))
     with pytest.raises(UserError, match="did you mean 'attention'"):
         model.apply(params, images_of(), capture=("atention",))
+
+
+def test_words_of_the_spec_are_those_implemented():
+    spec = models.spec
+    assert set(spec.ATTENTIONS) == set(models.attention.ATTENTIONS)
+    assert set(spec.POOLINGS) == set(models.head.POOLINGS)
+    assert set(spec.POSITIONS) == set(models.position.TABLES)
+    assert set(spec.REMATS) - {"none"} == set(models.encoder.POLICIES)

@@ -1,5 +1,6 @@
 """Runs from the command line on: training, resuming, evaluating, predicting, fine-tuning."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -69,6 +70,10 @@ def test_the_command_lines_agree_with_the_run(run, tmp_path, capsys):
     assert abs(sum(entry["probability"] for entry in result["classes"]) - 1) < 1e-5
     predict.main(["predict.py", str(workdir), str(tmp_path / "grey.png"), "--json", "--top=1"])
     assert json.loads(capsys.readouterr().out)["classes"][0] == pytest.approx(result["classes"][0])
+    model, params = vit_jax.load(workdir)
+    vit_jax.save(tmp_path / "sigmoid.npz", dataclasses.replace(model, loss="sigmoid"), params)
+    [result] = predict.predict(tmp_path / "sigmoid.npz", [tmp_path / "grey.png"], top=10)
+    assert sum(entry["probability"] for entry in result["classes"]) > 3  # ten classes, each about a half
     with pytest.raises(UserError, match=r"nothing\.png"):
         predict.predict(workdir, [tmp_path / "nothing.png"])
 

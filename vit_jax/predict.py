@@ -17,8 +17,8 @@ from vit_jax import UserError, cli, data, interop
 def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
-    Probabilities are softmax of the logits. Images are preprocessed as in the evaluation of the run that made the
-    checkpoint, turned upright as their EXIF data says.
+    Probabilities are softmax or sigmoid of the logits, as the model was trained. Images are turned upright as their
+    EXIF data says, and preprocessed as in the evaluation of the run that made the checkpoint.
 
     Raises:
         UserError: the checkpoint or an image cannot be read.
@@ -26,7 +26,8 @@ def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
         raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
-    apply = jax.jit(lambda params, image: jax.nn.softmax(model.apply(params, image[None])[0][0]))
+    activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
+    apply = jax.jit(lambda params, image: activation(model.apply(params, image[None])[0][0]))
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     results = []
     for path in images:

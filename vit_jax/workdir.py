@@ -33,7 +33,9 @@ class Workdir:
             raise UserError(f"the workdir {folder} is not a local folder; on a pod take one that all hosts share.")
         self.path = path = Path(folder).expanduser()
         self._config, self._program = config, program
-        self._model = dataclasses.replace(program.model, preprocess=info.preprocess, class_names=info.class_names)
+        self._model = dataclasses.replace(
+            program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
+        )
         self._about = {"model": interop.about(self._model), "data": info.fingerprint}
         saved = path / "config.json"
         resumes = saved.exists() and find(path) is not None

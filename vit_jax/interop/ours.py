@@ -21,7 +21,8 @@ def about(model: models.Model) -> dict[str, Any]:
     """Returns what a model is, as JSON, without how it was made to run."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
-    return {"model": model.name, "fields": fields, "preprocess": model.preprocess, "class_names": names}
+    use = {"preprocess": model.preprocess, "class_names": names, "loss": model.loss}
+    return {"model": model.name, "fields": fields, **use}
 
 
 def model_of(about: dict[str, Any], fields: dict[str, Any]) -> models.Model:
@@ -31,6 +32,7 @@ def model_of(about: dict[str, Any], fields: dict[str, Any]) -> models.Model:
         about["model"],
         preprocess=about["preprocess"],
         class_names=tuple(names) if names else None,
+        loss=about["loss"],
         **(about["fields"] | fields),
     )
 

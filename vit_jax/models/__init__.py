@@ -41,6 +41,7 @@ class Model:
     spec: Spec
     preprocess: str | None = None  # the pipe of operations that its images went through
     class_names: tuple[str, ...] | None = None  # of the logits, in order
+    loss: str = "softmax"  # that it was trained with: what makes probabilities of the logits, softmax or sigmoid
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -97,7 +98,12 @@ class Model:
 
 
 def create(
-    name: str, *, preprocess: str | None = None, class_names: tuple[str, ...] | list[str] | None = None, **fields: Any
+    name: str,
+    *,
+    preprocess: str | None = None,
+    class_names: tuple[str, ...] | list[str] | None = None,
+    loss: str = "softmax",
+    **fields: Any,
 ) -> Model:
     """Returns a model by name, with any field of its spec changed.
 
@@ -107,6 +113,7 @@ def create(
         name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`.
         preprocess: the pipe of operations that its images go through; not read by the model.
         class_names: names of the logits, in order; not read by the model.
+        loss: softmax or sigmoid; not read by the model.
         **fields: fields of `Spec` and its parts by name; None means as named.
 
     Raises:
@@ -114,7 +121,7 @@ def create(
     """
     given = {name: value for name, value in fields.items() if value is not None}
     spec = replace(Spec(), **_named(name) | given)
-    return Model(name, spec, preprocess, None if class_names is None else tuple(class_names))
+    return Model(name, spec, preprocess, None if class_names is None else tuple(class_names), loss)
 
 
 def _named(name: str) -> dict[str, int]:
