@@ -30,14 +30,15 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
     config, info = data.complete(config)
     config = settings.resolve(config)
     program = make_program(config, mesh, data.spec(config))
-    evaluators = evals.make(config, program)
+    evaluators = evals.make(config, program, info.opened)
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(contextlib.closing(Workdir(workdir, config, program, info)))
         state, origin = folder.begin()
         log = stack.enter_context(contextlib.closing(folder.log(origin)))
         start, end = folder.start, config.total_steps
-        batches = stack.enter_context(contextlib.closing(data.make(config, program.batch_sharding, start)))
+        batches = data.make(config, program.batch_sharding, start, info.opened)
+        stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
         report = Report(config, log)
         done = start

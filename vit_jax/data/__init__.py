@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -17,6 +18,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
 from vit_jax.data import images, loader, sources, transforms
+
+UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +45,13 @@ class Info:
         class_names: in the order of the labels, or None.
         fingerprint: of data set, version, split, count and preprocessing: what a resumed run must find unchanged.
         preprocess: the pipe of the first evaluation, with the resolution filled in: what the model is used with.
+        opened: the sources by split, so that a large folder need not be listed again.
     """
 
     class_names: tuple[str, ...] | None
     fingerprint: str
     preprocess: str
+    opened: dict[str, sources.Source] = dataclasses.field(compare=False)
 
 
 def spec(config: ConfigDict) -> Spec:
@@ -81,11 +86,12 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     completed = config.copy_and_resolve_references()
     completed.data.num_classes = num_classes
     completed.data.num_examples = num_examples
+    opened = {config.data.split: source}
     for name in completed.evals:
-        check_eval(completed, name, preprocess.shape, source)
+        opened[config.evals[name].split] = check_eval(completed, name, preprocess.shape, source)
     fingerprint = hashlib.sha256(f"{source.fingerprint} {preprocess.text}".encode()).hexdigest()[:16]
     pipe = transforms.parse(config.evals[next(iter(config.evals))].preprocess, config.resolution)
-    return completed, Info(source.class_names, fingerprint, pipe.text)
+    return completed, Info(source.class_names, fingerprint, pipe.text, opened)
 
 
 def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "height width 3"]:
@@ -104,8 +110,12 @@ def agreed(field: str, stated: int | None, found: int, where: str) -> int:
     return found
 
 
-def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train: sources.Source) -> None:
-    """Raises UserError if an evaluation's split or preprocessing is wrong or does not suit the model."""
+def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train: sources.Source) -> sources.Source:
+    """Returns the source of an evaluation.
+
+    Raises:
+        UserError: its split or preprocessing is wrong or does not suit the model.
+    """
     try:
         preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
         source = sources.open_source(config, config.evals[name].split)
@@ -115,6 +125,7 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
         raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
     if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
         raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} are not those of training")
+    return source
 
 
 def batch_eval(config: ConfigDict) -> int:
@@ -122,13 +133,19 @@ def batch_eval(config: ConfigDict) -> int:
     return config.batch if config.batch_eval is None else config.batch_eval
 
 
-def make(config: ConfigDict, sharding: jax.sharding.NamedSharding, start: int = 0) -> loader.Ahead:
+def make(
+    config: ConfigDict,
+    sharding: jax.sharding.NamedSharding,
+    start: int = 0,
+    opened: Mapping[str, sources.Source] = UNOPENED,
+) -> loader.Ahead:
     """Iterates without end over the batches of training.
 
     Args:
         config: completed.
         sharding: splits dimension 0 of a batch; names no other dimension.
         start: number of the first batch, 0 in a fresh run.
+        opened: sources by split that are open already.
 
     Returns:
         An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
@@ -140,7 +157,7 @@ def make(config: ConfigDict, sharding: jax.sharding.NamedSharding, start: int = 
     """
     rows = loader.local_rows(sharding, config.batch)
     local = loader.train_batches(
-        sources.open_source(config, config.data.split),
+        opened.get(config.data.split) or sources.open_source(config, config.data.split),
         transforms.parse(config.data.preprocess, config.resolution),
         batch=config.batch,
         rows=rows,
@@ -161,9 +178,16 @@ class Evaluation:
         batch: rows of a global batch.
     """
 
-    def __init__(self, config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding):
+    def __init__(
+        self,
+        config: ConfigDict,
+        name: str,
+        sharding: jax.sharding.NamedSharding,
+        opened: Mapping[str, sources.Source],
+    ):
         """Opens the data of `config.evals[name]`; see `make_eval`."""
-        self.source = sources.open_source(config, config.evals[name].split)
+        split = config.evals[name].split
+        self.source = opened.get(split) or sources.open_source(config, split)
         self.preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
         self.batch, self.workers, self.sharding = batch_eval(config), config.data.workers, sharding
         self.rows = loader.local_rows(sharding, self.batch)
@@ -181,13 +205,16 @@ class Evaluation:
         return loader.Ahead(local, put)
 
 
-def make_eval(config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding) -> Evaluation:
+def make_eval(
+    config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding, opened: Mapping[str, sources.Source] = UNOPENED
+) -> Evaluation:
     """Returns the batches of the evaluation `config.evals[name]`.
 
     Args:
         config: completed.
         name: of the evaluation.
         sharding: splits dimension 0 of a batch; names no other dimension.
+        opened: sources by split that are open already.
 
     Returns:
         An iterable, and one anew each time, over `{"image": float32 [batch, height, width, 3], "label": int32 [batch],
@@ -198,4 +225,4 @@ def make_eval(config: ConfigDict, name: str, sharding: jax.sharding.NamedShardin
         UserError: the data is wrong, or the batch cannot be split so.
     """
     choose("evaluation", name, config.evals)
-    return Evaluation(config, name, sharding)
+    return Evaluation(config, name, sharding, opened)

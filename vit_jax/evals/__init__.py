@@ -1,6 +1,6 @@
 """Evaluations of a run, one per entry of `config.evals`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,11 @@ from vit_jax.program import Program
 Evaluator = Callable[[Any], dict[str, float]]
 
 
-def make(config: ConfigDict, program: Program) -> dict[str, Evaluator]:
-    """Returns, by name, functions from weights to metrics `<name>/<metric>`."""
+def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED) -> dict[str, Evaluator]:
+    """Returns, by name, functions from weights to metrics `<name>/<metric>`; `opened` as for `data.make_eval`."""
     sums = classify.make_sums(program.predict, program.task)
     return {
-        name: partial(classify.evaluate, sums, data.make_eval(config, name, program.batch_sharding), name)
+        name: partial(classify.evaluate, sums, data.make_eval(config, name, program.batch_sharding, opened), name)
         for name in config.evals
     }
 
