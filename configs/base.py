@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
     config.data.num_classes = placeholder(int)  # checked against the data; unset: taken from it
     config.data.num_examples = placeholder(int)  # of the training split; checked or taken likewise
     config.data.workers = 0  # worker processes that read and decode; 0: threads of this process
-    config.data.bad_images = "fail"  # an unreadable file: fail, or replace by the next readable example, counted
+    config.data.bad_images = "fail"  # an unreadable file of training: fail, or replace it by the next readable one
 
     config.task = ConfigDict()
     config.task.loss = "softmax"  # softmax or sigmoid (summed over classes) cross-entropy

@@ -1,5 +1,6 @@
 """Exit codes of the command lines."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -7,17 +8,22 @@ import pytest
 from vit_jax import NonFiniteLoss, UserError, cli
 
 
+INTERRUPTED = "interrupted; the same command goes on from the last checkpoint, if there is one."
+
+
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
         (UserError("a sentence."), 2, "vit_jax: a sentence.\n"),
         (NonFiniteLoss("a sentence."), 1, "vit_jax: a sentence.\n"),
-        (KeyboardInterrupt(), 130, "vit_jax: interrupted; the same command goes on from the last checkpoint.\n"),
+        (KeyboardInterrupt(), 130, f"vit_jax: {INTERRUPTED}\n"),
     ],
 )
-def test_what_ends_a_command(error, code, text, capsys):
+def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
     def command(argv):
         raise error
+
+    monkeypatch.setattr(cli.os, "_exit", sys.exit)
 
     with pytest.raises(SystemExit) as end:
         cli.run(command)

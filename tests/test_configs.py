@@ -126,9 +126,10 @@ def test_overrides():
         (["--config.btch=3"], "unknown config field 'btch'; did you mean 'batch'?"),
         (["--config.model.nmae=3"], "unknown config field 'model.nmae'; did you mean 'model.name'?"),
         (["--config.learning_rate=3"], "unknown config field 'learning_rate'"),
-        (["--config.batch=abc"], "--config.batch=abc"),
-        (["--config.batch=1.5"], "--config.batch=1.5"),
-        (["--config.model.scan=maybe"], "--config.model.scan=maybe"),
+        (["--config.batch=abc"], "--config.batch=abc: the field takes a whole number."),
+        (["--config.batch=1.5"], "--config.batch=1.5: the field takes a whole number."),
+        (["--config.base_lr=fast"], "--config.base_lr=fast: the field takes a number."),
+        (["--config.model.scan=maybe"], "--config.model.scan=maybe: the field takes true or false."),
         (["--workdri=x"], "workdri"),
         (["--config.batch", "3"], "'3' stands alone"),
     ],
@@ -173,6 +174,15 @@ def test_values_that_make_no_sense(change, sentence):
         config.update_from_flattened_dict(change)
     with pytest.raises(UserError, match=re.escape(sentence)):
         settings.check(config)
+
+
+def test_optional_fields_are_those_that_the_base_leaves_unset():
+    assert {key for key, value in settings.flatten(BASE).items() if value is None} == settings.OPTIONAL
+    config, _ = parse("--config.grad_norm_clip=None", "--config.total_epochs=None", "--config.total_steps=3")
+    assert config.grad_norm_clip is None and config.total_epochs is None
+    settings.check(config)
+    with pytest.raises(UserError, match="batch must be set"):
+        settings.check(parse("--config.batch=None")[0])
 
 
 def test_every_number_has_a_range():

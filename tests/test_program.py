@@ -121,9 +121,9 @@ def test_predict_is_the_model_without_dropout(tiny):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch": 12}, "batch=12 does not divide by accum_steps=1 x 8 devices"),
-        ({"accum_steps": 4}, "does not divide by accum_steps=4 x 8 devices"),
-        ({"batch_eval": 9}, "batch_eval=9 does not divide"),
+        ({"batch": 12}, "batch=12 is not divisible by accum_steps=1 x 8 devices"),
+        ({"accum_steps": 4}, "is not divisible by accum_steps=4 x 8 devices"),
+        ({"batch_eval": 9}, "batch_eval=9 is not divisible"),
         ({"mesh.fsdp": 3}, "mesh.fsdp=3 does not multiply to the 8 devices"),
         ({"mesh.data": 4}, "does not multiply to the 8 devices"),
     ],

@@ -23,6 +23,7 @@ def lines(config: ConfigDict, program: Any) -> list[str]:
         f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
+        "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
         f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
         f"Batch: {config.batch:,} images, {config.batch // devices:,} per device, in {config.accum_steps} part(s)",

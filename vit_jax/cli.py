@@ -22,11 +22,16 @@ def run(command: Callable[[list[str]], None]) -> None:
     try:
         command(sys.argv)
     except (UserError, NonFiniteLoss) as error:
-        print(f"vit_jax: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        leave(str(error), 2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
-        print("vit_jax: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        leave("interrupted; the same command goes on from the last checkpoint, if there is one.", 128 + signal.SIGINT)
+
+
+def leave(sentence: str, code: int) -> None:
+    """Ends the process with a sentence as its last words: what libraries' threads would still say or do is cut off."""
+    print(f"vit_jax: {sentence}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def quiet_libraries() -> None:

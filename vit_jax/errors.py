@@ -12,8 +12,8 @@ class NonFiniteLoss(Exception):
     """More non-finite losses in a row than allowed: command lines print the sentence and exit with code 1."""
 
 
-def choose(what: str, word: str, options: Iterable[str]) -> str:
-    """Returns `word` if it is one of `options`.
+def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str:
+    """Returns `word` if it is one of `options`; `where` says where they are listed, if they are many.
 
     Raises:
         UserError: `word` is none of them; names the nearest, or all of them if none is near.
@@ -22,5 +22,6 @@ def choose(what: str, word: str, options: Iterable[str]) -> str:
     if word in options:
         return word
     near = difflib.get_close_matches(word, options, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(options))}."
+    otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
+    hint = f"did you mean {near[0]!r}?" if near else otherwise
     raise UserError(f"unknown {what} {word!r}; {hint}")

@@ -14,13 +14,14 @@ from vit_jax import UserError, checkpoint, cli, data, evals, settings, sharding
 from vit_jax.program import make_program
 
 
-def evaluate(workdir: Path, best: bool = False, fsdp: int = 1) -> dict[str, float]:
+def evaluate(workdir: Path, best: bool = False, fsdp: int = 1, source: str | None = None) -> dict[str, float]:
     """Returns the metrics of a run's newest (or best) checkpoint, and its `step`.
 
     Args:
         workdir: the run's folder; nothing is written there.
         best: the best checkpoint kept instead of the newest.
         fsdp: devices to split the weights over.
+        source: where the data lie now, as `config.data.source`, if they have moved.
 
     Raises:
         UserError: the folder holds no run, no such checkpoint yet, or the data is absent.
@@ -31,6 +32,7 @@ def evaluate(workdir: Path, best: bool = False, fsdp: int = 1) -> dict[str, floa
     if folder is None:
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
     config = settings.load(workdir / "config.json")
+    config.data.source = source or config.data.source
     devices = jax.device_count()
     config.mesh.data, config.mesh.fsdp, config.accum_steps = -1, fsdp, 1
     config.batch = config.batch_eval = -(-(config.batch_eval or config.batch) // devices) * devices
@@ -48,11 +50,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
+    parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     cli.join_pod()
     cli.use_compilation_cache()
-    metrics = evaluate(args.workdir.expanduser(), args.best, args.fsdp)
+    metrics = evaluate(args.workdir.expanduser(), args.best, args.fsdp, args.source)
     if args.json:
         print(json.dumps(metrics))
     else:

@@ -4,20 +4,31 @@ Example:
   python -m vit_jax.main --config=configs/digits.py --config.base_lr=0.001 --workdir=workdirs/mine
 
   --config   file that defines get_config(); what follows a colon, FILE.py:TEXT, is its argument
-  --config.KEY=VALUE   overrides a field; configs/base.py lists them all
+  --config.KEY=VALUE   overrides a field; configs/base.py lists them all; None unsets an optional one
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
-Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage.
+Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 130 Ctrl-C.
 """
 
+import functools
 import sys
+from collections.abc import Callable
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, cli, settings
 from vit_jax.train import train
+
+# Type of a field -> what reads it, and its name.
+KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: ({"true": True, "false": False, "": True}.__getitem__, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -43,12 +54,28 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str]:
         UserError: no config file, an unknown flag or key, or a value of the wrong type.
     """
     overrides = [word for word in argv if word.startswith("--config.")]
-    values = _parse_flags([word for word in argv if word not in overrides])
-    keys = settings.flatten(values.config)
-    given = {choose("config field", word[len("--config.") :].partition("=")[0], keys) for word in overrides}
-    values = _parse_flags(argv)
-    settings.unset_rivals(values.config, given)
+    config = _parse_flags([word for word in argv if word not in overrides]).config
+    fields = settings.flatten(config)
+    given = {}
+    for word in overrides:
+        key, _, value = word.removeprefix("--config.").partition("=")
+        given[choose("config field", key, fields, where="configs/base.py")] = value
+        _check_type(config, key, value)
+    values = _parse_flags([word for word in argv if word not in overrides or not word.endswith("=None")])
+    values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
+    settings.unset_rivals(values.config, set(given))
     return values.config, values.workdir or f"workdirs/{_config_file(argv).stem}"
+
+
+def _check_type(config: ConfigDict, key: str, value: str) -> None:
+    *groups, field = key.split(".")
+    kind = functools.reduce(getitem, groups, config).get_type(field)
+    if value == "None" or kind not in KINDS:
+        return
+    try:
+        KINDS[kind][0](value)
+    except (ValueError, KeyError):
+        raise UserError(f"--config.{key}={value}: the field takes {KINDS[kind][1]}.") from None
 
 
 def _parse_flags(argv: list[str]) -> flags.FlagValues:
@@ -72,6 +99,8 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
 
 def _config_file(argv: list[str]) -> Path:
     words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
+    if "--config" in argv:
+        raise UserError("write --config=FILE, with an equals sign.")
     if not words:
         raise UserError("say what to train with --config=FILE, for example --config=configs/digits.py.")
     file = Path(words[-1].partition(":")[0])

@@ -53,6 +53,10 @@ RANGES = {
     "checkpoint.keep_last": (1, math.inf),
     "checkpoint.keep_best": (0, math.inf),
 }
+# Fields that may be unset.
+OPTIONAL = {"batch_eval", "total_steps", "total_epochs", "warmup_steps", "warmup_epochs", "eval_every"}
+OPTIONAL |= {"eval_every_epochs", "init_from", "grad_norm_clip", "data.data_dir", "data.num_classes"}
+OPTIONAL |= {"data.num_examples", "model.width", "model.depth", "model.mlp_dim", "model.num_heads"}
 # Metrics by which a checkpoint may be the best: the larger the better.
 BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
@@ -72,6 +76,9 @@ def check(config: ConfigDict) -> None:
         UserError: a word that is no choice, a number out of its range, or a duration given twice or not at all.
     """
     flat = flatten(config)
+    for key, value in flat.items():
+        if value is None and key not in OPTIONAL:
+            raise UserError(f"{key} must be set.")
     for key, options in CHOICES.items():
         choose(key, flat[key], options)
     for key, (least, most) in RANGES.items():
@@ -125,7 +132,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
     if config.total_steps < 1:
         raise UserError(f"{config.data.num_examples} examples and batch={config.batch} make no step.")
     if config.warmup_steps > config.total_steps:
-        raise UserError(f"{config.warmup_steps} steps of warm-up are more than the run's {config.total_steps}.")
+        excess = f"{config.warmup_steps} steps of warm-up are more than the run's {config.total_steps}"
+        raise UserError(f"{excess}; set --config.warmup_steps or --config.warmup_epochs.")
     return config.lock()
 
 

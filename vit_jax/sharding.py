@@ -77,9 +77,9 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
 def _check_divides(config: ConfigDict, devices: int) -> None:
     if config.batch % (config.accum_steps * devices):
         parts = f"accum_steps={config.accum_steps} x {devices} devices"
-        raise UserError(f"batch={config.batch} does not divide by {parts}; choose a multiple of their product.")
+        raise UserError(f"batch={config.batch} is not divisible by {parts}; choose a multiple of their product.")
     if (config.batch_eval or config.batch) % devices:
-        raise UserError(f"batch_eval={config.batch_eval} does not divide by the {devices} devices; choose a multiple.")
+        raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {devices} devices; choose a multiple.")
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

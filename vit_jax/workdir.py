@@ -40,6 +40,8 @@ class Workdir:
         saved = path / "config.json"
         resumes = saved.exists() and find(path) is not None
         self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
+        source = config.init_from
+        self._given = {} if resumes or source is None else self._adapt(source)
         self._checkpoints = Checkpoints(config, path)
         self.start = self._checkpoints.latest or 0
         if self.start > config.total_steps:
@@ -54,12 +56,15 @@ class Workdir:
                 saved, now = about["data"], self._about["data"]
                 raise UserError(f"{self.path} was trained on other data ({saved}, now {now}); choose a new --workdir.")
             return state, f"Resuming {self.path} after step {self.start}."
-        given = {}
-        if source is not None:
-            model, params = interop.load(source)
-            given = interop.adapt(model, params, program.model, program.state.params)
-        state = program.init(jax.random.key(self._config.seed), given)
+        state = program.init(jax.random.key(self._config.seed), self._given)
         return state, f"Starting from {source or 'random weights'}."
+
+    def _adapt(self, source: str) -> dict[str, Any]:
+        try:
+            model, params = interop.load(source)
+            return interop.adapt(model, params, self._program.model, self._program.state.params)
+        except UserError as error:
+            raise UserError(f"init_from={source}: {error}") from error
 
     def log(self, origin: str) -> Log:
         """Returns the writer of the run's metrics from here on, once it has said and written what the run is."""
@@ -69,7 +74,8 @@ class Workdir:
                 (self.path / interop.WEIGHTS).unlink(missing_ok=True)  # of a shorter run
         log = Log(self.path, self.start, self._config.total_steps, self._config.batch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.path}", origin]))
-        log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
+        if not self.start:
+            log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
         return log

@@ -84,6 +84,11 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     num_examples = agreed("num_examples", config.data.num_examples, len(source), split)
 
     completed = config.copy_and_resolve_references()
+    kind, colon, path = config.data.source.partition(":")
+    if kind == "folder":  # so that the run is evaluated from wherever one stands
+        completed.data.source = f"{kind}{colon}{os.path.abspath(os.path.expanduser(path))}"
+    if config.data.data_dir:
+        completed.data.data_dir = os.path.abspath(os.path.expanduser(config.data.data_dir))
     completed.data.num_classes = num_classes
     completed.data.num_examples = num_examples
     opened = {config.data.split: source}

@@ -96,9 +96,9 @@ class Readable:
                 return {**self.source[(index + skipped) % len(self)], "replaced": np.int32(skipped > 0)}
             except DecodeError as error:
                 if self.on_bad == "raise":
-                    raise
+                    raise UserError(f"{error}; repair it: an evaluation leaves nothing out") from error
                 if self.on_bad == "fail":
-                    raise UserError(f"{error}; remove it, or set data.bad_images=replace") from error
+                    raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
                 logging.getLogger(__name__).warning("replaced: %s", error)
         raise UserError("a hundred images in a row are unreadable; is the data damaged?")
 

@@ -38,7 +38,13 @@ def model_of(about: dict[str, Any], fields: dict[str, Any]) -> models.Model:
 
 
 def write(path: Path, model: models.Model, params: dict[str, Any]) -> None:
-    """Writes the pair of files, each whole or not at all."""
+    """Writes the pair of files, each whole or not at all.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} to.")
     arrays = {name: np.asarray(leaf, np.float32) for name, leaf in tree.flatten(params).items()}
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
@@ -54,6 +60,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         UserError: a file is missing or is not what `write` makes.
     """
+    if path.suffix != ".npz":
+        raise UserError(f"{path} is no model: give a workdir, a checkpoint folder or a model.npz.")
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise UserError(f"{path} needs {beside.name} beside it, which says what model it is.")

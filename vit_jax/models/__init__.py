@@ -49,6 +49,10 @@ class Model:
         named = flatten(Spec()) | _named(self.name)
         return {name: value for name, value in flatten(self.spec).items() if value != named[name]}
 
+    def field(self, name: str) -> Any:
+        """Returns a field of the spec, wherever in it it lies."""
+        return flatten(self.spec)[name]
+
     def init(self, key: Array, images: Any) -> dict[str, Any]:
         """Returns initial parameters, a plain dict of float32 arrays; initialised as published.
 
