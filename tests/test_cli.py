@@ -7,7 +7,6 @@ import pytest
 
 from vit_jax import NonFiniteLoss, UserError, cli
 
-
 INTERRUPTED = "interrupted; the same command goes on from the last checkpoint, if there is one."
 
 
