@@ -115,6 +115,8 @@ def test_overrides():
     config, workdir = parse("--config.base_lr=0.5", "--config.total_epochs=3", "--config.evals.test.split=test[:10]")
     assert (config.base_lr, config.total_epochs, config.evals.test.split) == (0.5, 3.0, "test[:10]")
     assert str(workdir) == "workdirs/digits"
+    for text, value in (("True", True), ("true", True), ("1", True), ("False", False)):
+        assert parse(f"--config.model.scan={text}")[0].model.scan is value
     config, _ = parse("--config.total_steps=7")  # the recipe says total_epochs
     assert (config.total_steps, config.total_epochs, config.warmup_epochs) == (7, None, 5.0)
     assert str(parse("--workdir=/tmp/x")[1]) == "/tmp/x"

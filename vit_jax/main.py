@@ -25,7 +25,7 @@ from vit_jax.train import train
 
 # Type of a field -> what reads it, and its name.
 KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
-    bool: ({"true": True, "false": False, "": True}.__getitem__, "true or false"),
+    bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
 }
@@ -70,11 +70,11 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str]:
 def _check_type(config: ConfigDict, key: str, value: str) -> None:
     *groups, field = key.split(".")
     kind = functools.reduce(getitem, groups, config).get_type(field)
-    if value == "None" or kind not in KINDS:
+    if value in ("None", "") or kind not in KINDS:  # a bare flag of a boolean field has no value
         return
     try:
         KINDS[kind][0](value)
-    except (ValueError, KeyError):
+    except ValueError:
         raise UserError(f"--config.{key}={value}: the field takes {KINDS[kind][1]}.") from None
 
 
