@@ -105,7 +105,7 @@ def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "heigh
     Raises:
         UserError: the file is no readable image, or the preprocessing leaves its size open.
     """
-    return transforms.parse(preprocess, 0)(images.read_image(path), np.random.default_rng(0))
+    return transforms.parse(preprocess, 0)(images.read_image(path).decode(), np.random.default_rng(0))
 
 
 def agreed(field: str, stated: int | None, found: int, where: str) -> int:

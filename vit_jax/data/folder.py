@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from vit_jax import UserError, choose
-from vit_jax.data.images import RGB, SUFFIXES, read_image
+from vit_jax.data.images import SUFFIXES, Encoded, read_image
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
 
@@ -73,7 +73,7 @@ class Folder:
         order = np.argsort([hashlib.sha256(file).digest() for file in files])
         return np.array(files)[order], np.array(labels, np.int32)[order]
 
-    def read(self, split: str, index: int) -> tuple[RGB, int]:
+    def read(self, split: str, index: int) -> tuple[Encoded, int]:
         """Returns (image, label) number `index` of a split.
 
         Raises:

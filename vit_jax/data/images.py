@@ -1,5 +1,6 @@
 """Image files to pixels: JPEG, PNG and WebP bytes to RGB uint8."""
 
+import dataclasses
 import io
 import os
 from typing import TypeAlias
@@ -20,6 +21,25 @@ RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 
 class DecodeError(UserError):
     """A file that holds no readable image; the sentence names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """An image as it lies in a file, decoded where its pixels are wanted.
+
+    Attributes:
+        data: the file's bytes.
+        name: what an error message calls it.
+        exif: whether the image is to be turned upright as its EXIF orientation says.
+    """
+
+    data: bytes
+    name: str
+    exif: bool = False
+
+    def decode(self) -> RGB:
+        """Returns the pixels; see `decode`."""
+        return decode(self.data, self.name, exif=self.exif)
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
@@ -100,15 +120,15 @@ def upright(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
     return np.ascontiguousarray(image)
 
 
-def read_image(path: str | os.PathLike, *, exif: bool = True) -> RGB:
-    """Reads an image file, turned upright as its EXIF orientation says.
+def read_image(path: str | os.PathLike) -> Encoded:
+    """Reads an image file, to be turned upright as its EXIF orientation says.
 
     Raises:
-        DecodeError: the file is missing, unreadable or no image.
+        DecodeError: the file is missing or unreadable.
     """
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
         raise DecodeError(f"cannot read the image {os.fspath(path)}: {error.strerror or error}") from error
-    return decode(data, os.fspath(path), exif=exif)
+    return Encoded(data, os.fspath(path), exif=True)

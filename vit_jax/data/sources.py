@@ -26,7 +26,7 @@ class Source:
     Attributes:
         name: of the data set, with its version where it has one.
         parts: what the split takes, in order: (name of a whole split, range of its examples).
-        read: (whole split, position) -> (image, label).
+        read: (whole split, position) -> (image, decoded or not, label).
         num_classes: the labels are 0 to num_classes - 1.
         class_names: in the order of the labels, or None.
         digest: of what the name does not tell, such as the list of files.
@@ -34,7 +34,7 @@ class Source:
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read: Callable[[str, int], tuple[images.RGB, int]]
+    read: Callable[[str, int], tuple[images.RGB | images.Encoded, int]]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
@@ -50,6 +50,7 @@ class Source:
             DecodeError: the image is unreadable.
         """
         image, label = self.read(*splits.locate(self.parts, int(index)))
+        image = image.decode() if isinstance(image, images.Encoded) else image
         return {"image": image, "label": label}
 
     @property
@@ -195,10 +196,10 @@ class Tfds:
     name: str
     data: dict[str, Any]
 
-    def read(self, split: str, index: int) -> tuple[images.RGB, int]:
+    def read(self, split: str, index: int) -> tuple[images.Encoded, int]:
         """Returns (image, label) number `index` of a split."""
         example = self.data[split][index]
-        return images.decode(example["image"], f"{self.name} {split} {index}"), int(example["label"])
+        return images.Encoded(example["image"], f"{self.name} {split} {index}"), int(example["label"])
 
 
 OPENERS: dict[str, Callable[[ConfigDict, str, str], Source]] = {
