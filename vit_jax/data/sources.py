@@ -1,6 +1,7 @@
 """Where examples come from: scikit-learn's digits, prepared TFDS data, image folders, and synthetic images.
 
-A source is indexed like a list and gives `{"image": RGB uint8 [height, width, 3], "label": int}`. All of them pickle,
+A source is indexed like a list and gives `{"image": ..., "label": int}`, the image RGB uint8 [height, width, 3] or not
+yet decoded. All of them pickle,
 so that worker processes can read them.
 """
 
@@ -44,13 +45,12 @@ class Source:
         return sum(len(rows) for _, rows in self.parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `{"image": RGB uint8, "label": int}`.
+        """Returns `{"image": RGB or Encoded, "label": int}`.
 
         Raises:
-            DecodeError: the image is unreadable.
+            DecodeError: the file is unreadable.
         """
         image, label = self.read(*splits.locate(self.parts, int(index)))
-        image = image.decode() if isinstance(image, images.Encoded) else image
         return {"image": image, "label": label}
 
     @property
