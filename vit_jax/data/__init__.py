@@ -194,7 +194,7 @@ def finish(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dic
 
 @functools.partial(jax.jit, static_argnums=1)
 def scale(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`, with the bits of `transforms.value_range` where high - low is 1 or 2."""
+    """Maps 0 to `low` and 255 to `high`, within a unit in the last place of `transforms.value_range`."""
     low, high = value_range
     return images.astype(jnp.float32) / 255 * (high - low) + low
 

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grain
 import jax

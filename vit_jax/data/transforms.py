@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32
 
 from vit_jax import UserError, choose
 from vit_jax.data import resizing
