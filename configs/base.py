@@ -69,6 +69,7 @@ def get_config() -> ConfigDict:
     config.task.loss = "softmax"  # softmax or sigmoid (summed over classes) cross-entropy
     config.task.label_smoothing = 0.0  # softmax: mass spread over all classes; sigmoid: on = 1 - s, off = s
     config.task.mixup = 0.0  # alpha of MixUp's Beta(alpha, alpha); 0: off
+    config.task.cutmix = 0.0  # alpha of CutMix's Beta(alpha, alpha); 0: off; with MixUp, each in half of the steps
     config.task.mixup_probability = 1.0  # share of the steps that mix
 
     config.optim = ConfigDict()
@@ -81,6 +82,7 @@ def get_config() -> ConfigDict:
     config.optim.weight_decay = 0.0  # decoupled from the gradient
     config.optim.decays = "kernels"  # what decays: kernels or all
     config.optim.decay_factor = "rate"  # what multiplies it: rate (the learning rate) or schedule (rate / base_lr)
+    config.optim.rates = ""  # PATTERN=FACTOR,...: times the rate for parameters so named; 0 freezes; the first counts
     config.optim.ema_decay = 0.0  # of a moving average of the weights, evaluated and exported when on; 0: off
     config.optim.max_nonfinite_skips = 0  # steps in a row with a non-finite loss or gradient to skip before stopping
 

@@ -43,6 +43,7 @@ RANGES = {
     "data.max_bad": (0, 1),
     "task.label_smoothing": (0, 1),
     "task.mixup": (0, math.inf),
+    "task.cutmix": (0, math.inf),
     "task.mixup_probability": (0, 1),
     "optim.beta1": (0, 1),
     "optim.beta2": (0, 1),
