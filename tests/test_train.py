@@ -300,7 +300,9 @@ def test_a_truncated_image_is_named_and_what_was_learnt_is_kept(quick, tmp_path)
     quick.data.max_bad = 0.05
     quick.total_steps, quick.evals.test.split = 8, "train[:1]"
     train.train(quick, tmp_path / "run")
-    assert "Unreadable images, each replaced by the next readable one: 1." in (tmp_path / "run" / "train.log").read_text()
+    assert (
+        "Unreadable images, each replaced by the next readable one: 1." in (tmp_path / "run" / "train.log").read_text()
+    )
 
 
 def test_the_front_door_from_a_fresh_interpreter():

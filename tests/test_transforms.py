@@ -73,6 +73,7 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
 @pytest.mark.parametrize(
     ("pipe", "shape"),
     [
+        ("resize(40)|randaug(2,10)|color_jitter(hue=0.1)|random_erasing(1)|value_range(0,1)", (40, 40, 3)),
         ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
         ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
         ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),
@@ -96,6 +97,12 @@ def test_shapes(pipe, shape):
         ("resize_small((3,3))|value_range(0,1)", "size must be a positive whole number, not"),
         ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'fast' or 'area', not 'cubic'"),
         ("resize(3,antialias=1)|value_range(0,1)", "antialias must be True or False"),
+        ("randaug(2)|resize(3)|value_range(0,1)", "missing a required argument: 'magnitude'"),
+        ("randaug(1.5,3)|resize(3)|value_range(0,1)", "num_layers must be a whole number, not 1.5"),
+        ("randaug(2,-1)|resize(3)|value_range(0,1)", "magnitude must be at least 0"),
+        ("resize(3)|random_erasing(2)|value_range(0,1)", "probability must be at least 0 and at most 1"),
+        ("resize(3)|random_erasing(area_min=50)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|color_jitter(hue=0.6)|value_range(0,1)", "hue must be at least 0 and at most 0.5"),
         ("inception_crop(3,area_min=0)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
         ("resize(3)|value_range(1,0)", "low must be less than high"),
         ("resize(3)|value_range('a',0)", "low must be a number"),

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
+from vit_jax.data.images import RGB
+
 Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 Generator: TypeAlias = np.random.Generator
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from vit_jax import UserError, choose
-from vit_jax.data import resizing
+from vit_jax.data import augment, resizing
 from vit_jax.data.images import RGB, Cut, Encoded
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
@@ -140,9 +140,12 @@ CUTS = (central_crop, inception_crop, random_crop)  # take an encoded image
 
 OPS: dict[str, Callable] = {
     "central_crop": central_crop,
+    "color_jitter": augment.color_jitter,
     "flip_lr": flip_lr,
     "inception_crop": inception_crop,
+    "randaug": augment.randaug,
     "random_crop": random_crop,
+    "random_erasing": augment.random_erasing,
     "resize": resize,
     "resize_small": resize_small,
     "value_range": value_range,
@@ -218,8 +221,8 @@ def parse(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
 
 def quicker(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of an op, its bilinear resizing done in whole numbers."""
-    options = {key: option.default for key, option in inspect.signature(OPS[name]).parameters.items()} | arguments
-    plain = options.get("method") == "bilinear" and not options["antialias"]
+    values = options(name) | arguments
+    plain = values.get("method") == "bilinear" and not values["antialias"]
     return arguments | {"method": "fast"} if plain else arguments
 
 
@@ -247,9 +250,13 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
     return name.id, arguments
 
 
+# Largest values of numbers that must not be negative.
+LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
+LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
+
+
 def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
     """Returns what is wrong with the values, or None."""
-    ranges = {"area_min": 5, "area_max": 100, "low": -np.inf, "high": np.inf} | arguments
     for name, value in arguments.items():
         if name == "size":
             sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
@@ -262,11 +269,19 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
         elif name == "antialias":
             if type(value) is not bool:
                 return f"antialias must be True or False, not {value!r}"
-        elif type(value) not in (int, float):
-            return f"{name} must be a number, not {value!r}"
-    if not 0 < ranges["area_min"] <= ranges["area_max"] <= 100:
+        elif type(value) not in ((int,) if name == "num_layers" else (int, float)):
+            return f"{name} must be a {'whole ' if name == 'num_layers' else ''}number, not {value!r}"
+        elif name in LARGEST and not 0 <= value <= LARGEST[name]:
+            return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
+    values = options(op) | arguments
+    if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
-    return None if ranges["low"] < ranges["high"] else "low must be less than high"
+    return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
+
+
+def options(op: str) -> dict[str, Any]:
+    """Returns the arguments of an op and their defaults."""
+    return {name: option.default for name, option in list(inspect.signature(OPS[op]).parameters.items())[2:]}
 
 
 def output_shape(shape: tuple[int, int] | None, name: str, arguments: dict[str, Any]) -> tuple[int, int] | None:
