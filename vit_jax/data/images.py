@@ -65,16 +65,12 @@ class Encoded:
         Raises:
             DecodeError: see `decode`; damage below the box, and sometimes above it, goes unnoticed.
         """
-        pixels, first = self._rows(top, top + rows)
-        return pixels[top - first : top - first + rows, left : left + columns]
-
-    def _rows(self, top: int, bottom: int) -> tuple[RGB, int]:
         if self._frame:
             try:
-                return jpeg.decode_rows(self.data, self._frame, top, bottom)
+                return jpeg.decode_box(self.data, self._frame, top, left, rows, columns)
             except ValueError:  # the whole image tells what is wrong with it
                 pass
-        return self._pixels, 0
+        return self._pixels[top : top + rows, left : left + columns]
 
     @functools.cached_property
     def _pixels(self) -> RGB:

@@ -1,8 +1,9 @@
-"""JPEG data: what its header says, and decoding no more rows than a crop needs.
+"""JPEG data: what its header says, and decoding no more of it than a crop needs.
 
-Decoding is most of what an image costs. libjpeg-turbo can skip what lies outside a crop, but no Python package lets it;
-a header that states fewer rows makes it stop early, and restart markers between the rows of blocks, where there are
-any (`vit_jax.pack` writes them), let the data begin late. The pixels are those of the whole image, bit for bit.
+Decoding is most of what an image costs. Restart markers between the rows of blocks, where there are any
+(`vit_jax.pack` writes them), let the data begin late and end early; then libjpeg-turbo 3, where it is installed,
+skips what lies around the crop, or else a header that states fewer rows makes any decoder stop early. The pixels are
+those of the whole image, bit for bit.
 """
 
 import dataclasses
@@ -11,11 +12,13 @@ import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
 
+from vit_jax.data import turbojpeg
+
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
 BASELINE, EXTENDED, RESTART, START, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD8, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables and extensions are no frames
 
-Rows = UInt8[np.ndarray, "rows width 3"]
+Pixels = UInt8[np.ndarray, "rows columns 3"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Frame:
         width: in pixels.
         height_at: where the data states the height, in two bytes.
         scan_at: where the entropy-coded data begin.
-        unit: pixel rows of a row of minimum coded units (MCU), the blocks that are coded together.
+        unit: (rows, columns) of a minimum coded unit (MCU), the blocks that are coded together.
         restarts: whether the data restart after every row of units.
     """
 
@@ -35,7 +38,7 @@ class Frame:
     width: int
     height_at: int
     scan_at: int
-    unit: int
+    unit: tuple[int, int]
     restarts: bool
 
 
@@ -69,10 +72,10 @@ def read_frame(data: bytes) -> Frame | None:
     if channels == 1:  # whatever its sampling says, a lone channel is coded block by block
         across = down = 1
     per_row = -(-width // (8 * across))
-    return Frame(height, width, frame_at + 5, at + 2 + length, 8 * down, interval == per_row)
+    return Frame(height, width, frame_at + 5, at + 2 + length, (8 * down, 8 * across), interval == per_row)
 
 
-def decode(data: bytes) -> Rows:
+def decode(data: bytes) -> Pixels:
     """Decodes as TensorFlow does: the fast integer cosine transform, fancy upsampling, grey repeated to RGB.
 
     Raises:
@@ -81,43 +84,51 @@ def decode(data: bytes) -> Rows:
     return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
 
 
-def decode_rows(data: bytes, frame: Frame, top: int, bottom: int) -> tuple[Rows, int]:
-    """Decodes at least the rows from `top` on and before `bottom`.
-
-    Returns:
-        Rows of the image, and which is the first of them.
+def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, columns: int) -> Pixels:
+    """Decodes a box of the image.
 
     Raises:
         ValueError: the data is damaged there.
     """
-    # Upsampling looks one row beyond each side; so does the transform's row of blocks.
-    first = max(top - 1, 0) // frame.unit if frame.restarts else 0
-    last = min(bottom // frame.unit + 1, -(-frame.height // frame.unit))
-    if first == 0 and last * frame.unit >= frame.height:
-        return decode(data), 0
-    height = min(last * frame.unit, frame.height) - first * frame.unit
-    header = bytearray(data[: frame.scan_at])
-    header[frame.height_at : frame.height_at + 2] = height.to_bytes(2)
-    if frame.restarts and (part := segments(data, frame, first, last)) is not None:
-        return decode(bytes(header) + part), first * frame.unit
-    if first:
-        return decode(data), 0
-    rows = np.empty((height, frame.width, 3), np.uint8)
+    unit, across = frame.unit
+    # Upsampling looks one pixel beyond each side.
+    first, last = max(top - 1, 0) // unit, min((top + rows) // unit + 1, -(-frame.height // unit))
+    if frame.restarts and (part := segments(data, frame, first, last)):
+        height = min(last * unit, frame.height) - first * unit
+        data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
+        last -= first
+    if turbojpeg.library():
+        start = max(left // across - 1, 0) * across
+        stop = min(left + columns + across, frame.width)
+        return turbojpeg.decode_box(data, top, start, rows, stop - start)[:, left - start : left - start + columns]
+    return decode_above(data, frame, last * unit)[top : top + rows, left : left + columns]
+
+
+def decode_above(data: bytes, frame: Frame, height: int) -> Pixels:
+    """Decodes at least the rows before `height`, the first of a row of units."""
+    if height >= frame.height:
+        return decode(data)
+    pixels = np.empty((height, frame.width, 3), np.uint8)
     try:
         options = {"fastdct": True, "fastupsample": False, "strict": True}
-        simplejpeg.decode_jpeg(bytes(header) + data[frame.scan_at :], "RGB", buffer=rows, **options)
+        simplejpeg.decode_jpeg(header(data, frame, height) + data[frame.scan_at :], "RGB", buffer=pixels, **options)
     except ValueError as error:
         # The first thing wrong is told: that there are data after the last row, if nothing was before.
         if "extraneous bytes before marker 0xd9" not in str(error):
             raise
-    return rows, 0
+    return pixels
+
+
+def header(data: bytes, frame: Frame, height: int) -> bytes:
+    """Returns what stands before the coded data, with another height."""
+    return data[: frame.height_at] + height.to_bytes(2) + data[frame.height_at + 2 : frame.scan_at]
 
 
 def segments(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
-    """Returns the coded data of some rows of units, made a scan of its own; None if the markers are not all there."""
+    """Returns an image of some rows of units; None if the restart markers between them are not all there."""
     coded = np.frombuffer(data, np.uint8, offset=frame.scan_at)
     marks = np.flatnonzero((coded[:-1] == 0xFF) & (coded[1:] - np.uint8(RESTART) < 8))
-    total = -(-frame.height // frame.unit)
+    total = -(-frame.height // frame.unit[0])
     if len(marks) != total - 1 or ((coded[marks + 1] - RESTART) != np.arange(total - 1) % 8).any():
         return None
     start = int(marks[first - 1]) + 2 if first else 0
@@ -125,4 +136,5 @@ def segments(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
     part = coded[start:stop].copy()
     inner = marks[first : last - 1]
     part[inner - start + 1] = RESTART + np.arange(len(inner)) % 8  # they count from the scan's begin
-    return part.tobytes() + (bytes((0xFF, END)) if last < total else b"")
+    height = min(last * frame.unit[0], frame.height) - first * frame.unit[0]
+    return header(data, frame, height) + part.tobytes() + (bytes((0xFF, END)) if last < total else b"")

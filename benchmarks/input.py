@@ -1,0 +1,136 @@
+"""Inception crops at 224 pixels: ours, tf.data and timm's loader, the same files and boxes, alternating in one run.
+
+python -m benchmarks.input --files=photos --rounds=7 --others=.bench/bin/python
+
+Each reads, decodes, cuts, resizes and stacks batches of 32, one after the other in one thread; what is told are images
+per second of processor time, that of all its threads. tf.data has `decode_and_crop_jpeg` and `tf.image.resize`, timm
+its own dataset, crop and collate. They live in an environment of their own (`benchmarks/requirements.txt`); without
+`--others` only ours is measured. `--quality=90` writes the files anew first, as `vit_jax.pack` does, so that a crop can
+begin to decode at its own first row; tf.data and timm then read those files too.
+"""
+
+import argparse
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import images, transforms
+
+SIZE, BATCH = 224, 32
+PIPE = f"inception_crop({SIZE})|value_range(-1,1)"
+
+
+class Ours:
+    """Our reader of files, through the pipe that training uses."""
+
+    def __init__(self, files: list[str], fast: bool):
+        self.files, self.preprocess = files, transforms.parse(PIPE, SIZE, fast)
+
+    def pixels(self, number: int) -> np.ndarray:
+        image = images.read_image(self.files[number])
+        return self.preprocess.levels(image, np.random.default_rng(number))  # the generator that the boxes came from
+
+    def round(self) -> float:
+        began = time.process_time()
+        for first in range(0, len(self.files), BATCH):
+            np.stack([self.pixels(number) for number in range(first, min(first + BATCH, len(self.files)))])
+        return time.process_time() - began
+
+
+class Other:
+    """A reader in a process of the other environment; see `input_others`."""
+
+    def __init__(self, python: str, name: str, plan: Path):
+        script = Path(__file__).with_name("input_others.py")
+        self.process = subprocess.Popen(
+            [python, str(script), name, str(plan)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, word: str) -> float:
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit("the other environment's process ended; see its words above")
+        return json.loads(answer)
+
+    def round(self) -> float:
+        return self.ask("round")
+
+
+def boxes(files: list[str]) -> list[tuple[int, int, int, int]]:
+    """Returns the box of each file, as our op draws it from the generator seeded with the file's number."""
+    shapes = [images.read_image(file).shape for file in files]
+    return [
+        transforms.inception_box(height, width, 0.05, 1.0, np.random.default_rng(number))
+        for number, (height, width) in enumerate(shapes)
+    ]
+
+
+def write_anew(files: list[str], folder: Path, quality: int) -> list[str]:
+    """Encodes the images again, with a restart marker after each row of units."""
+    for number, file in enumerate(files):
+        data = io.BytesIO()
+        options = {"quality": quality, "restart_marker_rows": 1}
+        Image.fromarray(images.read_image(file).decode()).save(data, "JPEG", **options)
+        (folder / f"{number:05}.jpg").write_bytes(data.getvalue())
+    return sorted(map(str, folder.glob("*.jpg")))
+
+
+def compare(ours: Ours, other: np.ndarray) -> str:
+    """Returns how far the first images of both are apart."""
+    difference = np.stack([ours.pixels(number) for number in range(len(other))]).astype(int) - other
+    return f"off tf.data by at most {np.abs(difference).max()} of 255, in {np.mean(difference != 0):.2%} of the values"
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
+    parser.add_argument("--files", required=True, help="folder of JPEG files, however deep")
+    parser.add_argument("--rounds", type=int, default=7, help="times that all take turns [7]")
+    parser.add_argument("--others", help="the Python of an environment with tensorflow and timm")
+    parser.add_argument("--quality", type=int, help="write the files anew first, in this quality of JPEG")
+    arguments = parser.parse_args(argv[1:])
+    files = sorted(str(path) for path in Path(arguments.files).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise SystemExit(f"there are no JPEG files in {arguments.files}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.quality:
+            files = write_anew(files, Path(folder), arguments.quality)
+        plan = Path(folder) / "plan.json"
+        plan.write_text(json.dumps({"files": files, "boxes": boxes(files), "size": SIZE, "batch": BATCH}))
+        readers = {"ours, fast": Ours(files, fast=True), "ours, exact pixels": Ours(files, fast=False)}
+        if arguments.others:
+            readers |= {name: Other(arguments.others, name, plan) for name in ("tf.data", "timm")}
+        rates: dict[str, list[float]] = {name: [] for name in readers}
+        for turn in range(arguments.rounds + 1):
+            for name, reader in readers.items():
+                rate = len(files) / reader.round()
+                if turn:  # the first warms up
+                    rates[name].append(rate)
+        if arguments.others:
+            theirs = np.asarray(readers["tf.data"].ask("pixels"), np.uint8)
+            for name in ("ours, fast", "ours, exact pixels"):
+                print(f"{name}: {compare(readers[name], theirs)}")
+
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    base = medians.get("tf.data", medians["ours, exact pixels"])
+    print(f"{len(files)} files, median of {arguments.rounds} rounds, images per CPU-second")
+    for name, values in rates.items():
+        against = statistics.median(
+            a / b for a, b in zip(values, rates.get("tf.data", rates["ours, exact pixels"]), strict=True)
+        )
+        print(f"{name:20}{medians[name]:8.0f}  ({min(values):.0f} to {max(values):.0f}){against:8.2f} times")
+    assert base
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,91 @@
+"""What `benchmarks.input` compares with; runs in an environment with tensorflow and timm, and without vit_jax.
+
+Takes `tf.data` or `timm` and the plan: files, boxes (top, left, height, width), size and batch. Answers each line of
+its input with a line of JSON: `round` with the processor seconds of one pass, `pixels` with the first 16 images.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def tensorflow_batches(plan: dict[str, Any]) -> Callable[[], Any]:
+    """tf.data as the authors use it: only the crop is decoded, then resized without antialias, cut off to uint8."""
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+    def read(path, box):
+        image = tf.image.decode_and_crop_jpeg(tf.io.read_file(path), box, channels=3)
+        return tf.cast(tf.image.resize(image, [plan["size"]] * 2), tf.uint8)
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = options.threading.max_intra_op_parallelism = 1
+    data = tf.data.Dataset.from_tensor_slices((plan["files"], np.array(plan["boxes"], np.int32)))
+    data = data.map(read).batch(plan["batch"]).with_options(options)
+    return lambda: data.as_numpy_iterator()
+
+
+def timm_batches(plan: dict[str, Any]) -> Callable[[], Any]:
+    """timm's dataset, crop and loader without workers; only where the crop lies is given."""
+    import torch
+    from timm.data import ImageDataset
+    from timm.data.loader import fast_collate
+    from timm.data.transforms import RandomResizedCropAndInterpolation, ToNumpy
+    from torchvision.transforms import Compose
+
+    torch.set_num_threads(1)
+
+    class Given(RandomResizedCropAndInterpolation):
+        """timm's crop at the boxes of the plan, in turn."""
+
+        def get_params(self, image, scale, ratio):
+            return tuple(next(self.boxes))
+
+    crop = Given(plan["size"])
+
+    class Reader:
+        """What timm's dataset wants to know of the files."""
+
+        def __getitem__(self, number):
+            return open(plan["files"][number], "rb"), 0
+
+        def __len__(self):
+            return len(plan["files"])
+
+    dataset = ImageDataset(root="", reader=Reader(), transform=Compose([crop, ToNumpy()]))
+
+    def batches():
+        crop.boxes = iter(plan["boxes"])
+        loader = torch.utils.data.DataLoader(dataset, plan["batch"], shuffle=False, collate_fn=fast_collate)
+        return ((images.numpy().transpose(0, 2, 3, 1)) for images, _ in loader)
+
+    return batches
+
+
+def main(name: str, plan_file: str) -> None:
+    plan = json.loads(Path(plan_file).read_text())
+    batches = {"tf.data": tensorflow_batches, "timm": timm_batches}[name](plan)
+    for line in sys.stdin:
+        if line.strip() == "pixels":
+            print(json.dumps(next(iter(batches()))[:16].tolist()), flush=True)
+            continue
+        began, count = time.process_time(), 0
+        for batch in batches():
+            count += len(batch)
+        seconds = time.process_time() - began
+        assert count == len(plan["files"])
+        print(json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
