@@ -34,17 +34,25 @@ class Form:
         """
         if isinstance(image, np.ndarray):
             pixels, keeps, lossless = image, False, True
-        elif self.decode or self.shorter_side or (image.exif and images.has_exif(image.data)):
-            pixels, lossless = image.decode(), not images.is_jpeg(image.data)
-            keeps = not image.exif or images.orientation(image.data) == 1
         else:
-            return image.data
+            keeps = not lies_on_its_side(image)
+            if keeps and not self.decode and not self.shorter_side:
+                return image.data
+            pixels, lossless = image.decode(), not images.is_jpeg(image.data)
         if self.shorter_side and min(pixels.shape[:2]) > self.shorter_side:
             pixels = transforms.resize_small(pixels, np.random.default_rng(0), self.shorter_side)
             keeps = lossless = False
         if keeps:
             return image.data
         return png(pixels) if lossless else jpeg(pixels, self.quality)
+
+
+def lies_on_its_side(image: images.Encoded) -> bool:
+    """Returns whether the EXIF orientation is to be applied, or is damaged: then the decoder says so."""
+    try:
+        return image.exif and images.orientation(image.data) != 1
+    except Exception:
+        return True
 
 
 def png(pixels: images.RGB) -> bytes:

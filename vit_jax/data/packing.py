@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import itertools
 import json
 import os
@@ -138,8 +137,10 @@ class Packing:
         def read(chunk: range) -> list[tuple[int, bytes | None, Any]]:
             return [(index, *self.read(split, index)) for index in chunk]
 
+        def submit(chunk: range) -> concurrent.futures.Future:
+            return pool.submit(read, chunk)
+
         chunks = iter([rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)])
-        submit = functools.partial(pool.submit, read)
         ahead = deque(map(submit, itertools.islice(chunks, 2 * self.workers)))
         while ahead:
             found = ahead.popleft().result()

@@ -96,8 +96,8 @@ class Records:
 
     def check(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Returns the labels of a record as `read` does, or raises UserError."""
-        if labels and (min(labels) < 0 or max(labels) >= self.num_classes):
-            raise UserError(f"{name} has the label {max(labels, key=abs)}, but there are {self.num_classes} classes")
+        if wrong := [label for label in labels if not 0 <= label < self.num_classes]:
+            raise UserError(f"{name} has the label {wrong[0]}, but there are {self.num_classes} classes")
         if self.max_labels is None:
             if len(labels) != 1:
                 raise UserError(
