@@ -232,7 +232,7 @@ def test_unreadable_images(photos, tmp_path):
     ("words", "sentence"),
     [
         (["digits", "gs://bucket/x"], "cannot pack into gs://bucket/x: pack into a local folder"),
-        (["digits", "/proc/x"], "cannot write into /proc/x"),
+        (["digits", "/proc/x"], "cannot pack into /proc/x"),
         (["synthetic", "x"], "unknown data source that has a list of splits 'synthetic'"),
         (["digits", "x", "--splits=train,val"], "unknown split 'val'"),
         (["digits", "x", "--quality=101"], "--quality=101 must be at most 100"),

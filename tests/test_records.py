@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grain
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from absl import flags
 
 from tests.test_sources import configured, open_source
-from vit_jax import UserError, data
+from vit_jax import UserError, data, files
 from vit_jax.data import encode, example, images, shards
 
 
@@ -239,6 +240,28 @@ def test_threads_and_processes_share_a_source(tmp_path, monkeypatch):
         flags.FLAGS.mark_as_parsed()
     dataset = grain.MapDataset.source(source).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2))
     assert numbers(dataset) == list(range(200))
+
+
+def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
+    write_set(tmp_path / "set", SINGLE)
+    fetched, near = [], files.glob
+
+    def local(path):
+        fetched.append(path)
+        return path.removeprefix("far:/")
+
+    monkeypatch.setattr(files, "glob", lambda pattern: [f"far:/{path}" for path in near(pattern.removeprefix("far:/"))])
+    monkeypatch.setattr(files, "read", lambda path: Path(path.removeprefix("far:/")).read_bytes())
+    monkeypatch.setattr(files, "local", local)
+    for pattern in (f"far:/{tmp_path / 'set'}", f"far:/{tmp_path / 'set'}/train-*"):
+        source = open_source(f"array_record:{pattern}", "train")
+        assert len(source) == 11 and not fetched
+        assert numbers(source) == list(range(11)) and len(fetched) == 3
+        fetched.clear()
+    cut(tmp_path / "set" / shards.file_name("train", 1, 3))
+    source = open_source(f"array_record:far:/{tmp_path / 'set'}", "train")
+    with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but info.json says"):
+        list(source)
 
 
 def test_opening_a_thousand_shards_opens_none(tmp_path, monkeypatch):

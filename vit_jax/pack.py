@@ -1,4 +1,4 @@
-"""Packs a data set into shards of encoded images, which are read at random faster than single files.
+"""Packs a data set into shards of encoded images: a few large files, of which any image is read at once.
 
 All splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the source:
 images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (a turned JPEG is encoded

@@ -203,22 +203,24 @@ def alone(out: str) -> Iterator[None]:
     """Makes a folder and keeps other processes from packing into it, where the file system can.
 
     Raises:
-        UserError: the folder cannot be made, or another process packs into it.
+        UserError: the folder cannot be written, or another process packs into it.
     """
+    folder = None
     try:
         os.makedirs(out, exist_ok=True)
         folder = os.open(out, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"cannot write into {out}: {error.strerror or error}") from error
-    try:
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is packing into {out}") from None
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is packing into {out}") from None
+        except OSError:
+            pass  # a file system without locks
         yield
+    except OSError as error:
+        raise UserError(f"cannot pack into {out}: {error}") from error
     finally:
-        os.close(folder)
+        if folder is not None:
+            os.close(folder)
 
 
 def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, dict]:
