@@ -62,12 +62,15 @@ def get_config() -> ConfigDict:
     config.data.num_examples = placeholder(int)  # of the training split; checked or taken likewise
     config.data.max_labels = placeholder(int)  # labels of one image in multi-label data; unset: taken from the data
     config.data.workers = 0  # worker processes that read and decode; 0: threads of this process
+    config.data.fast = False  # training resizes in whole numbers: some values one grey level higher, in less time
     config.data.bad_images = "fail"  # an unreadable file of training: fail, or replace it by the next readable one
+    config.data.max_bad = 0.001  # the largest share of the training images that may be replaced
 
     config.task = ConfigDict()
     config.task.loss = "softmax"  # softmax or sigmoid (summed over classes) cross-entropy
     config.task.label_smoothing = 0.0  # softmax: mass spread over all classes; sigmoid: on = 1 - s, off = s
     config.task.mixup = 0.0  # alpha of MixUp's Beta(alpha, alpha); 0: off
+    config.task.cutmix = 0.0  # alpha of CutMix's Beta(alpha, alpha); 0: off; with MixUp, each in half of the steps
     config.task.mixup_probability = 1.0  # share of the steps that mix
 
     config.optim = ConfigDict()
@@ -80,6 +83,7 @@ def get_config() -> ConfigDict:
     config.optim.weight_decay = 0.0  # decoupled from the gradient
     config.optim.decays = "kernels"  # what decays: kernels or all
     config.optim.decay_factor = "rate"  # what multiplies it: rate (the learning rate) or schedule (rate / base_lr)
+    config.optim.rates = ""  # PATTERN=FACTOR,...: times the rate for parameters so named; 0 freezes; the first counts
     config.optim.ema_decay = 0.0  # of a moving average of the weights, evaluated and exported when on; 0: off
     config.optim.max_nonfinite_skips = 0  # steps in a row with a non-finite loss or gradient to skip before stopping
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import sys
 
 import pytest
 
@@ -13,7 +14,9 @@ from vit_jax import UserError, main, models, settings
 BASE = base.get_config()
 DECLARED = set(settings.flatten(BASE))
 KNOWN = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED}
-CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+# What a family of recipes shares has no get_config.
+RUNNABLE = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if "def get_config(" in path.read_text())
+CONFIGS = [name for name in RUNNABLE if name != "base"]
 
 
 def chain(node: ast.AST) -> str | None:
@@ -141,11 +144,14 @@ def test_mistakes_on_the_command_line(words, sentence):
         parse(*words)
 
 
-def test_no_config_and_no_such_config():
+def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="--config=FILE"):
         main.parse(["main.py"])
     with pytest.raises(UserError, match="no config file"):
         main.parse(["main.py", "--config=configs/nothing.py"])
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module
+    with pytest.raises(UserError, match=r"configs/jft\.py is no recipe: it defines no get_config\(\)\."):
+        main.parse(["main.py", f"--config={ROOT}/configs/jft.py"])
     with pytest.raises(UserError, match=r"^flag --config=.*: TypeError: get_config\(\) takes 0 .* given\.$"):
         main.parse(["main.py", f"--config={ROOT}/configs/digits.py:x=3"])
 

@@ -157,20 +157,31 @@ def test_bad_images_fail_and_name_the_file(damaged):
         list(data.make_eval(config, "test", sharding("data")))
 
 
-def test_bad_images_are_replaced_by_the_next_readable(damaged):
+def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     config, source = damaged
-    readable = loader.Readable(source, "replace")
-    values = [int(readable[index]["image"][0, 0, 0]) for index in range(20)]
+    config.data.bad_images, config.data.max_bad = "replace", 0.15
+    prepare = loader.Prepare(source, transforms.parse(config.data.preprocess, 6), "replace")
+    rows = [prepare(index, np.random.default_rng(0)) for index in range(20)]
+    values = [int(row["image"][0, 0, 0]) for row in rows]
     assert (values[3], values[4], values[19]) == (values[5], values[5], values[0]) and len(set(values)) == 17
-    assert [int(readable[index]["replaced"]) for index in (2, 3, 4, 19)] == [0, 1, 1, 1]
-    config.data.bad_images = "replace"
+    assert [int(row["bad"]) for row in rows] == [i if i in (3, 4, 19) else -1 for i in range(20)]
     first, second = (data.make(config, sharding("data")) for _ in range(2))
     assert_same(list(itertools.islice(first, 10)), list(itertools.islice(second, 10)))
     first.close()
     second.close()
-    assert first.replaced == second.replaced >= 3 * 7
+    assert first.replaced == second.replaced == 3  # distinct ones: the run saw each seven times
+    assert sum("is replaced by the next" in record.message for record in caplog.records) == 6
     with pytest.raises(UserError, match="a hundred images in a row"):
-        loader.Readable(Bad(), "replace")[0]
+        loader.Prepare(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_bad_images_end_the_run(damaged, workers):
+    config, _ = damaged
+    config.data.bad_images, config.data.max_bad, config.data.workers = "replace", 0.1, workers
+    batches = data.make(config, sharding("data"))
+    with pytest.raises(UserError, match=r"/a/\d+.jpg: .* 3 of 20 images .*max_bad=0.1 allows 2 to be replaced"):
+        list(itertools.islice(batches, 10))
 
 
 class Bad:
@@ -205,7 +216,10 @@ def test_make_gives_global_arrays(names):
     local = loader.train_batches(source, preprocess, **options)
     expected = next(local)
     local.close()
-    assert_same([batch], [{name: expected[name] for name in batch}])
+    assert expected["image"].dtype == np.uint8  # a quarter of the bytes to move
+    wanted = [transforms.value_range(image, np.random.default_rng(0), -1, 1) for image in expected["image"]]
+    np.testing.assert_allclose(batch["image"], np.stack(wanted), rtol=0, atol=2.4e-7)
+    np.testing.assert_array_equal(batch["label"], expected["label"])
 
 
 def test_make_eval_starts_anew_each_time():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import optim
+from vit_jax import UserError, optim
 
 
 @pytest.fixture
@@ -87,3 +87,28 @@ def test_the_first_moment_may_be_kept_in_half_precision(config, name):
     config.optim.name, config.optim.moment_dtype = name, "bfloat16"
     state = optim.make(config).init(PARAMS)
     assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
+
+
+@pytest.mark.parametrize("factor", ["rate", "schedule"])
+def test_rates_by_name(config, factor):
+    config.decay_type, config.warmup_steps = "constant", 0
+    config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, "all", factor
+    plain = updated(config)
+    config.optim.rates = "dense1/bias=0,dense1/.*=0.25"  # the first that matches counts
+    params = updated(config)
+    np.testing.assert_array_equal(params["dense1"]["bias"], PARAMS["dense1"]["bias"])
+    before = PARAMS["dense1"]["kernel"]
+    np.testing.assert_allclose(params["dense1"]["kernel"] - before, 0.25 * (plain["dense1"]["kernel"] - before), 1e-5)
+    np.testing.assert_array_equal(params["cls"], plain["cls"])
+
+
+@pytest.mark.parametrize("text", ["head", "head=x", "=3", "(=1", "head=-1", "head=nan", "head=inf"])
+def test_rates_that_cannot_be_read(config, text):
+    config.optim.rates = text
+    with pytest.raises(UserError, match=r"cannot read .* in optim.rates; write head/"):
+        optim.make(config)
+
+
+def test_a_pattern_that_names_nothing():
+    with pytest.raises(UserError, match=r"no parameter is called 'haed/\.\*'; there are cls, head/bias"):
+        optim.check_rates((("cls", 0.0), ("haed/.*", 1.0)), ["cls", "head/bias"])

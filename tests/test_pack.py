@@ -26,10 +26,8 @@ def packed(source, out, *words):
 
 
 def everything(source, split, **fields):
-    return [
-        (e["image"].tobytes(), e["image"].shape, np.array(e["label"]).tolist())
-        for e in open_source(source, split, **fields)
-    ]
+    examples = [(np.asarray(e["image"]), e["label"]) for e in open_source(source, split, **fields)]
+    return [(image.tobytes(), image.shape, np.array(label).tolist()) for image, label in examples]
 
 
 def contents(folder):
@@ -117,7 +115,7 @@ def test_larger_images_are_made_smaller(tmp_path):
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.fromarray(pixels).save(tmp_path / "photos" / name / "1.jpg")
     where = packed(f"folder:{tmp_path / 'photos'}", tmp_path / "out", "--shorter-side=40", "--quality=80")
-    by_label = {e["label"]: e["image"] for e in open_source(where, "train")}
+    by_label = {e["label"]: np.asarray(e["image"]) for e in open_source(where, "train")}
     assert by_label[0].shape == (59, 40, 3) and by_label[1].shape == (40, 100, 3)
     source = open_source(where, "train")
     stored = {label: image.data for image, label in (source.read("train", index) for index in range(2))}

@@ -160,3 +160,20 @@ def test_the_largest_config_takes_a_step_at_reduced_depth():
     found, _ = losses(program, steps=2)
     np.testing.assert_allclose(found[0], 18_290 * np.log1p(np.exp(-10)) + np.log1p(np.exp(10)), rtol=1e-4)
     assert np.isfinite(found).all()
+
+
+def test_frozen_parameters_stay_and_cost_nothing(tiny):
+    tiny.optim.rates, tiny.grad_norm_clip = "head/.*=1,.*=0", None
+    program = build(tiny)
+    before = tree.flatten(jax.device_get(program.init(jax.random.key(0), {}).params))
+    state = program.init(jax.random.key(0), {})
+    for batch in batches(program, 3):
+        state, metrics = program.train_step(state, batch)
+    after = tree.flatten(state.params)
+    for name, leaf in before.items():
+        assert np.array_equal(leaf, after[name]) == (not name.startswith("head/")), name
+    assert metrics["norm/grads"] > 0
+    flops = program.train_step.lower(program.state, program.batch).cost_analysis()["flops"]
+    tiny.optim.rates = ""
+    whole = build(tiny)
+    assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]

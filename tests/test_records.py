@@ -44,7 +44,7 @@ SEVERAL = [[], [3], [0, 2, 0], [1, 1], [3, 0, 1]]
 
 
 def numbers(source):
-    return [int(image["image"][0, 0, 0]) for image in source]
+    return [int(np.asarray(example["image"])[0, 0, 0]) for example in source]
 
 
 @pytest.mark.parametrize("total", [1, 3, 20])

@@ -48,3 +48,43 @@ def test_mixup_happens_in_its_share_of_the_steps():
     task = Classify(2, mixup=0.8, mixup_probability=0.25)
     mixed = [task.mix(jax.random.key(i), jnp.zeros((2, 1, 1, 3)), jnp.eye(2))[1][0, 0] < 1 for i in range(400)]
     assert 0.18 < np.mean(mixed) < 0.32
+
+
+def test_several_labels_an_image():
+    labels = jnp.array([[2, 0, -1], [-1, -1, -1], [1, -1, -1]])
+    np.testing.assert_allclose(Classify(3, "sigmoid").targets(labels), [[1, 0, 1], [0, 0, 0], [0, 1, 0]])
+    smooth = Classify(3, "sigmoid", 0.1).targets(labels)
+    np.testing.assert_allclose(smooth, [[0.9, 0.1, 0.9], [0.1, 0.1, 0.1], [0.1, 0.9, 0.1]], rtol=1e-6)
+
+
+def cut(seed, **options):
+    """Rows of one colour each, mixed: the first row's pixels from the last, and its share of its own target."""
+    images = jnp.broadcast_to(jnp.arange(1.0, 5.0)[:, None, None, None], (4, 16, 24, 3))
+    mixed, targets = Classify(4, **options).mix(jax.random.key(seed), images, jnp.eye(4))
+    return np.array(mixed), np.array(targets)
+
+
+def test_cutmix_pastes_one_box_of_the_row_before():
+    areas, own = [], []
+    for seed in range(100):
+        mixed, targets = cut(seed, cutmix=1.0)
+        pasted = mixed[1] == 1.0
+        assert ((mixed[1] == 2.0) | pasted).all() and (pasted == pasted[..., :1]).all()
+        np.testing.assert_array_equal(mixed[0] == 4.0, pasted)  # the same box in every row
+        rows, columns = pasted[..., 0].any(1), pasted[..., 0].any(0)
+        np.testing.assert_array_equal(pasted[..., 0], rows[:, None] & columns)
+        for line in (rows, columns):
+            assert np.abs(np.diff(line.astype(int))).sum() + line[0] + line[-1] in (0, 2)  # one piece
+        share = 1 - pasted.mean()
+        np.testing.assert_allclose(targets, share * np.eye(4) + (1 - share) * np.roll(np.eye(4), 1, 0), atol=1e-6)
+        areas.append(pasted.mean())
+        own.append(share)
+    # A box of area U(0, 1), cut off at the border: by its centre, so less than half on average.
+    assert 0.2 < np.mean(areas) < 0.45 and max(areas) > 0.6 and min(areas) < 0.1
+
+
+def test_with_both_each_mixes_half_of_the_steps():
+    mixed = [cut(seed, cutmix=1.0, mixup=1.0, mixup_probability=0.8) for seed in range(300)]
+    blended = np.mean([len(np.unique(images[1])) == 1 and images[1].flat[0] != 2 for images, _ in mixed])
+    boxes = np.mean([len(np.unique(images[1])) == 2 for images, _ in mixed])
+    assert 0.3 < blended < 0.5 and 0.25 < boxes < 0.5

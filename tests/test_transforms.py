@@ -1,13 +1,12 @@
-import contextlib
 import io
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image, ImageOps
 
 from tests.conftest import ROOT
+from tests.test_images import picture
 from vit_jax import UserError
 from vit_jax.data import images, transforms
 
@@ -19,18 +18,6 @@ PIPE = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def picture(height: int = 40, width: int = 60) -> Image.Image:
-    """A smooth image without symmetry."""
-    y, x = np.mgrid[:height, :width]
-    return Image.fromarray(np.stack([3 * y, 2 * x, (x + y) // 2 * (x > y)], -1).astype(np.uint8))
-
-
-def encoded(image: Image.Image, suffix: str, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, suffix, **options)
-    return file.getvalue()
 
 
 def check_pixels(stored, files: dict[str, bytes]):
@@ -72,79 +59,6 @@ def test_pixels_of_all_photographs():
             assert np.abs(resized / 127.5 - 1 - stored[f"{number}/{key}"]).max() <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("suffix", "mode"),
-    [("JPEG", mode) for mode in ("1", "L", "CMYK")]
-    + [("PNG", mode) for mode in ("1", "L", "LA", "P", "RGBA")]
-    + [("WEBP", mode) for mode in ("L", "P", "RGBA")],
-)
-def test_every_mode_becomes_rgb(mode, suffix):
-    image = picture().convert(mode)
-    decoded = images.decode(encoded(image, suffix, quality=95, lossless=True), "x")
-    assert decoded.dtype == np.uint8 and decoded.shape == (40, 60, 3)
-    if mode != "1":
-        assert np.abs(decoded.astype(int) - np.asarray(image.convert("RGB"))).mean() < 3
-
-
-def test_sixteen_bits_keep_the_upper_eight():
-    values = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
-    decoded = images.decode(encoded(Image.fromarray(values), "PNG"), "x")
-    np.testing.assert_array_equal(decoded, np.repeat(values[..., None] >> 8, 3, axis=2))
-
-
-@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_on_request(suffix, orientation, tmp_path):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    data = encoded(picture(), suffix, exif=exif, quality=95)
-    path = tmp_path / "x"
-    path.write_bytes(data)
-    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    assert np.abs(images.read_image(path).decode().astype(int) - upright).max() < 8
-    assert images.decode(data, "x").shape == (40, 60, 3)
-
-
-@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
-def test_damaged_files_are_errors_that_name_the_file(suffix):
-    data = encoded(picture(), suffix)
-    for end in (0, 1, 2, 20, len(data) // 2, len(data) * 9 // 10):
-        with pytest.raises(images.DecodeError, match=r"cannot decode the image some/file\.x: \w"):
-            images.decode(data[:end], "some/file.x")
-    with pytest.raises(images.DecodeError, match="no JPEG, PNG or WebP"):
-        images.decode(encoded(picture(), "GIF"), "x")
-
-
-@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
-def test_random_damage_never_raises_anything_else(suffix):
-    data, random = np.frombuffer(encoded(picture(), suffix), np.uint8), rng()
-    for _ in range(100):
-        damaged = data.copy()
-        damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
-        with contextlib.suppress(images.DecodeError):
-            images.decode(damaged.tobytes(), "x", exif=True)
-
-
-def test_a_jpeg_with_stray_bytes_between_segments_is_read():
-    data = encoded(picture(), "JPEG")
-    table = data.index(b"\xff\xc4")
-    stray = data[:table] + bytes(5) + data[table:]
-    assert np.abs(images.decode(stray, "x").astype(int) - images.decode(data, "x")).max() <= 12
-
-
-def test_image_bomb(monkeypatch):
-    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    for suffix in ("JPEG", "PNG"):
-        with pytest.raises(images.DecodeError, match=r"limit|bomb"):
-            images.decode(encoded(picture(), suffix), "x")
-
-
-def test_read_image_of_nothing():
-    with pytest.raises(UserError, match="/nowhere: No such file"):
-        images.read_image("/nowhere")
-
-
 def test_a_pipe_knows_its_text_and_shape_and_pickles():
     preprocess = transforms.parse("decode|" + PIPE, 32)
     assert preprocess.shape == (32, 32, 3)
@@ -159,6 +73,7 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
 @pytest.mark.parametrize(
     ("pipe", "shape"),
     [
+        ("resize(40)|randaug(2,10)|color_jitter(hue=0.1)|random_erasing(1)|value_range(0,1)", (40, 40, 3)),
         ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
         ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
         ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),
@@ -180,8 +95,14 @@ def test_shapes(pipe, shape):
         ("resize|value_range(0,1)", "missing a required argument: 'size'"),
         ("resize(-3)|value_range(0,1)", "size must be a positive whole number or"),
         ("resize_small((3,3))|value_range(0,1)", "size must be a positive whole number, not"),
-        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'area', not 'cubic'"),
+        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'fast' or 'area', not 'cubic'"),
         ("resize(3,antialias=1)|value_range(0,1)", "antialias must be True or False"),
+        ("randaug(2)|resize(3)|value_range(0,1)", "missing a required argument: 'magnitude'"),
+        ("randaug(1.5,3)|resize(3)|value_range(0,1)", "num_layers must be a whole number, not 1.5"),
+        ("randaug(2,-1)|resize(3)|value_range(0,1)", "magnitude must be at least 0"),
+        ("resize(3)|random_erasing(2)|value_range(0,1)", "probability must be at least 0 and at most 1"),
+        ("resize(3)|random_erasing(area_min=50)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|color_jitter(hue=0.6)|value_range(0,1)", "hue must be at least 0 and at most 0.5"),
         ("inception_crop(3,area_min=0)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
         ("resize(3)|value_range(1,0)", "low must be less than high"),
         ("resize(3)|value_range('a',0)", "low must be a number"),
@@ -239,3 +160,24 @@ def test_inception_boxes_have_the_distribution_of_tensorflow(height, width):
 
 def test_a_sliver_is_taken_whole():
     assert transforms.inception_box(1, 1000, 0.5, 1.0, rng()) == (0, 0, 1, 1000)
+
+
+def test_an_image_not_decoded_yet_is_cut_to_the_same_pixels():
+    file = io.BytesIO()
+    picture(200, 90).save(file, "JPEG")
+    image = images.Encoded(file.getvalue(), "x")
+    for pipe in (PIPE, "random_crop(32)|value_range(0,1)", "central_crop(32)|value_range(0,1)", "resize(32)|" + PIPE):
+        preprocess = transforms.parse(pipe, 32)
+        for seed in range(5):
+            once, decoded = preprocess(image, rng(seed)), preprocess(image.decode(), rng(seed))
+            np.testing.assert_array_equal(once, decoded)
+
+
+def test_fast_resizing_is_one_grey_level_off_at_most():
+    exact, fast = (transforms.parse(PIPE, 48, fast) for fast in (False, True))
+    random = np.random.default_rng(0).integers(0, 256, (211, 157, 3), np.uint8)
+    for seed in range(50):
+        difference = fast.levels(random, rng(seed)).astype(int) - exact.levels(random, rng(seed))
+        assert set(np.unique(difference)) <= {0, 1} and difference.any()
+    untouched = "resize_small(64,'area')|resize(48,antialias=True)|value_range(-1,1)"
+    np.testing.assert_array_equal(*(transforms.parse(untouched, 48, fast)(random, rng()) for fast in (False, True)))

@@ -90,6 +90,10 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
     except flags.Error as error:
         first, *_, last = [line for line in str(error).splitlines() if line.strip(" .")] * 2
         raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}.") from error
+    except AttributeError as error:
+        if error.name != "get_config":
+            raise
+        raise UserError(f"{file} is no recipe: it defines no get_config().") from error
     finally:
         sys.path.pop(0)
     if rest:

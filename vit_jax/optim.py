@@ -1,13 +1,17 @@
 """Learning-rate schedule and optimizer, as an optax chain."""
 
 import math
+import re
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import tree
+from vit_jax import UserError, tree
+
+Rates = tuple[tuple[str, float], ...]  # pattern of whole names -> factor of the learning rate
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
@@ -43,13 +47,13 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
 
 
 def make(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns clip -> precondition -> decay -> rate.
+    """Returns clip -> precondition -> decay -> factors by name -> rate.
 
     Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
     the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
     big_vision. The state has the same structure whatever decays and however.
     """
-    schedule = make_schedule(config)
+    schedule, factors = make_schedule(config), rates(config)
     base = 1.0 if config.optim.decay_factor == "rate" else config.base_lr
     return optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
@@ -58,6 +62,7 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
         optax.add_decayed_weights(
             config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
         ),
+        optax.stateless(lambda updates, _: tree.map_named(lambda name, leaf: leaf * factor(factors, name), updates)),
         optax.scale_by_schedule(lambda step: -schedule(step) / base),
     )
 
@@ -75,3 +80,37 @@ def _kernels(params: optax.Params) -> optax.Params:
 
 def _all(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: True, params)
+
+
+def rates(config: ConfigDict) -> Rates:
+    """Returns what `config.optim.rates` says.
+
+    Raises:
+        UserError: it is not written PATTERN=FACTOR,...
+    """
+    pairs = []
+    for part in filter(None, config.optim.rates.split(",")):
+        pattern, _, number = part.rpartition("=")
+        try:
+            re.compile(pattern)
+            pairs.append((pattern, float(number)))
+        except (re.error, ValueError):
+            pairs.append((pattern, math.nan))
+        if not pattern or not 0 <= pairs[-1][1] < math.inf:
+            raise UserError(f"cannot read {part!r} in optim.rates; write head/.*=10,embed/.*=0, factors at least 0")
+    return tuple(pairs)
+
+
+def factor(rates: Rates, name: str) -> float:
+    """Returns the factor of the learning rate of a parameter: that of the first pattern which its whole name matches;
+    0: it is frozen.
+    """
+    return next((number for pattern, number in rates if re.fullmatch(pattern, name)), 1.0)
+
+
+def check_rates(rates: Rates, names: Iterable[str]) -> None:
+    """Raises UserError if a pattern matches no parameter."""
+    names = list(names)
+    for pattern, _ in rates:
+        if not any(re.fullmatch(pattern, name) for name in names):
+            raise UserError(f"optim.rates: no parameter is called {pattern!r}; there are {', '.join(names)}")

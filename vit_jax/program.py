@@ -54,6 +54,11 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     """
     model = make_model(config, mesh, spec.num_classes)
     task = tasks.make(config, spec.num_classes)
+    rates = optim.rates(config)
+
+    def trained(params: Any) -> Any:
+        return tree.map_named(lambda name, x: x if optim.factor(rates, name) else jax.lax.stop_gradient(x), params)
+
     update = Update(
         model=model,
         task=task,
@@ -62,6 +67,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
+        trained=trained,
     )
     images = jax.ShapeDtypeStruct((config.batch, *spec.image_shape), jnp.float32)
     labels = jax.ShapeDtypeStruct((config.batch,), jnp.int32)
@@ -70,6 +76,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         return update.start(tree.unflatten(tree.flatten(model.init(key, images)) | given))
 
     state = jax.eval_shape(init, jax.random.key(0), {})
+    optim.check_rates(rates, tree.flatten(state.params))
     state_shardings = sharding.state_shardings(state, mesh)
     batch_sharding = sharding.batch_sharding(mesh)
     replicated = NamedSharding(mesh, P())

@@ -41,8 +41,10 @@ RANGES = {
     "profile_steps": (0, math.inf),
     "data.max_labels": (1, math.inf),
     "data.workers": (0, math.inf),
+    "data.max_bad": (0, 1),
     "task.label_smoothing": (0, 1),
     "task.mixup": (0, math.inf),
+    "task.cutmix": (0, math.inf),
     "task.mixup_probability": (0, 1),
     "optim.beta1": (0, 1),
     "optim.beta2": (0, 1),
@@ -67,7 +69,7 @@ IDENTITY = {"seed", "batch", "resolution", "model", "data", "task"}
 IDENTITY |= {"optim.name", "optim.moment_dtype", "optim.ema_decay"}
 # Of these, what only says how the machine computes it, or where the data lie: their fingerprint is compared.
 FREE = {"model.dtype", "model.attention", "model.remat", "model.scan"}
-FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images"}
+FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images", "data.max_bad"}
 
 
 def check(config: ConfigDict) -> None:

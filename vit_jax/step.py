@@ -1,6 +1,7 @@
 """The training state and one update of it: pure functions."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,6 +53,7 @@ class Update:
         seed: of dropout, stochastic depth and MixUp.
         accum_steps: parts into which the batch is cut.
         ema_decay: of the moving average; 0 for none.
+        trained: returns the parameters, those that never change without their gradient: it is not computed and is 0.
     """
 
     model: Model
@@ -61,6 +63,7 @@ class Update:
     seed: int
     accum_steps: int
     ema_decay: float
+    trained: Callable[[Any], Any] = lambda params: params
 
     def start(self, params: Any) -> TrainState:
         """Returns the state before the first step."""
@@ -111,7 +114,7 @@ class Update:
         """Returns the mean loss and its gradient, computed over `accum_steps` equal parts of the batch."""
 
         def loss_of(params: Any, images: Array, targets: Array, key: PRNGKeyArray) -> Array:
-            logits, _ = self.model.apply(params, images, dropout_key=key)
+            logits, _ = self.model.apply(self.trained(params), images, dropout_key=key)
             return self.task.losses(logits, targets).mean()
 
         grad_of = jax.value_and_grad(loss_of)

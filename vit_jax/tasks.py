@@ -20,6 +20,7 @@ class Classify:
             of the authors' ImageNet recipe (s = 1e-4).
         mixup: alpha of MixUp (arXiv 1710.09412), 0 for none.
         mixup_probability: share of the steps that mix.
+        cutmix: alpha of CutMix (arXiv 1905.04899), 0 for none; with MixUp too, each does half of the mixing steps.
     """
 
     num_classes: int
@@ -27,10 +28,13 @@ class Classify:
     label_smoothing: float = 0.0
     mixup: float = 0.0
     mixup_probability: float = 1.0
+    cutmix: float = 0.0
 
-    def targets(self, labels: Int[Array, " batch"]) -> Float[Array, "batch classes"]:
-        """Returns the smoothed targets of a batch."""
+    def targets(self, labels: Int[Array, " batch"] | Int[Array, "batch labels"]) -> Float[Array, "batch classes"]:
+        """Returns the smoothed targets of a batch; of several labels an image, those below 0 are none."""
         s, onehot = self.label_smoothing, jax.nn.one_hot(labels, self.num_classes)
+        if labels.ndim == 2:
+            onehot = onehot.sum(axis=1)
         if self.loss == "softmax":
             return (1 - s) * onehot + s / self.num_classes
         return (1 - s) * onehot + s * (1 - onehot)
@@ -41,15 +45,21 @@ class Classify:
         images: Float[Array, "batch height width 3"],
         targets: Float[Array, "batch classes"],
     ) -> tuple[Float[Array, "batch height width 3"], Float[Array, "batch classes"]]:
-        """Mixes every row of the global batch with the row before it, by one lambda a step (MixUp)."""
-        if not self.mixup:
+        """Mixes every row of the global batch with the row before it: by one share (MixUp) or box (CutMix) a step."""
+        if not (self.mixup or self.cutmix):
             return images, targets
-        beta_key, chance_key = jax.random.split(key)
-        share = jax.random.beta(beta_key, self.mixup, self.mixup)
-        share = jnp.maximum(share, 1 - share)  # the larger part stays the row's own
-        share = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, share, 1.0)
-        images, targets = (share * x + (1 - share) * jnp.roll(x, 1, axis=0) for x in (images, targets))
-        return images, targets
+        share_key, chance_key = jax.random.split(key)
+        cuts = jax.random.bernoulli(jax.random.fold_in(key, 0), 0.5 if self.mixup else 1.0) if self.cutmix else False
+        own: Array | float = 1.0  # each pixel's share of the row's own image
+        if self.mixup:
+            share = jax.random.beta(share_key, self.mixup, self.mixup)
+            own = jnp.maximum(share, 1 - share)
+        if self.cutmix:
+            own = jnp.where(cuts, 1 - box(jax.random.fold_in(key, 1), self.cutmix, images.shape[1:3]), own)
+        own = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, own, 1.0)
+        share = own.mean()
+        images = own * images + (1 - own) * jnp.roll(images, 1, axis=0)
+        return images, share * targets + (1 - share) * jnp.roll(targets, 1, axis=0)
 
     def losses(
         self, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"]
@@ -60,6 +70,24 @@ class Classify:
         return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
 
 
+def box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:
+    """Returns 1 inside of a random box and 0 outside: CutMix's, of area 1 - Beta(alpha, alpha), cut off at the border.
+
+    Args:
+        key: of the box.
+        alpha: of its area.
+        size: (height, width) of the image, in pixels.
+    """
+    area_key, *place_keys = jax.random.split(key, 3)
+    side = jnp.sqrt(1 - jax.random.beta(area_key, alpha, alpha))
+    inside = []
+    for length, place_key in zip(size, place_keys, strict=True):
+        half, centre = side * length / 2, jax.random.uniform(place_key) * length
+        pixel = jnp.arange(length) + 0.5
+        inside.append(((pixel > centre - half) & (pixel < centre + half)).astype(jnp.float32))
+    return (inside[0][:, None] * inside[1])[..., None]
+
+
 def make(config: ConfigDict, num_classes: int) -> Classify:
     """Returns the objective of `config.task`."""
     return Classify(
@@ -68,4 +96,5 @@ def make(config: ConfigDict, num_classes: int) -> Classify:
         label_smoothing=config.task.label_smoothing,
         mixup=config.task.mixup,
         mixup_probability=config.task.mixup_probability,
+        cutmix=config.task.cutmix,
     )

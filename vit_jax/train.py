@@ -64,6 +64,6 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
             log.say("This run is complete.")
             metrics = evals.run(evaluators, state.weights)
         if batches.replaced:
-            log.say(f"Unreadable images replaced by the next readable one: {batches.replaced:,}.")
+            log.say(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")
         return metrics

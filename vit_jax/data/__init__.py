@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Array, Float32, UInt8
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
@@ -69,7 +70,7 @@ def spec(config: ConfigDict) -> Spec:
     for field, value in (("num_classes", num_classes), ("num_examples", num_examples)):
         if not value or value < 0:
             raise UserError(f"set --config.data.{field} to a positive number: it cannot be taken from data not opened")
-    shape = transforms.parse(config.data.preprocess, config.resolution).shape
+    shape = train_preprocess(config).shape
     return Spec(shape, num_classes, num_examples, config.data.max_labels)
 
 
@@ -83,7 +84,7 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     Raises:
         UserError: a source, a split or a preprocessing is wrong or absent, or disagrees with the config.
     """
-    preprocess = transforms.parse(config.data.preprocess, config.resolution)
+    preprocess = train_preprocess(config)
     source = sources.open_source(config, config.data.split)
     num_classes = agreed("num_classes", config.data.num_classes, source.num_classes, config.data.source)
     split = f"{config.data.source} {config.data.split}"
@@ -103,7 +104,8 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     opened = {config.data.split: source}
     for name in completed.evals:
         opened[config.evals[name].split] = check_eval(completed, name, preprocess.shape, source)
-    fingerprint = hashlib.sha256(f"{source.fingerprint} {preprocess.text}".encode()).hexdigest()[:16]
+    identity = f"{source.fingerprint} {preprocess.text}{' fast' if config.data.fast else ''}"
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:16]
     pipe = transforms.parse(config.evals[next(iter(config.evals))].preprocess, config.resolution)
     return completed, Info(source.class_names, fingerprint, pipe.text, opened)
 
@@ -114,7 +116,12 @@ def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "heigh
     Raises:
         UserError: the file is no readable image, or the preprocessing leaves its size open.
     """
-    return transforms.parse(preprocess, 0)(images.read_image(path).decode(), np.random.default_rng(0))
+    return transforms.parse(preprocess, 0)(images.read_image(path), np.random.default_rng(0))
+
+
+def train_preprocess(config: ConfigDict) -> transforms.Preprocess:
+    """Returns what is done to the images of training."""
+    return transforms.parse(config.data.preprocess, config.resolution, config.data.fast)
 
 
 def agreed(field: str, stated: int | None, found: T, where: str) -> T:
@@ -163,25 +170,42 @@ def make(
 
     Returns:
         An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
-        on any number of processes. It has `replaced`, the number of unreadable images that this process replaced so
-        far, and `close()`.
+        on any number of processes.
 
     Raises:
         UserError: the data is wrong, or the batch cannot be split so.
     """
     rows = loader.local_rows(sharding, config.batch)
+    preprocess = train_preprocess(config)
     local = loader.train_batches(
         opened.get(config.data.split) or sources.open_source(config, config.data.split),
-        transforms.parse(config.data.preprocess, config.resolution),
+        preprocess,
         batch=config.batch,
         rows=rows,
         seed=config.seed,
         start=start,
         workers=config.data.workers,
         on_bad=config.data.bad_images,
+        max_bad=config.data.max_bad,
     )
     put = functools.partial(loader.place, rows=rows, batch=config.batch, sharding=sharding)
-    return loader.Ahead(local, lambda batch: put({"image": batch["image"], "label": batch["label"]}))
+    return loader.Ahead(
+        local,
+        lambda batch: put({"image": batch["image"], "label": batch["label"]}),
+        functools.partial(finish, preprocess.value_range),
+    )
+
+
+def finish(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Does the last op of the preprocessing, on the devices."""
+    return batch | {"image": scale(batch["image"], value_range)}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def scale(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
+    """Maps 0 to `low` and 255 to `high`, within a unit in the last place of `transforms.value_range`."""
+    low, high = value_range
+    return images.astype(jnp.float32) / 255 * (high - low) + low
 
 
 class Evaluation:
@@ -216,7 +240,7 @@ class Evaluation:
             self.source, self.preprocess, batch=self.batch, rows=self.rows, workers=self.workers
         )
         put = functools.partial(loader.place, rows=self.rows, batch=self.batch, sharding=self.sharding)
-        return loader.Ahead(local, put)
+        return loader.Ahead(local, put, functools.partial(finish, self.preprocess.value_range))
 
 
 def make_eval(

@@ -1,9 +1,10 @@
-"""Image files to pixels: JPEG, PNG and WebP bytes to RGB uint8."""
+"""Image files to pixels: JPEG, PNG, WebP and GIF bytes to RGB uint8."""
 
 import dataclasses
+import functools
 import io
 import os
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import simplejpeg
@@ -11,12 +12,14 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vit_jax import UserError
+from vit_jax.data import jpeg
 
-FORMATS = ("JPEG", "PNG", "WEBP")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)  # Pillow's own limit: a small file can unfold to gigabytes
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+MAX_PIXELS = 100_000_000  # a small file can unfold to gigabytes
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
+Cut: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 
 class DecodeError(UserError):
@@ -25,7 +28,7 @@ class DecodeError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """An image as it lies in a file, decoded where its pixels are wanted.
+    """An image as it lies in a file, decoded when and as far as its pixels are wanted.
 
     Attributes:
         data: the file's bytes.
@@ -39,11 +42,54 @@ class Encoded:
 
     def decode(self) -> RGB:
         """Returns the pixels; see `decode`."""
+        return self._pixels
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> RGB:
+        """Returns the pixels, for `np.asarray`."""
+        return self._pixels
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width.
+
+        Raises:
+            DecodeError: see `decode`.
+        """
+        if self._frame:
+            return self._frame.height, self._frame.width
+        return self._pixels.shape[:2]
+
+    def cut(self, top: int, left: int, rows: int, columns: int) -> Cut:
+        """Returns the pixels of a box, and decodes as few others as it can.
+
+        Raises:
+            DecodeError: see `decode`; damage below the box, and sometimes above it, goes unnoticed.
+        """
+        pixels, first = self._rows(top, top + rows)
+        return pixels[top - first : top - first + rows, left : left + columns]
+
+    def _rows(self, top: int, bottom: int) -> tuple[RGB, int]:
+        if self._frame:
+            try:
+                return jpeg.decode_rows(self.data, self._frame, top, bottom)
+            except ValueError:  # the whole image tells what is wrong with it
+                pass
+        return self._pixels, 0
+
+    @functools.cached_property
+    def _pixels(self) -> RGB:
         return decode(self.data, self.name, exif=self.exif)
+
+    @functools.cached_property
+    def _frame(self) -> jpeg.Frame | None:
+        if not is_jpeg(self.data) or (self.exif and has_exif(self.data)):
+            return None
+        frame = jpeg.read_frame(self.data)
+        return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
-    """Decodes a JPEG, PNG or WebP image.
+    """Decodes a JPEG, PNG, WebP or GIF image, of an animation the first frame.
 
     JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. Grey images are
     repeated over the channels, an alpha channel is dropped, 16 bits keep their upper 8, as TensorFlow does.
@@ -63,7 +109,7 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
         image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
         return upright(image, data) if exif and has_exif(data) else image
     except UnidentifiedImageError as error:
-        raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG or WebP file") from error
+        raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG, WebP or GIF file") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
 
@@ -84,12 +130,11 @@ def decode_jpeg(data: bytes) -> RGB:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except KeyError:
         raise ValueError("damaged JPEG header") from None
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} pixels are more than the limit of {MAX_PIXELS}")
+    check_size(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return decode_other(data)
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
+        return jpeg.decode(data)
     except ValueError as error:
         # Stray bytes between two segments lose nothing, and published data has a few such files: for them only the
         # cosine transform differs, since Pillow's is the accurate one.
@@ -98,9 +143,16 @@ def decode_jpeg(data: bytes) -> RGB:
         return decode_other(data)
 
 
+def check_size(height: int, width: int) -> None:
+    """Raises ValueError if an image is too large to be decoded."""
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"its {height} x {width} pixels are more than the limit of {MAX_PIXELS:,}")
+
+
 def decode_other(data: bytes) -> RGB:
     """Decodes what Pillow reads."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        check_size(image.height, image.width)
         if image.mode.startswith("I"):
             grey = (np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8)
             return np.repeat(grey[..., None], 3, axis=2)

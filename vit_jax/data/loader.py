@@ -10,8 +10,9 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grain
 import jax
@@ -74,44 +75,37 @@ def place(
 
 
 @dataclasses.dataclass(frozen=True)
-class Readable:
-    """A source without unreadable images, or one that fails on them.
+class Prepare:
+    """Reads an example and preprocesses its image; a function of its number and a random generator.
 
     Attributes:
         source: what is read.
-        on_bad: `fail`, `replace` an example by the next readable one, or `raise`: fail without naming that choice.
+        preprocess: applied to the image, but for its last op: `place` moves whole numbers, a quarter of the bytes.
+        on_bad: `fail`, `replace` an unreadable example by the next readable one, or `raise`: fail without naming that
+            choice.
     """
 
     source: Source
+    preprocess: Preprocess
     on_bad: str
 
-    def __len__(self) -> int:
-        """Returns the number of examples."""
-        return len(self.source)
+    def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns `image` uint8 [height, width, 3], `label` int32 and `bad`: the example that was replaced, or -1.
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns the example, with `replaced` 0 or 1."""
-        for skipped in range(min(100, len(self))):
+        Raises:
+            UserError: the image is unreadable, or a hundred in a row are.
+        """
+        for skipped in range(min(100, len(self.source))):
             try:
-                return {**self.source[(index + skipped) % len(self)], "replaced": np.int32(skipped > 0)}
+                example = self.source[(index + skipped) % len(self.source)]
+                image, label = self.preprocess.levels(example["image"], rng), np.asarray(example["label"], np.int32)
+                return {"image": image, "label": label, "bad": np.int64(index if skipped else -1)}
             except DecodeError as error:
                 if self.on_bad == "raise":
                     raise UserError(f"{error}; repair it: an evaluation leaves nothing out") from error
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
-                logging.getLogger(__name__).warning("replaced: %s", error)
         raise UserError("a hundred images in a row are unreadable; is the data damaged?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepare:
-    """Runs the preprocessing on an example."""
-
-    preprocess: Preprocess
-
-    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Returns the example with its image float32 as the model reads it."""
-        return {**example, "image": self.preprocess(example["image"], rng), "label": np.int32(example["label"])}
 
 
 class Chunks:
@@ -122,10 +116,9 @@ class Chunks:
 
     def __init__(self, examples: grain.MapDataset, shape: tuple[int, ...], batch: int, rows: Rows):
         """Divides the rows of a process into groups of at most CHUNK."""
-        self.examples, self.batch = examples, batch
+        self.examples, self.shape, self.batch = examples, shape, batch
         self.groups = np.array_split(rows, math.ceil(len(rows) / CHUNK))
         self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
-        self.padding = {"image": np.zeros(shape, np.float32), "label": np.int32(0), "replaced": np.int32(0)}
 
     def __len__(self) -> int:
         """Returns the number of groups in all batches."""
@@ -135,8 +128,11 @@ class Chunks:
         """Returns arrays [group, ...]."""
         number, group = divmod(index, len(self.groups))
         places = [number * self.batch + int(row) for row in self.groups[group]]
-        rows = [self.examples[at] if at < len(self.examples) else self.padding for at in places]
-        arrays = {name: np.stack([row[name] for row in rows]) for name in self.padding}
+        rows = [self.examples[at] for at in places if at < len(self.examples)]
+        label = rows[0]["label"] if rows else self.examples[0]["label"]
+        filled = {"image": np.zeros(self.shape, np.uint8), "label": np.zeros_like(label), "bad": np.int64(-1)}
+        rows += [filled] * (len(places) - len(rows))
+        arrays = {name: np.stack([row[name] for row in rows]) for name in filled}
         return {**arrays, "mask": np.array([at < len(self.examples) for at in places], np.float32)}
 
 
@@ -144,18 +140,21 @@ class LocalBatches:
     """Iterates over the rows of this process of one global batch after another.
 
     Attributes:
-        replaced: how many of the rows read so far stand for unreadable images.
+        replaced: the numbers of the unreadable examples met so far.
     """
 
-    def __init__(self, chunks: Chunks, *, start: int, workers: int):
+    def __init__(self, chunks: Chunks, source: Source, *, start: int, workers: int, max_bad: float = 0.0):
         """Begins to read ahead, in threads or in worker processes.
 
         Args:
             chunks: what to read.
+            source: what they are made of.
             start: number of the first batch.
             workers: processes that read; 0: threads of this one.
+            max_bad: the largest share of the examples that may be replaced.
         """
-        self.replaced = 0
+        self.replaced: set[int] = set()
+        self.source, self.max_bad = source, max_bad
         self.groups = chunks.groups
         ahead = 2 * len(chunks.groups)
         dataset = grain.MapDataset.source(chunks)[start * len(chunks.groups) :]
@@ -174,10 +173,11 @@ class LocalBatches:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Returns `image` float32 [rows, height, width, 3], `label` int32 [rows] and `mask` float32 [rows].
+        """Returns `image` uint8 [rows, height, width, 3], `label` int32 [rows] or [rows, labels] and `mask` float32
+        [rows].
 
         Raises:
-            UserError: an image is unreadable.
+            UserError: an image is unreadable, or too many are.
         """
         if self.iterator is None:
             raise StopIteration
@@ -188,8 +188,24 @@ class LocalBatches:
         batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in chunks[0].items()}
         for name, array in batch.items():  # copies: what a worker gives lies in its memory
             np.concatenate([chunk[name] for chunk in chunks], out=array)
-        self.replaced += int(batch.pop("replaced").sum())
+        for index in {int(index) for index in batch.pop("bad")} - self.replaced - {-1}:
+            self.replaced.add(index)
+            self._tell(index)
         return batch
+
+    def _tell(self, index: int) -> None:
+        try:
+            np.asarray(self.source[index]["image"])
+            fault = f"example {index} was unreadable"
+        except DecodeError as error:
+            fault = str(error)
+        allowed = self.max_bad * len(self.source)
+        if len(self.replaced) > allowed:
+            raise UserError(
+                f"{fault}; with it {len(self.replaced)} of {len(self.source):,} images are unreadable, and "
+                f"--config.data.max_bad={self.max_bad:g} allows {math.floor(allowed)} to be replaced"
+            )
+        logging.getLogger(__name__).warning("%s; it is replaced by the next readable one", fault)
 
     def close(self) -> None:
         """Stops the threads or processes."""
@@ -208,6 +224,7 @@ def train_batches(
     start: int = 0,
     workers: int = 0,
     on_bad: str = "fail",
+    max_bad: float = 0.0,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -220,16 +237,17 @@ def train_batches(
         start: number of the first batch: `start=n` gives what follows after n batches.
         workers: processes that read and decode; 0: threads of this one.
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
+        max_bad: the largest share of the examples that may be replaced.
     """
-    examples = grain.MapDataset.source(Readable(source, on_bad)).seed(seed).shuffle().repeat(None)
-    chunks = Chunks(examples.random_map(Prepare(preprocess)), preprocess.shape, batch, rows)
-    return LocalBatches(chunks, start=start, workers=workers)
+    numbers = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
+    chunks = Chunks(numbers.random_map(Prepare(source, preprocess, on_bad)), preprocess.shape, batch, rows)
+    return LocalBatches(chunks, source, start=start, workers=workers, max_bad=max_bad)
 
 
 def eval_batches(source: Source, preprocess: Preprocess, *, batch: int, rows: Rows, workers: int = 0) -> LocalBatches:
     """Iterates once over the examples in order; the last batch is filled up with zeros whose `mask` is 0."""
-    examples = grain.MapDataset.source(Readable(source, "raise")).seed(0).random_map(Prepare(preprocess))
-    return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), start=0, workers=workers)
+    examples = grain.MapDataset.range(len(source)).seed(0).random_map(Prepare(source, preprocess, "raise"))
+    return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
 
 
 class Ahead:
@@ -237,13 +255,28 @@ class Ahead:
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
     due.
+
+    Attributes:
+        waited: seconds spent waiting for the loader since the start.
     """
 
     def __init__(
-        self, local: LocalBatches, put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]], depth: int = 2
+        self,
+        local: LocalBatches,
+        put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
+        finish: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] = lambda batch: batch,
+        depth: int = 2,
     ):
-        """Transfers nothing before the first batch is asked for."""
-        self.local, self.put, self.depth = local, put, depth
+        """Transfers nothing before the first batch is asked for.
+
+        Args:
+            local: what is read.
+            put: begins to transfer a batch.
+            finish: what is done to a batch on the devices when it is due.
+            depth: batches to keep transferred.
+        """
+        self.local, self.put, self.finish, self.depth = local, put, finish, depth
+        self.waited = 0.0
         self.queue: collections.deque = collections.deque()
         self.end: Exception | None = None
 
@@ -258,19 +291,22 @@ class Ahead:
             UserError: an image is unreadable.
         """
         while self.end is None and len(self.queue) <= self.depth:
+            began = time.monotonic()
             try:
-                self.queue.append(self.put(next(self.local)))
+                batch = next(self.local)
+                self.waited += time.monotonic() - began
+                self.queue.append(self.put(batch))
             except Exception as end:
                 self.end = end
                 self.local.close()
         if self.end is not None and not self.queue:
             raise self.end
-        return self.queue.popleft()
+        return self.finish(self.queue.popleft())
 
     @property
     def replaced(self) -> int:
-        """How many rows that this process read, those ahead included, stand for unreadable images."""
-        return self.local.replaced
+        """How many unreadable images this process met, in the batches ahead too."""
+        return len(self.local.replaced)
 
     def close(self) -> None:
         """Stops reading; there is no next batch afterwards."""

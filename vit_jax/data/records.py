@@ -3,8 +3,8 @@
 The format, which `python -m vit_jax.pack` writes and other programs may:
 
 * Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split is its shards in order.
-* A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG or WebP file (bytes; upright: EXIF
-  orientation is not applied), its feature `label` an int64 list: one label, or in multi-label data any number of them.
+* A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP or GIF file (bytes; upright:
+  EXIF orientation is not applied), its feature `label` an int64 list: one label, or in multi-label data any number.
 * `info.json` beside the shards holds
     version: 1
     name: of the data set

@@ -1,7 +1,8 @@
 """Where examples come from: scikit-learn's digits, prepared TFDS data, image folders, records, and synthetic images.
 
-A source is indexed like a list and gives `{"image": RGB uint8 [height, width, 3], "label": int}`, in multi-label data
-an array of labels. All of them pickle, so that worker processes can read them.
+A source is indexed like a list and gives `{"image": ..., "label": ...}`: the image RGB uint8 [height, width, 3] or not
+yet decoded, the label an int, or in multi-label data an array. All of them pickle, so that worker processes can read
+them.
 """
 
 import dataclasses
@@ -50,13 +51,12 @@ class Source:
         return sum(len(rows) for _, rows in self.parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `{"image": RGB uint8, "label": int or array}`.
+        """Returns `{"image": RGB or Encoded, "label": int or array}`.
 
         Raises:
-            DecodeError: the image is unreadable.
+            DecodeError: the file is unreadable.
         """
         image, label = self.read(*splits.locate(self.parts, int(index)))
-        image = image.decode() if isinstance(image, images.Encoded) else image
         return {"image": image, "label": label}
 
     @property

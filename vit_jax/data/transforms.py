@@ -2,7 +2,8 @@
 
 `inception_crop({resolution})|flip_lr|value_range(-1,1)` is parsed when the config is read, strictly, and its text is
 stored with every exported model. The pixels are those of the authors' TensorFlow ops. An op takes the image, uint8, a
-generator from which only the random ones draw, and the arguments that the pipe gives.
+generator from which only the random ones draw, and the arguments that the pipe gives. One that cuts may come first
+on an image not decoded yet: then no more is decoded than it needs.
 """
 
 import ast
@@ -14,13 +15,12 @@ from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32
 
 from vit_jax import UserError, choose
-from vit_jax.data import resizing
+from vit_jax.data import augment, resizing
+from vit_jax.data.images import RGB, Cut, Encoded
 
-RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
-Cut: TypeAlias = UInt8[np.ndarray, "rows columns 3"]  # another size than the image it was made of
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 Generator: TypeAlias = np.random.Generator
 
@@ -46,14 +46,14 @@ def small_size(height: int, width: int, size: int) -> tuple[int, int]:
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
 
 
-def central_crop(image: RGB, rng: Generator, size: Size) -> Cut:
+def central_crop(image: RGB | Encoded, rng: Generator, size: Size) -> Cut:
     """Cuts out the centre; an odd pixel is lost at the bottom and the right."""
     rows, columns = pair(size)
     check_fits(rows, columns, image.shape[0], image.shape[1])
     return cut(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
 
 
-def random_crop(image: RGB, rng: Generator, size: Size) -> Cut:
+def random_crop(image: RGB | Encoded, rng: Generator, size: Size) -> Cut:
     """Cuts out a box of `size` at a uniformly random place."""
     rows, columns = pair(size)
     check_fits(rows, columns, image.shape[0], image.shape[1])
@@ -62,7 +62,7 @@ def random_crop(image: RGB, rng: Generator, size: Size) -> Cut:
 
 
 def inception_crop(
-    image: RGB,
+    image: RGB | Encoded,
     rng: Generator,
     size: Size,
     area_min: int | float = 5,
@@ -78,8 +78,10 @@ def inception_crop(
     return resizing.resize(cut(image, *box), *pair(size), method, antialias)
 
 
-def cut(image: RGB, top: int, left: int, rows: int, columns: int) -> Cut:
+def cut(image: RGB | Encoded, top: int, left: int, rows: int, columns: int) -> Cut:
     """Returns the box of the image."""
+    if isinstance(image, Encoded):
+        return image.cut(top, left, rows, columns)
     return image[top : top + rows, left : left + columns]
 
 
@@ -133,11 +135,17 @@ def value_range(
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
 
+CUTS = (central_crop, inception_crop, random_crop)  # take an encoded image
+
+
 OPS: dict[str, Callable] = {
     "central_crop": central_crop,
+    "color_jitter": augment.color_jitter,
     "flip_lr": flip_lr,
     "inception_crop": inception_crop,
+    "randaug": augment.randaug,
     "random_crop": random_crop,
+    "random_erasing": augment.random_erasing,
     "resize": resize,
     "resize_small": resize_small,
     "value_range": value_range,
@@ -146,35 +154,45 @@ OPS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-    """A parsed pipe: called with a decoded image and a generator it returns what the model reads. It pickles.
+    """A parsed pipe: called with an image and a generator it returns what the model reads. It pickles.
 
     Attributes:
         text: the pipe as stored with a model, `{resolution}` replaced.
         shape: (height, width, 3) of what it returns, whatever the image.
-        ops: what it does, in order.
+        ops: what it does, in order, before `value_range`.
+        value_range: what 0 and 255 become at the end.
     """
 
     text: str
     shape: tuple[int, int, int]
-    ops: tuple[Callable, ...]
+    ops: tuple[functools.partial, ...]
+    value_range: tuple[float, float]
 
-    def __call__(self, image: RGB, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
-        """Runs the ops.
+    def levels(self, image: RGB | Encoded, rng: Generator) -> Cut:
+        """Runs the ops before `value_range`.
 
         Raises:
             UserError: the image is smaller than a crop.
+            DecodeError: it is unreadable.
         """
+        if isinstance(image, Encoded) and not (self.ops and self.ops[0].func in CUTS):
+            image = image.decode()
         for op in self.ops:
             image = op(image, rng)
         return image
 
+    def __call__(self, image: RGB | Encoded, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
+        """Runs all ops; raises as `levels`."""
+        return value_range(self.levels(image, rng), rng, *self.value_range)
 
-def parse(pipe: str, resolution: int) -> Preprocess:
+
+def parse(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
     """Parses `op(arguments)|op|...`; arguments are Python literals.
 
     Args:
         pipe: the text; a leading `decode` is accepted and does nothing.
         resolution: what replaces `{resolution}`, in pixels.
+        fast: whether bilinear resizing may be off by a grey level, and take less time.
 
     Raises:
         UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, or the last op is
@@ -194,7 +212,18 @@ def parse(pipe: str, resolution: int) -> Preprocess:
             f"the preprocessing {text!r} gives images of different sizes; "
             f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
         )
-    return Preprocess(text, (*shape, 3), tuple(functools.partial(OPS[name], **arguments) for name, arguments in calls))
+    if fast:
+        calls = [(name, quicker(name, arguments)) for name, arguments in calls]
+    ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
+    low, high = calls[-1][1].values()
+    return Preprocess(text, (*shape, 3), tuple(ops), (float(low), float(high)))
+
+
+def quicker(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an op, its bilinear resizing done in whole numbers."""
+    values = options(name) | arguments
+    plain = values.get("method") == "bilinear" and not values["antialias"]
+    return arguments | {"method": "fast"} if plain else arguments
 
 
 def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
@@ -221,9 +250,13 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
     return name.id, arguments
 
 
+# Largest values of numbers that must not be negative.
+LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
+LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
+
+
 def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
     """Returns what is wrong with the values, or None."""
-    ranges = {"area_min": 5, "area_max": 100, "low": -np.inf, "high": np.inf} | arguments
     for name, value in arguments.items():
         if name == "size":
             sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
@@ -231,16 +264,24 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
                 allowed = "a positive whole number" + ("" if op == "resize_small" else " or (height, width)")
                 return f"size must be {allowed}, not {value!r}"
         elif name == "method":
-            if value not in ("bilinear", "area"):
-                return f"method must be 'bilinear' or 'area', not {value!r}"
+            if value not in resizing.METHODS:
+                return f"method must be {' or '.join(map(repr, resizing.METHODS))}, not {value!r}"
         elif name == "antialias":
             if type(value) is not bool:
                 return f"antialias must be True or False, not {value!r}"
-        elif type(value) not in (int, float):
-            return f"{name} must be a number, not {value!r}"
-    if not 0 < ranges["area_min"] <= ranges["area_max"] <= 100:
+        elif type(value) not in ((int,) if name == "num_layers" else (int, float)):
+            return f"{name} must be a {'whole ' if name == 'num_layers' else ''}number, not {value!r}"
+        elif name in LARGEST and not 0 <= value <= LARGEST[name]:
+            return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
+    values = options(op) | arguments
+    if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
-    return None if ranges["low"] < ranges["high"] else "low must be less than high"
+    return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
+
+
+def options(op: str) -> dict[str, Any]:
+    """Returns the arguments of an op and their defaults."""
+    return {name: option.default for name, option in list(inspect.signature(OPS[op]).parameters.items())[2:]}
 
 
 def output_shape(shape: tuple[int, int] | None, name: str, arguments: dict[str, Any]) -> tuple[int, int] | None:

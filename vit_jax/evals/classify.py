@@ -13,7 +13,8 @@ Sums = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
 def make_sums(predict: Callable[[Any, jax.Array], jax.Array], task: Any) -> Sums:
     """Returns a jitted function from weights and a batch to sums over the rows whose `mask` is 1.
 
-    The loss is the task's against the plain labels: no smoothing, no mixing.
+    The loss is the task's against the plain labels: no smoothing, no mixing. Of an image with several labels any
+    counts as right.
     """
 
     plain = dataclasses.replace(task, label_smoothing=0.0)
@@ -22,7 +23,7 @@ def make_sums(predict: Callable[[Any, jax.Array], jax.Array], task: Any) -> Sums
     def sums(weights: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         logits, labels, mask = predict(weights, batch["image"]), batch["label"], batch["mask"]
         _, best = jax.lax.top_k(logits, min(5, task.num_classes))
-        hits = best == labels[:, None]
+        hits = best == labels[:, None] if labels.ndim == 1 else (best[..., None] == labels[:, None]).any(axis=-1)
         losses = plain.losses(logits, plain.targets(labels))
         return {
             "n": mask.sum(),

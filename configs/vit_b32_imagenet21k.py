@@ -1,0 +1,15 @@
+"""ViT-B/32 on ImageNet-21k: Table 3, 90 epochs.
+
+Paper: 81.28 % on ImageNet after fine-tuning at 384 pixels (Table 5). Before it, 44.04 % of held-out ImageNet-21k (the
+authors, vision_transformer issue 62). Hardware and time are not stated. Ours: not run.
+    python -m vit_jax.main --config=configs/vit_b32_imagenet21k.py --config.data.source=array_record:DATA --workdir=RUN
+"""
+
+from ml_collections import ConfigDict
+
+from configs import imagenet21k
+
+
+def get_config() -> ConfigDict:
+    """Returns the recipe."""
+    return imagenet21k.table3("ViT-B/32")

@@ -1,0 +1,210 @@
+"""Image files to pixels: every mode, odd and damaged files, and crops that decode no more than they need."""
+
+import contextlib
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageOps
+
+from tests.conftest import ROOT
+from vit_jax import UserError
+from vit_jax.data import images, jpeg
+from vit_jax.data.transforms import inception_box
+
+SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def picture(height: int = 40, width: int = 60) -> Image.Image:
+    """A smooth image without symmetry."""
+    y, x = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([3 * y, 2 * x, (x + y) // 2 * (x > y)], -1).astype(np.uint8))
+
+
+def encoded(image: Image.Image, suffix: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, suffix, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [("JPEG", mode) for mode in ("1", "L", "CMYK")]
+    + [("PNG", mode) for mode in ("1", "L", "LA", "P", "RGBA")]
+    + [("WEBP", mode) for mode in ("L", "P", "RGBA")],
+)
+def test_every_mode_becomes_rgb(mode, suffix):
+    image = picture().convert(mode)
+    decoded = images.decode(encoded(image, suffix, quality=95, lossless=True), "x")
+    assert decoded.dtype == np.uint8 and decoded.shape == (40, 60, 3)
+    if mode != "1":
+        assert np.abs(decoded.astype(int) - np.asarray(image.convert("RGB"))).mean() < 3
+
+
+def test_sixteen_bits_keep_the_upper_eight():
+    values = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
+    decoded = images.decode(encoded(Image.fromarray(values), "PNG"), "x")
+    np.testing.assert_array_equal(decoded, np.repeat(values[..., None] >> 8, 3, axis=2))
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_on_request(suffix, orientation, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    data = encoded(picture(), suffix, exif=exif, quality=95)
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert np.abs(images.read_image(path).decode().astype(int) - upright).max() < 8
+    assert images.decode(data, "x").shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_damaged_files_are_errors_that_name_the_file(suffix):
+    data = encoded(picture(), suffix)
+    for end in (0, 1, 2, 20, len(data) // 2, len(data) * 9 // 10):
+        with pytest.raises(images.DecodeError, match=r"cannot decode the image some/file\.x: \w"):
+            images.decode(data[:end], "some/file.x")
+    with pytest.raises(images.DecodeError, match="no JPEG, PNG, WebP or GIF"):
+        images.decode(encoded(picture(), "BMP"), "x")
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_random_damage_never_raises_anything_else(suffix):
+    data, random = np.frombuffer(encoded(picture(), suffix), np.uint8), rng()
+    for _ in range(100):
+        damaged = data.copy()
+        damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
+        with contextlib.suppress(images.DecodeError):
+            images.decode(damaged.tobytes(), "x", exif=True)
+
+
+def test_a_jpeg_with_stray_bytes_between_segments_is_read():
+    data = encoded(picture(), "JPEG")
+    table = data.index(b"\xff\xc4")
+    stray = data[:table] + bytes(5) + data[table:]
+    assert np.abs(images.decode(stray, "x").astype(int) - images.decode(data, "x")).max() <= 12
+
+
+def test_image_bomb(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    for suffix in ("JPEG", "PNG"):
+        with pytest.raises(images.DecodeError, match=r"limit|bomb"):
+            images.decode(encoded(picture(), suffix), "x")
+
+
+def test_read_image_of_nothing():
+    with pytest.raises(UserError, match="/nowhere: No such file"):
+        images.read_image("/nowhere")
+
+
+def noisy(height: int, width: int, **options) -> bytes:
+    """A JPEG that has something in every block."""
+    pixels = rng().integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), np.uint8)
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    return encoded(image.convert(options.pop("mode", "RGB")), "JPEG", **options)
+
+
+def boxes(height: int, width: int, count: int) -> list[tuple[int, int, int, int]]:
+    edges = [(0, 0, 1, 1), (height - 1, width - 1, 1, 1), (0, 0, height, width), (height // 2, 0, height // 3 + 1, 1)]
+    random = rng()
+    return edges + [inception_box(height, width, 0.01, 1.0, random) for _ in range(count)]
+
+
+def check_cuts(data: bytes, count: int):
+    """Every crop has the pixels of the whole image; returns how many rows were decoded, as a part of all."""
+    whole, parts = images.decode(data, "x"), []
+    for top, left, rows, columns in boxes(*whole.shape[:2], count):
+        image = images.Encoded(data, "x")
+        assert image.shape == whole.shape[:2]
+        cut = image.cut(top, left, rows, columns)
+        np.testing.assert_array_equal(cut, whole[top : top + rows, left : left + columns])
+        parts.append((cut.base if cut.base is not None else cut).shape[0] / whole.shape[0])
+    return np.mean(parts)
+
+
+@pytest.mark.parametrize("restart", [0, 1])
+@pytest.mark.parametrize("options", [{"subsampling": kind} for kind in (0, 1, 2)] + [{"mode": "L"}, {"mode": "CMYK"}])
+@pytest.mark.parametrize("size", [(1, 1), (16, 16), (203, 97), (64, 320)])
+def test_a_crop_has_the_pixels_of_the_whole_image(size, options, restart):
+    part = check_cuts(noisy(*size, restart_marker_rows=restart, **options), 20)
+    if size == (203, 97) and options.get("mode") != "CMYK":
+        assert part < (0.75 if restart else 0.9)
+
+
+def test_other_kinds_of_jpeg_are_cut_too():
+    for options in ({"progressive": True}, {"restart_marker_blocks": 3}, {"optimize": True}):
+        check_cuts(noisy(90, 120, **options), 10)
+    trailing = noisy(90, 120) + bytes(10)
+    check_cuts(trailing, 5)
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared ImageNet photographs")
+def test_crops_of_photographs():
+    for path in sorted(SAMPLES.glob("*/*.JPEG"))[::20]:
+        check_cuts(path.read_bytes(), 3)
+
+
+@pytest.mark.parametrize("restart", [0, 1])
+def test_a_crop_of_damaged_data_is_an_error_or_the_undamaged_pixels(restart):
+    data = noisy(200, 100, restart_marker_rows=restart)
+    whole, noticed = images.decode(data, "x"), 0
+    with pytest.raises(images.DecodeError, match="cannot decode the image x"):
+        images.Encoded(data[: len(data) // 2], "x").cut(0, 0, 8, 8)  # truncated: noticed wherever one looks
+    start = jpeg.read_frame(data).scan_at
+    for seed in range(100):
+        random = rng(seed)
+        damaged = np.frombuffer(data, np.uint8).copy()
+        damaged[start + random.integers(0, (len(data) - start) // 8)] = 0xFF  # among the rows of the crop
+        try:
+            cut = images.Encoded(damaged.tobytes(), "x").cut(0, 0, 40, 100)
+        except images.DecodeError:
+            noticed += 1
+            continue
+        assert cut.shape == whole[:40].shape
+    assert noticed > 50
+    for seed in range(200):
+        random = rng(seed)
+        damaged = np.frombuffer(data, np.uint8).copy()
+        damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
+        with contextlib.suppress(images.DecodeError):
+            image = images.Encoded(damaged.tobytes(), "x")
+            height, width = image.shape
+            image.cut(height // 2, 0, 1, width)
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_too_large_images_are_refused_before_they_are_decoded():
+    for suffix in ("JPEG", "PNG", "GIF"):
+        data = encoded(Image.new("L", (10_001, 10_000)), suffix)
+        with pytest.raises(images.DecodeError, match="10000 x 10001 pixels are more than the limit of 100,000,000"):
+            images.Encoded(data, "x").decode()
+        with pytest.raises(images.DecodeError, match="more than the limit"):
+            images.Encoded(data, "x").cut(0, 0, 8, 8)
+
+
+def test_of_an_animation_the_first_frame():
+    frames = [Image.new("RGB", (7, 5), colour) for colour in ("red", "blue")]
+    for suffix in ("GIF", "WEBP", "PNG"):
+        data = encoded(frames[0], suffix, save_all=True, append_images=frames[1:], lossless=True)
+        np.testing.assert_array_equal(images.decode(data, "x"), np.full((5, 7, 3), (255, 0, 0)))
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path):
+    (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
+    (tmp_path / "folder.jpg").mkdir()
+    for name in ("loop.jpg", "gone.jpg", "folder.jpg"):
+        with pytest.raises(images.DecodeError, match=f"cannot read the image .*{name}: "):
+            images.read_image(tmp_path / name)
+    if os.geteuid() != 0:  # root reads everything
+        (tmp_path / "secret.jpg").touch(mode=0o000)
+        with pytest.raises(images.DecodeError, match="Permission denied"):
+            images.read_image(tmp_path / "secret.jpg")

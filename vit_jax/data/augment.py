@@ -1,0 +1,333 @@
+"""Augmentation of an RGB uint8 image: RandAugment, random erasing and colour jitter.
+
+What follows TensorFlow ops or Pillow gives their pixels; see the functions for what little differs. An op takes the
+image, a generator, its only source of randomness, and its arguments; it never writes into the image that it is given,
+but may return it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import cv2
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from vit_jax.data.images import RGB
+
+Grey: TypeAlias = UInt8[np.ndarray, "height width"]
+Generator: TypeAlias = np.random.Generator
+
+FILL = 128  # what shows where a moved image has left nothing, and in cut-out boxes
+LEVELS: np.ndarray = np.arange(256, dtype=np.uint8)
+
+
+def randaug(image: RGB, rng: Generator, num_layers: int, magnitude: int | float) -> RGB:
+    """Applies `num_layers` ops, each picked uniformly from `RANDAUGMENT` (Cubuk et al., arXiv 1909.13719).
+
+    The ops are those of google-research/big_vision (`big_vision/pp/autoaugment.py`), which agrees with the reference
+    of the paper's authors (tensorflow/tpu, `models/official/efficientnet/autoaugment.py`) in every number. Both draw a
+    probability from [0.2, 0.8] that nothing reads: an op that was picked is applied. Nothing is limited to magnitude
+    10. Where the image was not, 128 shows.
+
+    More magnitude is not always more change. Posterize and Solarize change less, then Solarize starts again: at 0, 10
+    and 20 it inverts the whole image. The enhancing ops leave it as it is at 5, and 0 is their other extreme.
+
+    Args:
+        image: at its final resolution, since moves are in pixels.
+        rng: the only source of randomness.
+        num_layers: how many ops are applied one after the other, at least 0.
+        magnitude: how far they go, at least 0; AugReg (arXiv 2106.10270) has 0, 10, 15 and 20.
+    """
+    ops = list(RANDAUGMENT.values())
+    for _ in range(num_layers):
+        function, arguments = ops[rng.integers(len(ops))]
+        image = function(image, *arguments(magnitude / 10, rng))
+    return image
+
+
+def random_erasing(
+    image: RGB,
+    rng: Generator,
+    probability: int | float = 0.25,
+    area_min: int | float = 2,
+    area_max: int | float = 100 / 3,
+) -> RGB:
+    """Fills a random box with noise, every value uniform in 0..255 (Zhong et al., arXiv 1708.04896).
+
+    The box is sampled as in timm (`timm/data/random_erasing.py`): the logarithm of its height to width is uniform
+    between those of 0.3 and 1/0.3 (the paper's: the ratio itself), and after ten boxes as high or as wide as the image
+    nothing is erased. timm's "pixel" mode draws the noise after normalisation, from a normal distribution.
+
+    Args:
+        image: of any size.
+        rng: the only source of randomness.
+        probability: of erasing at all; 0.25 is DeiT's.
+        area_min: smallest area of the box in percent of the image's.
+        area_max: largest.
+    """
+    if rng.random() >= probability:
+        return image
+    height, width = image.shape[:2]
+    for _ in range(10):
+        area = rng.uniform(area_min, area_max) / 100 * height * width
+        aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
+        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if rows < height and columns < width:
+            top, left = rng.integers(height - rows + 1), rng.integers(width - columns + 1)
+            image = image.copy()
+            image[top : top + rows, left : left + columns] = rng.integers(0, 256, (rows, columns, 3), np.uint8)
+            break
+    return image
+
+
+def color_jitter(
+    image: RGB,
+    rng: Generator,
+    brightness: int | float = 0.4,
+    contrast: int | float = 0.4,
+    saturation: int | float = 0.4,
+    hue: int | float = 0.0,
+) -> RGB:
+    """Changes brightness, contrast, saturation and hue in random order, as `torchvision.transforms.ColorJitter`.
+
+    The pixels are those of Pillow: blends with black, with the mean grey and with the grey image, and a shift of the H
+    of its HSV.
+
+    Args:
+        image: of any size.
+        rng: the only source of randomness.
+        brightness: x of a factor that is uniform in [max(0, 1 - x), 1 + x]; 0 changes nothing.
+        contrast: the same.
+        saturation: the same.
+        hue: x of a shift that is uniform in [-x, x], in turns of the colour circle, at most 0.5.
+    """
+    amounts = [rng.uniform(max(0, 1 - x), 1 + x) for x in (brightness, contrast, saturation)]
+    amounts.append(rng.uniform(-hue, hue))
+    for index in rng.permutation(len(JITTER)):
+        image = JITTER[index](image, amounts[index])
+    return image
+
+
+def blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
+    """Returns `first + factor * (second - first)` of uint8, clipped to 0..255 and cut off (not rounded), in float32."""
+    if factor == 1:
+        return second
+    mixed = np.subtract(second, first, dtype=np.float32)
+    mixed *= np.float32(factor)
+    mixed += first
+    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+
+
+def fade(image: RGB, level: int, factor: float) -> RGB:
+    """Blends from an image that has one level, 0..255, everywhere."""
+    return cv2.LUT(image, blend(np.full(256, level, np.uint8), LEVELS, factor))
+
+
+def saturate(image: RGB, grey: Grey, factor: float) -> RGB:
+    """Blends from the grey image."""
+    return blend(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), image, factor)
+
+
+def tensorflow_grey(image: RGB) -> Grey:
+    """Returns `tf.image.rgb_to_grayscale`, bit for bit: cut off (not rounded) after a scale of 255.5."""
+    parts = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[:, None] * np.float32([0.2989, 0.587, 0.114])
+    red, green, blue = cv2.split(cv2.LUT(image, parts[None]))
+    red += green
+    red += blue
+    red *= np.float32(255.5)
+    return red.astype(np.uint8)
+
+
+def color(image: RGB, factor: float) -> RGB:
+    """Blends from grey (0) to the image (1) and past it."""
+    return saturate(image, tensorflow_grey(image), factor)
+
+
+def contrast(image: RGB, factor: float) -> RGB:
+    """Blends from a level to the image (1) and past it.
+
+    The level should be the mean grey. The reference takes the mean of the grey image's *histogram*, which is a 256th
+    of the number of pixels, whatever they show: 196 for 224 x 224, 255 for 256 x 256 or more.
+    """
+    return fade(image, min(image.shape[0] * image.shape[1] // 256, 255), factor)
+
+
+def brightness(image: RGB, factor: float) -> RGB:
+    """Blends from black (0) to the image (1) and past it."""
+    return fade(image, 0, factor)
+
+
+def sharpness(image: RGB, factor: float) -> RGB:
+    """Blends from the smoothed image (0) to the image (1) and past it.
+
+    Smoothing replaces a value by the mean of the 3 x 3 around it, its own with weight 5, cut off (not rounded); the
+    border stays. TensorFlow's float32 sum falls just short of some means that are whole numbers: it smooths half a
+    percent of a photograph's values to one less, and which ones depends on the processor.
+    """
+    smooth = image.copy()
+    if min(image.shape[:2]) > 2:
+        kernel = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]])
+        mean = cv2.filter2D(image, cv2.CV_32F, kernel)[1:-1, 1:-1]  # whole numbers, exact
+        mean *= np.float32(1 / 13)  # which takes no sum that there is across a whole number (tested)
+        smooth[1:-1, 1:-1] = mean
+    return blend(smooth, image, factor)
+
+
+def invert(image: RGB) -> RGB:
+    """Returns 255 less the image."""
+    return cv2.bitwise_not(image)
+
+
+def posterize(image: RGB, bits: int) -> RGB:
+    """Keeps the upper bits, 1..8; of 0 bits, 1, since TensorFlow shifts a uint8 by at most 7.
+
+    From magnitude 22.5 on, bits would be more than 8: the shift, a uint8 in the reference, wraps around, and 1 is kept.
+    """
+    return image & np.uint8(256 - 2 ** min((8 - bits) % 256, 7))
+
+
+def solarize(image: RGB, threshold: int) -> RGB:
+    """Inverts the values from `threshold` on.
+
+    The threshold is taken modulo 256, being a uint8 in the reference (google-research/big_vision, issue 110).
+    """
+    return cv2.LUT(image, np.where(threshold % 256 > LEVELS, LEVELS, 255 - LEVELS))
+
+
+def solarize_add(image: RGB, addition: int) -> RGB:
+    """Adds to the values below 128, up to 255."""
+    added = np.minimum(LEVELS.astype(int) + addition, 255).astype(np.uint8)
+    return cv2.LUT(image, np.where(LEVELS < 128, added, LEVELS))
+
+
+def auto_contrast(image: RGB) -> RGB:
+    """Stretches every channel to 0..255, in float32, then cuts off (not rounds): 255 may become 254."""
+    low = cv2.reduce(image, 0, cv2.REDUCE_MIN).min((0, 1)).astype(np.float32)
+    high = cv2.reduce(image, 0, cv2.REDUCE_MAX).max((0, 1)).astype(np.float32)
+    scale = np.float32(255) / np.maximum(high - low, 1)
+    stretched = np.clip(LEVELS[:, None].astype(np.float32) * scale + -low * scale, 0, 255).astype(np.uint8)
+    return cv2.LUT(image, np.where(high > low, stretched, LEVELS[:, None])[None])
+
+
+def equalize(image: RGB) -> RGB:
+    """Makes the histogram of every channel about level, as `PIL.ImageOps.equalize`."""
+    tables = []
+    for channel in range(3):
+        counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel().astype(int)
+        step = (counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
+        below = counts.cumsum() - counts
+        tables.append(np.minimum((below + step // 2) // step, 255).astype(np.uint8) if step else LEVELS)
+    return cv2.LUT(image, np.stack(tables, -1)[None])
+
+
+def cutout(image: RGB, reach: int, down: float, across: float) -> RGB:
+    """Fills the part of a square with sides of `2 * reach` pixels that lies within the image (arXiv 1708.04552).
+
+    Args:
+        image: of any size.
+        reach: from the centre to each side, in pixels.
+        down: the centre's row, in parts of the height, 0 included, 1 not.
+        across: the centre's column.
+    """
+    row, column = int(down * image.shape[0]), int(across * image.shape[1])
+    image = image.copy()
+    image[max(row - reach, 0) : row + reach, max(column - reach, 0) : column + reach] = FILL
+    return image
+
+
+def warp(image: RGB, matrix: Float32[np.ndarray, "2 3"]) -> RGB:
+    """Shows at column x, row y the pixel nearest to `matrix @ [x, y, 1]`, halves away from zero, as TensorFlow does.
+
+    Pixel centres are whole numbers. Positions are computed in float32 in TensorFlow's order.
+    """
+    rows, columns = (np.arange(side, dtype=np.float32) for side in image.shape[:2])
+    places = [(a * columns + (b * rows)[:, None]) + c for a, b, c in matrix]
+    # The number before 0.5 rounds exactly: with 0.5 itself, 0.49999997 would become 1.
+    half = np.nextafter(np.float32(0.5), np.float32(0))
+    x, y = (np.trunc(place + np.copysign(half, place)) for place in places)
+    return cv2.remap(image, x, y, cv2.INTER_NEAREST, None, cv2.BORDER_CONSTANT, (FILL, FILL, FILL))
+
+
+def rotate(image: RGB, degrees: float) -> RGB:
+    """Turns around the centre, counterclockwise, as `tfa.image.rotate`."""
+    angle = np.float32(degrees) * np.float32(math.pi / 180)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    down, across = (np.float32(side - 1) for side in image.shape[:2])
+    offsets = (across - (cosine * across - sine * down)) / 2, (down - (sine * across + cosine * down)) / 2
+    return warp(image, np.array([[cosine, -sine, offsets[0]], [sine, cosine, offsets[1]]], np.float32))
+
+
+def shear_x(image: RGB, slope: float) -> RGB:
+    """Moves a row to the left by `slope` times its number."""
+    return warp(image, np.array([[1, slope, 0], [0, 1, 0]], np.float32))
+
+
+def shear_y(image: RGB, slope: float) -> RGB:
+    """Moves a column up by `slope` times its number."""
+    return warp(image, np.array([[1, 0, 0], [slope, 1, 0]], np.float32))
+
+
+def translate_x(image: RGB, pixels: float) -> RGB:
+    """Moves to the left."""
+    return warp(image, np.array([[1, 0, pixels], [0, 1, 0]], np.float32))
+
+
+def translate_y(image: RGB, pixels: float) -> RGB:
+    """Moves up."""
+    return warp(image, np.array([[1, 0, 0], [0, 1, pixels]], np.float32))
+
+
+def either(amount: float, rng: Generator) -> float:
+    """Negates every other amount, at random."""
+    return amount if rng.random() < 0.5 else -amount
+
+
+# Name -> what it does, and its arguments: from the magnitude over 10, at random where the authors have it so.
+RANDAUGMENT: dict[str, tuple[Callable[..., RGB], Callable[[float, Generator], tuple]]] = {
+    "AutoContrast": (auto_contrast, lambda part, rng: ()),
+    "Equalize": (equalize, lambda part, rng: ()),
+    "Invert": (invert, lambda part, rng: ()),
+    "Rotate": (rotate, lambda part, rng: (either(part * 30, rng),)),
+    "Posterize": (posterize, lambda part, rng: (int(part * 4),)),
+    "Solarize": (solarize, lambda part, rng: (int(part * 256),)),
+    "Color": (color, lambda part, rng: (part * 1.8 + 0.1,)),
+    "Contrast": (contrast, lambda part, rng: (part * 1.8 + 0.1,)),
+    "Brightness": (brightness, lambda part, rng: (part * 1.8 + 0.1,)),
+    "Sharpness": (sharpness, lambda part, rng: (part * 1.8 + 0.1,)),
+    "ShearX": (shear_x, lambda part, rng: (either(part * 0.3, rng),)),
+    "ShearY": (shear_y, lambda part, rng: (either(part * 0.3, rng),)),
+    "TranslateX": (translate_x, lambda part, rng: (either(part * 100, rng),)),
+    "TranslateY": (translate_y, lambda part, rng: (either(part * 100, rng),)),
+    "Cutout": (cutout, lambda part, rng: (int(part * 40), rng.random(), rng.random())),
+    "SolarizeAdd": (solarize_add, lambda part, rng: (int(part * 110),)),
+}
+
+
+def pillow_grey(image: RGB) -> Grey:
+    """Returns Pillow's "L"."""
+    return np.asarray(Image.fromarray(image).convert("L"))
+
+
+def jitter_contrast(image: RGB, factor: float) -> RGB:
+    """Blends from the mean grey, rounded, as `PIL.ImageEnhance.Contrast`."""
+    return fade(image, int(pillow_grey(image).mean() + 0.5), factor)
+
+
+def jitter_saturation(image: RGB, factor: float) -> RGB:
+    """Blends from grey, as `PIL.ImageEnhance.Color`."""
+    return saturate(image, pillow_grey(image), factor)
+
+
+def jitter_hue(image: RGB, turns: float) -> RGB:
+    """Shifts the H of Pillow's HSV by whole 255ths of a turn, towards 0, where a turn has 256."""
+    if not turns:
+        return image
+    hue, *others = Image.fromarray(image).convert("HSV").split()
+    shifted = hue.point([(level + int(turns * 255)) % 256 for level in range(256)])
+    return np.asarray(Image.merge("HSV", (shifted, *others)).convert("RGB"))
+
+
+# In the order of color_jitter's arguments.
+JITTER: tuple[Callable[[RGB, float], RGB], ...] = (brightness, jitter_contrast, jitter_saturation, jitter_hue)
