@@ -54,12 +54,13 @@ def get_config() -> ConfigDict:
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
 
     config.data = ConfigDict()
-    config.data.source = "synthetic"  # digits, tfds:NAME, folder:PATH or synthetic
+    config.data.source = "synthetic"  # digits, tfds:NAME, folder:PATH, array_record:PATTERN or synthetic
     config.data.data_dir = placeholder(str)  # where TFDS data lies; unset: TFDS's own default
     config.data.split = "train"  # of training, as TFDS writes it: train[:98%]
     config.data.preprocess = "inception_crop({resolution})|flip_lr|value_range(-1,1)"  # of training
     config.data.num_classes = placeholder(int)  # checked against the data; unset: taken from it
     config.data.num_examples = placeholder(int)  # of the training split; checked or taken likewise
+    config.data.max_labels = placeholder(int)  # labels of one image in multi-label data; unset: taken from the data
     config.data.workers = 0  # worker processes that read and decode; 0: threads of this process
     config.data.fast = False  # training resizes in whole numbers: some values one grey level higher, in less time
     config.data.bad_images = "fail"  # an unreadable file of training: fail, or replace it by the next readable one

@@ -1,5 +1,7 @@
 """Eight emulated devices for every test, and small configurations."""
 
+import io
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +14,9 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backen
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from configs import base, smoke
 
@@ -43,3 +47,34 @@ def tiny():
 def quick():
     """The smoke recipe on the embedded digits."""
     return smoke.get_config()
+
+
+@pytest.fixture
+def tfds_folder(tmp_path):
+    """A prepared TFDS data set of 12 + 5 PNG images, written without TensorFlow."""
+    import tensorflow_datasets as tfds
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    features = tfds.features.FeaturesDict(
+        {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=["a", "b", "c"])}
+    )
+    where = tmp_path / "tiny" / "1.2.3"
+    where.mkdir(parents=True)
+    serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
+    for split, count in (("train", 12), ("test", 5)):
+        writer = ArrayRecordWriter(str(where / f"tiny-{split}.array_record-00000-of-00001"), "group_size:1")
+        for number in range(count):
+            encoded = io.BytesIO()
+            Image.fromarray(np.full((6, 8, 3), number, np.uint8)).save(encoded, "PNG")
+            writer.write(serializer.serialize_example({"image": encoded.getvalue(), "label": number % 3}))
+        writer.close()
+    features.save_metadata(where)
+    (where / "features.json").write_text(json.dumps(features.to_json()))
+    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    listed = [
+        {"name": name, "shardLengths": [str(count)], "numBytes": "1", "filepathTemplate": template}
+        for name, count in (("train", 12), ("test", 5))
+    ]
+    info = {"name": "tiny", "version": "1.2.3", "fileFormat": "array_record", "splits": listed}
+    (where / "dataset_info.json").write_text(json.dumps(info))
+    return tmp_path

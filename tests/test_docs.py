@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks import train_step
 from tests.conftest import ROOT
-from vit_jax import cli, data, evaluate, main, predict, settings, sharding
+from vit_jax import cli, data, evaluate, main, pack, predict, settings, sharding
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
@@ -31,6 +31,7 @@ DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared datas
 MODULES = {
     "vit_jax.main": main,
     "vit_jax.evaluate": evaluate,
+    "vit_jax.pack": pack,
     "vit_jax.predict": predict,
     "benchmarks.train_step": train_step,
 }
@@ -101,7 +102,7 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
             MODULES[name].main([name, *words])
             ran.append(name)
-    assert ran.count("vit_jax.main") == 4 and {"vit_jax.evaluate", "vit_jax.predict"} <= set(ran)
+    assert ran.count("vit_jax.main") == 4 and {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
 
     [code] = [text for language, text in BLOCKS if language == "python"]

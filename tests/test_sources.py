@@ -1,5 +1,4 @@
 import hashlib
-import json
 import pickle
 import sys
 from collections import Counter
@@ -41,37 +40,6 @@ def folder(tmp_path):
     for name, count in (("cat", 20), ("dog", 10), ("owl", 10)):
         for number in range(count):
             write_image(tmp_path / name / f"{number}.png", number)
-    return tmp_path
-
-
-@pytest.fixture
-def tfds_folder(tmp_path):
-    """A prepared TFDS data set of 12 + 5 PNG images, written without TensorFlow."""
-    import tensorflow_datasets as tfds
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    features = tfds.features.FeaturesDict(
-        {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=["a", "b", "c"])}
-    )
-    where = tmp_path / "tiny" / "1.2.3"
-    where.mkdir(parents=True)
-    serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
-    for split, count in (("train", 12), ("test", 5)):
-        writer = ArrayRecordWriter(str(where / f"tiny-{split}.array_record-00000-of-00001"), "group_size:1")
-        for number in range(count):
-            write_image(tmp_path / "image.png", number)
-            encoded = (tmp_path / "image.png").read_bytes()
-            writer.write(serializer.serialize_example({"image": encoded, "label": number % 3}))
-        writer.close()
-    features.save_metadata(where)
-    (where / "features.json").write_text(json.dumps(features.to_json()))
-    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-    listed = [
-        {"name": name, "shardLengths": [str(count)], "numBytes": "1", "filepathTemplate": template}
-        for name, count in (("train", 12), ("test", 5))
-    ]
-    info = {"name": "tiny", "version": "1.2.3", "fileFormat": "array_record", "splits": listed}
-    (where / "dataset_info.json").write_text(json.dumps(info))
     return tmp_path
 
 

@@ -39,6 +39,7 @@ RANGES = {
     "eval_every_epochs": (0, math.inf),
     "checkpoint_every": (1, math.inf),
     "profile_steps": (0, math.inf),
+    "data.max_labels": (1, math.inf),
     "data.workers": (0, math.inf),
     "data.max_bad": (0, 1),
     "task.label_smoothing": (0, 1),
@@ -58,7 +59,7 @@ RANGES = {
 # Fields that may be unset.
 OPTIONAL = {"batch_eval", "total_steps", "total_epochs", "warmup_steps", "warmup_epochs", "eval_every"}
 OPTIONAL |= {"eval_every_epochs", "init_from", "grad_norm_clip", "data.data_dir", "data.num_classes"}
-OPTIONAL |= {"data.num_examples", "model.width", "model.depth", "model.mlp_dim", "model.num_heads"}
+OPTIONAL |= {"data.num_examples", "data.max_labels", "model.width", "model.depth", "model.mlp_dim", "model.num_heads"}
 # Metrics by which a checkpoint may be the best: the larger the better.
 BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")

@@ -10,6 +10,7 @@ import hashlib
 import os
 import types
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose
 from vit_jax.data import images, loader, sources, transforms
 
+T = TypeVar("T", int, int | None)
 UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
 
 
@@ -31,11 +33,14 @@ class Spec:
         image_shape: (height, width, 3) of a row of a batch, float32.
         num_classes: labels are 0 to num_classes - 1.
         num_examples: of the training split, an epoch.
+        max_labels: labels of one image in multi-label data, where the label of a row is int32 [max_labels], each class
+            once, then -1; None: every image has one.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     num_examples: int
+    max_labels: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +71,15 @@ def spec(config: ConfigDict) -> Spec:
         if not value or value < 0:
             raise UserError(f"set --config.data.{field} to a positive number: it cannot be taken from data not opened")
     shape = train_preprocess(config).shape
-    return Spec(shape, num_classes, num_examples)
+    return Spec(shape, num_classes, num_examples, config.data.max_labels)
 
 
 def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     """Opens the data of training and of all evaluations and checks it against the config.
 
     Returns:
-        A copy of the config whose `data.num_classes` and `data.num_examples` are set, and what the data tells besides.
+        A copy of the config whose `data.num_classes`, `data.num_examples` and, in multi-label data, `data.max_labels`
+        are set, and what the data tells besides.
 
     Raises:
         UserError: a source, a split or a preprocessing is wrong or absent, or disagrees with the config.
@@ -82,16 +88,19 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     source = sources.open_source(config, config.data.split)
     num_classes = agreed("num_classes", config.data.num_classes, source.num_classes, config.data.source)
     split = f"{config.data.source} {config.data.split}"
+    max_labels = agreed("max_labels", config.data.max_labels, source.max_labels, config.data.source)
     num_examples = agreed("num_examples", config.data.num_examples, len(source), split)
 
     completed = config.copy_and_resolve_references()
     kind, colon, path = config.data.source.partition(":")
-    if kind == "folder":  # so that the run is evaluated from wherever one stands
+    # Absolute, so that the run is evaluated from wherever one stands.
+    if kind in ("folder", "array_record") and "://" not in path:
         completed.data.source = f"{kind}{colon}{os.path.abspath(os.path.expanduser(path))}"
     if config.data.data_dir:
         completed.data.data_dir = os.path.abspath(os.path.expanduser(config.data.data_dir))
     completed.data.num_classes = num_classes
     completed.data.num_examples = num_examples
+    completed.data.max_labels = max_labels
     opened = {config.data.split: source}
     for name in completed.evals:
         opened[config.evals[name].split] = check_eval(completed, name, preprocess.shape, source)
@@ -115,10 +124,10 @@ def train_preprocess(config: ConfigDict) -> transforms.Preprocess:
     return transforms.parse(config.data.preprocess, config.resolution, config.data.fast)
 
 
-def agreed(field: str, stated: int | None, found: int, where: str) -> int:
+def agreed(field: str, stated: int | None, found: T, where: str) -> T:
     """Returns the number found; raises UserError if the config states another."""
     if stated is not None and stated != found:
-        raise UserError(f"data.{field} is {stated}, but {where} has {found}")
+        raise UserError(f"data.{field} is {stated}, but {where} has {'none' if found is None else found}")
     return found
 
 

@@ -156,16 +156,24 @@ def decode_other(data: bytes) -> RGB:
 
 
 def upright(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Applies the EXIF orientation that `data` states (EXIF 2.3, tag 274: 1 to 8)."""
-    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-        orientation = header.getexif().get(ExifTags.Base.Orientation, 1)
-    if orientation in (5, 6, 7, 8):
+    """Applies the EXIF orientation that `data` states."""
+    stated = orientation(data)
+    if stated in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
+    if stated in (2, 3, 6, 7):
         image = image[:, ::-1]
-    if orientation in (3, 4, 7, 8):
+    if stated in (3, 4, 7, 8):
         image = image[::-1]
     return np.ascontiguousarray(image)
+
+
+def orientation(data: bytes) -> int:
+    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8), 1 if it states none that is known."""
+    if not has_exif(data):
+        return 1
+    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+        stated = header.getexif().get(ExifTags.Base.Orientation, 1)
+    return stated if stated in range(1, 9) else 1
 
 
 def read_image(path: str | os.PathLike) -> Encoded:

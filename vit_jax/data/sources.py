@@ -1,8 +1,8 @@
-"""Where examples come from: scikit-learn's digits, prepared TFDS data, image folders, and synthetic images.
+"""Where examples come from: scikit-learn's digits, prepared TFDS data, image folders, records, and synthetic images.
 
-A source is indexed like a list and gives `{"image": ..., "label": int}`, the image RGB uint8 [height, width, 3] or not
-yet decoded. All of them pickle,
-so that worker processes can read them.
+A source is indexed like a list and gives `{"image": ..., "label": ...}`: the image RGB uint8 [height, width, 3] or not
+yet decoded, the label an int, or in multi-label data an array. All of them pickle, so that worker processes can read
+them.
 """
 
 import dataclasses
@@ -10,14 +10,17 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
-from vit_jax.data import images, splits
-from vit_jax.data.folder import Folder
+from vit_jax.data import folder, images, splits
+from vit_jax.data.records import Records, list_splits
+
+Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +34,24 @@ class Source:
         num_classes: the labels are 0 to num_classes - 1.
         class_names: in the order of the labels, or None.
         digest: of what the name does not tell, such as the list of files.
+        max_labels: of one image in multi-label data, where a label is an array of so many: each class once, then -1;
+            None: every image has one.
     """
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read: Callable[[str, int], tuple[images.RGB | images.Encoded, int]]
+    read: Callable[[str, int], tuple[images.RGB | images.Encoded, Label]]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
+    max_labels: int | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
         return sum(len(rows) for _, rows in self.parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `{"image": RGB or Encoded, "label": int}`.
+        """Returns `{"image": RGB or Encoded, "label": int or array}`.
 
         Raises:
             DecodeError: the file is unreadable.
@@ -64,19 +70,35 @@ def open_source(config: ConfigDict, split: str) -> Source:
     """Opens a split (`train[:98%]+test`) of the data that the config names.
 
     Args:
-        config: the whole config; `data.source` is `digits`, `tfds:NAME`, `folder:PATH` or `synthetic`.
+        config: the whole config; `data.source` is `digits`, `tfds:NAME`, `folder:PATH`, `array_record:PATTERN` or
+            `synthetic`.
         split: as TFDS writes it; see `splits`.
 
     Raises:
         UserError: the source is unknown or absent, or has no such split.
     """
-    kind, _, name = config.data.source.partition(":")
-    opener = OPENERS[choose("data source", kind, OPENERS)]
-    if (kind in ("tfds", "folder")) != bool(name):
-        example = {"tfds": "tfds:cifar10", "folder": "folder:/path/to/images"}
-        hint = f"write {example[kind]}" if kind in example else f"write {kind} alone"
-        raise UserError(f"cannot read the data source {config.data.source!r}; {hint}")
-    return opener(config, name, split)
+    kind, name = parse(config.data.source)
+    return OPENERS[kind](config, name, split)
+
+
+def split_names(config: ConfigDict) -> list[str]:
+    """Returns the names of all whole splits of the data that the config names.
+
+    Raises:
+        UserError: the source is unknown or absent, or has any split one likes.
+    """
+    kind, name = parse(config.data.source)
+    return LISTERS[choose("data source that has a list of splits", kind, LISTERS)](config, name)
+
+
+def parse(source: str) -> tuple[str, str]:
+    """Returns kind and name of a data source, or raises UserError."""
+    kind, _, name = source.partition(":")
+    choose("data source", kind, OPENERS)
+    if (kind in EXAMPLES) != bool(name):
+        hint = f"write {kind}:{EXAMPLES[kind]}" if kind in EXAMPLES else f"write {kind} alone"
+        raise UserError(f"cannot read the data source {source!r}; {hint}")
+    return kind, name
 
 
 def open_digits(config: ConfigDict, name: str, split: str) -> Source:
@@ -115,9 +137,18 @@ class Digits:
 
 def open_folder(config: ConfigDict, name: str, split: str) -> Source:
     """Opens image files in folders; see `folder.Folder`. EXIF orientation is applied."""
-    folder = Folder(name, splits.names(split))
-    parts = tuple(splits.select(split, folder.counts))
-    return Source("folder", parts, folder.read, len(folder.class_names), folder.class_names, folder.digest)
+    opened = folder.Folder(name, splits.names(split))
+    parts = tuple(splits.select(split, opened.counts))
+    return Source("folder", parts, opened.read, len(opened.class_names), opened.class_names, opened.digest)
+
+
+def open_records(config: ConfigDict, name: str, split: str) -> Source:
+    """Opens ArrayRecord shards; see `records`. EXIF orientation is not applied, as published."""
+    records = Records(name, splits.names(split), config.data.num_classes, config.data.max_labels)
+    parts = tuple(splits.select(split, records.counts))
+    title = f"array_record:{records.name}"
+    details = records.num_classes, records.class_names, records.digest, records.max_labels
+    return Source(title, parts, records.read, *details)
 
 
 def open_synthetic(config: ConfigDict, name: str, split: str) -> Source:
@@ -165,6 +196,21 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
     """
     import tensorflow_datasets as tfds
 
+    builder = tfds_builder(config, name)
+    info = builder.info
+    parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
+    # Left encoded: the decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
+    skip = {"image": tfds.decode.SkipDecoding()}
+    data = {part: builder.as_data_source(split=part, decoders=skip) for part, _ in parts}
+    label = info.features["label"]
+    names = tuple(label.names) if label.names else None
+    return Source(f"tfds:{info.full_name}", parts, Tfds(info.full_name, data).read, label.num_classes, names)
+
+
+def tfds_builder(config: ConfigDict, name: str) -> Any:
+    """Returns TFDS's builder of prepared data, or raises UserError as `open_tfds` does."""
+    import tensorflow_datasets as tfds
+
     where = config.data.data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     build = f"tfds build {name} --file_format=array_record --data_dir={where}"
     try:
@@ -180,13 +226,7 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
         raise UserError(f"the TFDS dataset {name!r} in {where} is not in ArrayRecord; prepare it with `{build}`")
     if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
         raise UserError(f"the TFDS dataset {name!r} has no image and class label, but {', '.join(info.features)}")
-    parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
-    # Left encoded: the decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
-    skip = {"image": tfds.decode.SkipDecoding()}
-    data = {part: builder.as_data_source(split=part, decoders=skip) for part, _ in parts}
-    label = info.features["label"]
-    names = tuple(label.names) if label.names else None
-    return Source(f"tfds:{info.full_name}", parts, Tfds(info.full_name, data).read, label.num_classes, names)
+    return builder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +243,16 @@ class Tfds:
 
 
 OPENERS: dict[str, Callable[[ConfigDict, str, str], Source]] = {
+    "array_record": open_records,
     "digits": open_digits,
     "folder": open_folder,
     "synthetic": open_synthetic,
     "tfds": open_tfds,
 }
+LISTERS: dict[str, Callable[[ConfigDict, str], list[str]]] = {
+    "array_record": lambda config, name: list_splits(name),
+    "digits": lambda config, name: ["train", "test"],
+    "folder": lambda config, name: list(folder.split_folders(os.path.expanduser(name))),
+    "tfds": lambda config, name: list(tfds_builder(config, name).info.splits),
+}
+EXAMPLES = {"array_record": "/path/to/shards", "folder": "/path/to/images", "tfds": "cifar10"}  # kinds with a name

@@ -1,0 +1,278 @@
+"""Packs all splits of a source into shards, resumably; `records` says in which format."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.data import shards, sources
+from vit_jax.data.encode import Form
+from vit_jax.data.images import DecodeError
+
+SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
+SAMPLE = 64  # examples of a split that tell its size
+CHUNK = 8  # images that a thread reads at a time
+PROGRESS = "progress.jsonl"  # in OUT while it is packed: what is packed and, line by line, the shards that are done
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What lies there when all is packed.
+
+    Attributes:
+        records: split -> number of images.
+        shards: how many files.
+        size: their bytes.
+        left_out: how many unreadable images are missing.
+        read: how many images were read now, not before.
+    """
+
+    records: dict[str, int]
+    shards: int
+    size: int
+    left_out: int
+    read: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """What to pack, and how.
+
+    Attributes:
+        opened: split -> all its examples.
+        info: what info.json will say, but for the shards.
+        form: of the images.
+        skip: leave unreadable images out instead of failing.
+        workers: threads that read, decode and encode.
+        shards: of each split, at most one for each example; None: so many that one has about 256 MB.
+    """
+
+    opened: dict[str, sources.Source]
+    info: dict[str, Any]
+    form: Form
+    skip: bool
+    workers: int
+    shards: int | None
+
+    def run(self, out: str, advance: Callable[[int], None]) -> Packed:
+        """Packs what is not packed yet.
+
+        Args:
+            out: the folder; made if absent.
+            advance: called with the number of images that are done besides.
+
+        Raises:
+            UserError: the folder holds something else, an image is unreadable, or the disk is full.
+        """
+        read = 0
+        with alone(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+            counts = {split: self.count(split) for split in self.opened}
+            done = begin(out, self.info, counts)
+            listed: dict[str, list[dict]] = {split: [] for split in counts}
+            for split, number in [(name, i) for name in counts for i in range(counts[name])]:
+                name, total = shards.file_name(split, number, counts[split]), len(self.opened[split])
+                rows = range(total * number // counts[split], total * (number + 1) // counts[split])
+                entry = done.get(name, {})
+                if is_whole(out, entry) and (self.skip or "left_out" not in entry):
+                    advance(len(rows))
+                else:
+                    left_out: list[dict] = []
+                    shard = shards.write(f"{out}/{name}", self.examples(pool, split, rows, left_out, advance))
+                    entry = {"name": name, "records": shard.records, "bytes": shard.size}
+                    entry |= {"left_out": left_out} if left_out else {}
+                    with open(f"{out}/{PROGRESS}", "a") as progress:
+                        progress.write(json.dumps(entry) + "\n")
+                    read += len(rows)
+                listed[split].append(entry)
+            shards.write_json(f"{out}/{shards.INFO}", {**self.info, "splits": listed})
+            os.remove(f"{out}/{PROGRESS}")
+        entries = list(itertools.chain(*listed.values()))
+        records = {split: sum(entry["records"] for entry in entries) for split, entries in listed.items()}
+        left = sum(len(entry["left_out"]) for entry in entries if "left_out" in entry)
+        return Packed(records, len(entries), sum(entry["bytes"] for entry in entries), left, read)
+
+    def count(self, split: str) -> int:
+        """Returns the number of shards of a split."""
+        total = len(self.opened[split])
+        if self.shards:
+            return min(self.shards, total)
+        sample = [self.read(split, index) for index in range(0, total, -(-total // SAMPLE))]
+        return max(1, round(total * np.mean([len(image or b"") for image, _ in sample]) / SHARD))
+
+    def read(self, split: str, index: int) -> tuple[bytes | None, Any]:
+        """Returns (encoded image, labels), or (None, what is wrong) of an unreadable one that is to be left out."""
+        source = self.opened[split]
+        try:
+            image, label = source.read(split, index)
+            encoded = self.form(image)
+        except DecodeError as error:
+            if not self.skip:
+                raise UserError(f"{error}; repair it, or leave such images out with --bad-images=skip") from error
+            return None, str(error)
+        labels = [int(label)] if isinstance(label, int) else label[label >= 0].tolist()
+        if not all(0 <= number < source.num_classes for number in labels):
+            raise UserError(f"image {index} of the split {split} has the label {labels[0]}; leave it out with --splits")
+        return encoded, labels
+
+    def examples(
+        self,
+        pool: concurrent.futures.Executor,
+        split: str,
+        rows: range,
+        left_out: list[dict],
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[bytes, list[int]]]:
+        """Iterates over images and labels in order, read ahead by the threads; fills `left_out`."""
+
+        def read(chunk: range) -> list[tuple[int, bytes | None, Any]]:
+            return [(index, *self.read(split, index)) for index in chunk]
+
+        def submit(chunk: range) -> concurrent.futures.Future:
+            return pool.submit(read, chunk)
+
+        chunks = iter([rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)])
+        ahead = deque(map(submit, itertools.islice(chunks, 2 * self.workers)))
+        while ahead:
+            found = ahead.popleft().result()
+            ahead.extend(map(submit, itertools.islice(chunks, 1)))
+            for index, image, labels in found:
+                if image is None:
+                    left_out.append({"index": index, "error": labels})
+                else:
+                    yield image, labels
+            advance(len(found))
+
+
+def prepare(
+    source: str,
+    form: Form,
+    *,
+    data_dir: str | None = None,
+    splits: list[str] | None = None,
+    num_classes: int | None = None,
+    max_labels: int | None = None,
+    count: int | None = None,
+    skip: bool = False,
+    workers: int = 0,
+) -> Packing:
+    """Opens what is to be packed.
+
+    Args:
+        source: as config.data.source.
+        form: of the images.
+        data_dir: as config.data.data_dir; likewise num_classes and max_labels.
+        splits: which; None: all.
+        count: of the shards of each split; None: so many that one has about 256 MB.
+        skip: leave unreadable images out instead of failing.
+        workers: threads; 0: one for each core.
+
+    Raises:
+        UserError: the source or a split is absent.
+    """
+    fields = {"source": source, "split": "", "data_dir": data_dir, "num_examples": None}
+    config = ConfigDict({"resolution": 0, "data": {**fields, "num_classes": num_classes, "max_labels": max_labels}})
+    opened = {split: sources.open_source(config, split) for split in splits or sources.split_names(config)}
+    first = next(iter(opened.values()))
+    info = {
+        "version": shards.VERSION,
+        "name": first.name.removeprefix("array_record:"),
+        "num_classes": first.num_classes,
+        "class_names": first.class_names and list(first.class_names),
+        "max_labels": first.max_labels,
+        "made_from": {
+            "source": source,
+            "fingerprints": {split: opened.fingerprint for split, opened in opened.items()},
+            **dataclasses.asdict(form),
+        },
+    }
+    return Packing(opened, info, form, skip, workers or os.cpu_count() or 1, count)
+
+
+@contextlib.contextmanager
+def alone(out: str) -> Iterator[None]:
+    """Makes a folder and keeps other processes from packing into it, where the file system can.
+
+    Raises:
+        UserError: the folder cannot be written, or another process packs into it.
+    """
+    folder = None
+    try:
+        os.makedirs(out, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is packing into {out}") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    except OSError as error:
+        raise UserError(f"cannot pack into {out}: {error}") from error
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, dict]:
+    """Returns the shards that are done, by name, and writes what is going to be packed.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    plan = {**info, "shards": dict(counts)}
+    lines = read_lines(f"{out}/{PROGRESS}")
+    plans, done = lines[:1], lines[1:]
+    whole = shards.read_info(f"{out}/{shards.INFO}")
+    if whole:
+        splits = whole.pop("splits")
+        plans.append({**whole, "shards": {split: len(listed) for split, listed in splits.items()}})
+        done += itertools.chain(*splits.values())
+    if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
+        raise UserError(f"{out} holds shards that this command did not write; choose another folder")
+    for old in plans:
+        before, after = flatten(old), flatten(plan)
+        keys = [key for key in {**before, **after} if key != "made_from.source"]
+        changed = [key for key in keys if before.get(key) != after.get(key)]
+        if changed:
+            details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
+            raise UserError(f"{out} was packed in another way ({details}); change it back or choose another folder")
+    partial = f"{out}/{PROGRESS}.partial"
+    with open(partial, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (plan, *done))
+    os.replace(partial, f"{out}/{PROGRESS}")
+    return {entry["name"]: entry for entry in done}
+
+
+def read_lines(path: str) -> list[dict]:
+    """Returns the lines of a file of JSON, but for what follows a torn one."""
+    lines: list[dict] = []
+    if os.path.exists(path):
+        with open(path) as file, contextlib.suppress(ValueError):
+            lines.extend(map(json.loads, file))
+    return lines
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def is_whole(out: str, entry: Mapping[str, Any]) -> bool:
+    """Returns whether a shard lies there as its entry says."""
+    try:
+        return bool(entry) and shards.count(f"{out}/{entry['name']}", entry["bytes"]) == entry["records"]
+    except UserError:
+        return False
