@@ -10,7 +10,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from tests.conftest import ROOT
 from vit_jax import UserError
-from vit_jax.data import images, jpeg
+from vit_jax.data import images, jpeg, turbojpeg
 from vit_jax.data.transforms import inception_box
 
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
@@ -118,6 +118,15 @@ def boxes(height: int, width: int, count: int) -> list[tuple[int, int, int, int]
     return edges + [inception_box(height, width, 0.01, 1.0, random) for _ in range(count)]
 
 
+@pytest.fixture(params=["libjpeg-turbo 3", "simplejpeg"])
+def decoder(request, monkeypatch):
+    """Both ways to decode a part of an image."""
+    assert turbojpeg.library(), "the tests want the extra [fast]"
+    if request.param == "simplejpeg":
+        monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    return request.param
+
+
 def check_cuts(data: bytes, count: int):
     """Every crop has the pixels of the whole image; returns how many rows were decoded, as a part of all."""
     whole, parts = images.decode(data, "x"), []
@@ -133,13 +142,13 @@ def check_cuts(data: bytes, count: int):
 @pytest.mark.parametrize("restart", [0, 1])
 @pytest.mark.parametrize("options", [{"subsampling": kind} for kind in (0, 1, 2)] + [{"mode": "L"}, {"mode": "CMYK"}])
 @pytest.mark.parametrize("size", [(1, 1), (16, 16), (203, 97), (64, 320)])
-def test_a_crop_has_the_pixels_of_the_whole_image(size, options, restart):
+def test_a_crop_has_the_pixels_of_the_whole_image(size, options, restart, decoder):
     part = check_cuts(noisy(*size, restart_marker_rows=restart, **options), 20)
     if size == (203, 97) and options.get("mode") != "CMYK":
         assert part < (0.75 if restart else 0.9)
 
 
-def test_other_kinds_of_jpeg_are_cut_too():
+def test_other_kinds_of_jpeg_are_cut_too(decoder):
     for options in ({"progressive": True}, {"restart_marker_blocks": 3}, {"optimize": True}):
         check_cuts(noisy(90, 120, **options), 10)
     trailing = noisy(90, 120) + bytes(10)
@@ -147,13 +156,13 @@ def test_other_kinds_of_jpeg_are_cut_too():
 
 
 @pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared ImageNet photographs")
-def test_crops_of_photographs():
+def test_crops_of_photographs(decoder):
     for path in sorted(SAMPLES.glob("*/*.JPEG"))[::20]:
         check_cuts(path.read_bytes(), 3)
 
 
 @pytest.mark.parametrize("restart", [0, 1])
-def test_a_crop_of_damaged_data_is_an_error_or_the_undamaged_pixels(restart):
+def test_a_crop_of_damaged_data_is_an_error_or_the_undamaged_pixels(restart, decoder):
     data = noisy(200, 100, restart_marker_rows=restart)
     whole, noticed = images.decode(data, "x"), 0
     with pytest.raises(images.DecodeError, match="cannot decode the image x"):

@@ -7,6 +7,7 @@ those of the whole image, bit for bit.
 """
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
@@ -18,7 +19,7 @@ from vit_jax.data import turbojpeg
 BASELINE, EXTENDED, RESTART, START, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD8, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables and extensions are no frames
 
-Pixels = UInt8[np.ndarray, "rows columns 3"]
+Pixels: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +98,11 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
         height = min(last * unit, frame.height) - first * unit
         data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
         last -= first
-    if turbojpeg.library():
+    if turbo := turbojpeg.library():
         start = max(left // across - 1, 0) * across
         stop = min(left + columns + across, frame.width)
-        return turbojpeg.decode_box(data, top, start, rows, stop - start)[:, left - start : left - start + columns]
+        pixels = turbojpeg.decode_box(turbo, data, top, start, rows, stop - start)
+        return pixels[:, left - start : left - start + columns]
     return decode_above(data, frame, last * unit)[top : top + rows, left : left + columns]
 
 
@@ -108,10 +110,10 @@ def decode_above(data: bytes, frame: Frame, height: int) -> Pixels:
     """Decodes at least the rows before `height`, the first of a row of units."""
     if height >= frame.height:
         return decode(data)
-    pixels = np.empty((height, frame.width, 3), np.uint8)
+    pixels: np.ndarray = np.empty((height, frame.width, 3), np.uint8)
     try:
-        options = {"fastdct": True, "fastupsample": False, "strict": True}
-        simplejpeg.decode_jpeg(header(data, frame, height) + data[frame.scan_at :], "RGB", buffer=pixels, **options)
+        part = header(data, frame, height) + data[frame.scan_at :]
+        simplejpeg.decode_jpeg(part, "RGB", fastdct=True, fastupsample=False, strict=True, buffer=pixels)
     except ValueError as error:
         # The first thing wrong is told: that there are data after the last row, if nothing was before.
         if "extraneous bytes before marker 0xd9" not in str(error):

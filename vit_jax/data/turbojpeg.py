@@ -42,28 +42,34 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def handle() -> ctypes.c_void_p:
-    """Returns this thread's decompressor."""
-    if not hasattr(_local, "handle"):
-        _local.handle = ctypes.c_void_p(library().tj3Init(DECOMPRESS))
-        library().tj3Set(_local.handle, FAST_DCT, 1)
-    return _local.handle
+class Decompressor:
+    """A handle of the library, for one thread."""
+
+    def __init__(self, turbo: ctypes.CDLL):
+        self.turbo, self.handle = turbo, ctypes.c_void_p(turbo.tj3Init(DECOMPRESS))
+        turbo.tj3Set(self.handle, FAST_DCT, 1)
+
+    def __del__(self) -> None:
+        self.turbo.tj3Destroy(self.handle)
 
 
-def decode_box(data: bytes, top: int, left: int, rows: int, columns: int) -> UInt8[np.ndarray, "rows columns 3"]:
+def decode_box(
+    turbo: ctypes.CDLL, data: bytes, top: int, left: int, rows: int, columns: int
+) -> UInt8[np.ndarray, "rows columns 3"]:
     """Decodes a box; `left` is the first column of a unit (MCU).
 
     Raises:
         ValueError: the data is damaged up to there.
     """
-    turbo, this, size = library(), handle(), ctypes.c_size_t(len(data))
-    pixels = np.empty((rows, columns, 3), np.uint8)
-    whole = Region(0, 0, 0, 0)  # what an earlier image left must not be checked against this one's header
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = Decompressor(turbo)
+    handle, size = _local.decompressor.handle, ctypes.c_size_t(len(data))
+    pixels: np.ndarray = np.empty((rows, columns, 3), np.uint8)
     if (
-        turbo.tj3SetCroppingRegion(this, whole)
-        or turbo.tj3DecompressHeader(this, data, size)
-        or turbo.tj3SetCroppingRegion(this, Region(left, top, columns, rows))
-        or turbo.tj3Decompress8(this, data, size, ctypes.c_void_p(pixels.ctypes.data), 0, RGB)
+        turbo.tj3SetCroppingRegion(handle, Region(0, 0, 0, 0))  # else the last image's would be checked here
+        or turbo.tj3DecompressHeader(handle, data, size)
+        or turbo.tj3SetCroppingRegion(handle, Region(left, top, columns, rows))
+        or turbo.tj3Decompress8(handle, data, size, ctypes.c_void_p(pixels.ctypes.data), 0, RGB)
     ):
-        raise ValueError(turbo.tj3GetErrorStr(this).decode(errors="replace"))
+        raise ValueError(turbo.tj3GetErrorStr(handle).decode(errors="replace"))
     return pixels
