@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import UserError, data, optim, settings, sharding, tree
+from vit_jax.evals import classify
 from vit_jax.program import make_program
 from vit_jax.step import Update
 
@@ -177,3 +178,27 @@ def test_frozen_parameters_stay_and_cost_nothing(tiny):
     tiny.optim.rates = ""
     whole = build(tiny)
     assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]
+
+
+def test_images_with_several_labels(tiny):
+    tiny.data.max_labels = 3
+    with pytest.raises(UserError, match=r"several labels need --config.task.loss=sigmoid"):
+        build(tiny)
+    tiny.task.loss = "sigmoid"
+    tiny.mesh.data = 8
+    program = build(tiny, devices=8)
+    assert program.batch["label"].shape == (16, 3)
+    images = np.random.default_rng(0).normal(size=program.batch["image"].shape).astype(np.float32)
+    one = np.arange(16, dtype=np.int32)[:, None] % 10
+    few = np.concatenate([one, np.full_like(one, -1), np.where(one > 4, one - 1, -1)], axis=1)
+    state = program.init(jax.random.key(0), {})
+    weights = jax.device_get(state.weights)
+    for labels in (np.pad(one, ((0, 0), (0, 2)), constant_values=-1), few):
+        batch = {"image": images, "label": labels, "mask": np.ones(16, np.float32)}
+        sums = classify.make_sums(program.predict, program.task)(weights, batch)
+        best = np.argmax(program.predict(weights, images), axis=1)
+        assert float(sums["accuracy"]) == sum(b in row for b, row in zip(best, labels, strict=True))
+        # A head of zeros: every class has probability 1/2.
+        np.testing.assert_allclose(sums["loss"], 16 * 10 * np.log(2), rtol=1e-5)
+    state, metrics = program.train_step(state, {"image": jnp.asarray(images), "label": jnp.asarray(few)})
+    np.testing.assert_allclose(metrics["train/loss"], 10 * np.log(2), rtol=1e-5)

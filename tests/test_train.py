@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, predict, report, train, tree
 
 
-def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip")):
+def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in drop} for line in lines]
 
@@ -45,7 +45,7 @@ def test_a_run_leaves_what_the_design_promises(run):
     lines = rows(workdir, drop=())
     assert [line["step"] for line in lines if "train/loss" in line] == [5, 10, 15, 20]
     assert [line["step"] for line in lines if "test/accuracy" in line] == [10, 20]
-    names = {"train/loss", "train/lr", "train/images_per_sec", "train/images_per_sec_per_chip"}
+    names = {"train/loss", "train/lr", "train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait"}
     assert names | {"norm/grads", "norm/params", "norm/updates"} <= set(lines[0])
     assert metrics["test/n"] == 359  # every example once, though 360 do not divide it
     text = (workdir / "train.log").read_text()

@@ -48,16 +48,22 @@ class Log:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def start_clock(self, step: int) -> None:
-        """Lets the speed count from here, after `step` steps."""
-        self._clock, self._counted = time.monotonic(), step
+    def start_clock(self, step: int, waited: float = 0.0) -> None:
+        """Lets the speed count from here, after `step` steps and `waited` seconds without a batch."""
+        self._clock, self._counted, self._waited = time.monotonic(), step, waited
 
-    def speed(self, step: int) -> Metrics:
-        """Returns images per second since the last call, evaluation and saving left out."""
-        now = time.monotonic()
-        rate = (step - self._counted) * self._batch / max(now - self._clock, 1e-9)
-        self.start_clock(step)
-        return {"train/images_per_sec": rate, "train/images_per_sec_per_chip": rate / jax.device_count()}
+    def speed(self, step: int, waited: float) -> Metrics:
+        """Returns images per second since the last call, evaluation and saving left out, and the share of that time in
+        which the host waited for the loader: devices may have been at work meanwhile.
+        """
+        passed = max(time.monotonic() - self._clock, 1e-9)
+        rate, share = (step - self._counted) * self._batch / passed, min((waited - self._waited) / passed, 1.0)
+        self.start_clock(step, waited)
+        return {
+            "train/images_per_sec": rate,
+            "train/images_per_sec_per_chip": rate / jax.device_count(),
+            "perf/data_wait": share,
+        }
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -107,13 +113,18 @@ def _shown(name: str) -> bool:
 
 
 def _label(name: str) -> str:
-    return name.removeprefix("train/").replace("images_per_sec", "images/s").replace("_per_chip", "/chip")
+    return (
+        name.removeprefix("train/")
+        .removeprefix("perf/")
+        .replace("images_per_sec", "images/s")
+        .replace("_per_chip", "/chip")
+    )
 
 
 def _number(name: str, value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    if name.endswith("accuracy") or name.endswith("top5"):
+    if name.endswith(("accuracy", "top5", "data_wait")):
         return f"{value:.2%}"
     if "images_per_sec" in name:
         return f"{value:,.1f}"

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import data, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, models, optim, sharding, tasks, tree
 from vit_jax.step import Batch, Metrics, TrainState, Update
 
 
@@ -70,7 +70,9 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         trained=trained,
     )
     images = jax.ShapeDtypeStruct((config.batch, *spec.image_shape), jnp.float32)
-    labels = jax.ShapeDtypeStruct((config.batch,), jnp.int32)
+    labels = jax.ShapeDtypeStruct((config.batch, *([spec.max_labels] if spec.max_labels else [])), jnp.int32)
+    if spec.max_labels and task.loss != "sigmoid":
+        raise UserError("images with several labels need --config.task.loss=sigmoid")
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
         return update.start(tree.unflatten(tree.flatten(model.init(key, images)) | given))

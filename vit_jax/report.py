@@ -1,5 +1,6 @@
 """Training metrics, read from the devices one step late, so that reading never keeps them waiting."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,8 +18,9 @@ def fetch(values: Any) -> dict[str, float]:
 class Report:
     """Takes the metrics of each step as it is dispatched, and reads those of the step before."""
 
-    def __init__(self, config: ConfigDict, log: Log):
-        self._config, self._log = config, log
+    def __init__(self, config: ConfigDict, log: Log, waited: Callable[[], float]):
+        """Reports to `log`; `waited` tells the seconds spent without a batch so far."""
+        self._config, self._log, self._waited = config, log, waited
         self._pending: tuple[int, Any] | None = None
         self._started = False
 
@@ -29,7 +31,7 @@ class Report:
             NonFiniteLoss: as `flush`.
         """
         if not self._started:
-            self._log.start_clock(step - 1)  # the first step was compiled until now
+            self._log.start_clock(step - 1, self._waited())  # the first step was compiled until now
         self._started = True
         self.flush()
         self._pending = step, values
@@ -49,7 +51,7 @@ class Report:
             self._refuse(step, skips, metrics["train/loss"])
         self._log.advance(step)
         if step % self._config.log_every == 0 or step == self._config.total_steps:
-            self._log.write(step, metrics | self._log.speed(step))
+            self._log.write(step, metrics | self._log.speed(step, self._waited()))
 
     def _refuse(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"

@@ -40,7 +40,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
-        report = Report(config, log)
+        report = Report(config, log, lambda: batches.waited)
         done = start
         try:
             for step in range(start + 1, end + 1):
