@@ -218,7 +218,7 @@ def test_make_gives_global_arrays(names):
     local.close()
     assert expected["image"].dtype == np.uint8  # a quarter of the bytes to move
     wanted = [transforms.value_range(image, np.random.default_rng(0), -1, 1) for image in expected["image"]]
-    np.testing.assert_allclose(batch["image"], np.stack(wanted), rtol=0, atol=2.4e-7)
+    np.testing.assert_allclose(batch["image"], np.stack(wanted), rtol=0, atol=1.2e-7)
     np.testing.assert_array_equal(batch["label"], expected["label"])
 
 

@@ -203,9 +203,9 @@ def finish(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dic
 
 @functools.partial(jax.jit, static_argnums=1)
 def scale(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`, within a unit in the last place of `transforms.value_range`."""
+    """Maps 0 to `low` and 255 to `high`; off `transforms.value_range` by a rounding of float32 at most."""
     low, high = value_range
-    return images.astype(jnp.float32) / 255 * (high - low) + low
+    return images.astype(jnp.float32) * ((high - low) / 255) + low
 
 
 class Evaluation:
