@@ -1,0 +1,109 @@
+"""The loader alone: images per second and resident memory, for every source and number of workers, in turns.
+
+python -m benchmarks.loader --sources=synthetic,folder:photos,array_record:packed --workers=0,2 --rounds=5
+
+What is measured is `data.make`, as training uses it, up to batches on the devices; nothing else runs. Each turn opens
+the loader anew and lets two batches pass first. Memory is that of this process and its workers, at the end of the first
+turn and of the last. `--rounds=1 --batches=20000` prints it every twentieth of the way.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+from configs import base
+from vit_jax import data, sharding
+
+
+def make_batches(source: str, workers: int, arguments: argparse.Namespace):
+    config = base.get_config()
+    config.data.source, config.data.workers, config.data.fast = source, workers, arguments.fast
+    config.batch, config.resolution, config.data.preprocess = (
+        arguments.batch,
+        arguments.resolution,
+        arguments.preprocess,
+    )
+    if source == "synthetic":
+        config.data.num_classes, config.data.num_examples = 1000, 1_281_167
+    config.evals.test.split = "train"
+    completed, info = data.complete(config)
+    return data.make(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
+
+
+def processes() -> list[int]:
+    """Returns this process and all that descend from it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, fields = int(path.parent.name), path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[number] = int(fields[1])
+    found = [os.getpid()]
+    for number in found:
+        found += [child for child, parent in parents.items() if parent == number]
+    return found
+
+
+def memory() -> float:
+    """Returns the resident memory of all processes in MB, what they share counted once for each."""
+    total = 0
+    for number in processes():
+        try:
+            total += int(Path(f"/proc/{number}/statm").read_text().split()[1])
+        except OSError:
+            continue
+    return total * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Returns images per second and memory of one turn."""
+    batches = make_batches(source, workers, arguments)
+    for _ in range(2):
+        jax.block_until_ready(next(batches))
+    began = time.monotonic()
+    for number in range(arguments.batches):
+        jax.block_until_ready(next(batches))
+        if arguments.batches >= 1000 and (number + 1) % (arguments.batches // 20) == 0:
+            print(f"{number + 1:7,} batches {memory():8,.0f} MB", flush=True)
+    rate, held = arguments.batches * arguments.batch / (time.monotonic() - began), memory()
+    batches.close()
+    return rate, held
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__)
+    parser.add_argument("--sources", default="synthetic", help="as config.data.source, with commas between [synthetic]")
+    parser.add_argument("--workers", default="0", help="numbers of worker processes, with commas between [0]")
+    parser.add_argument("--batch", type=int, default=64, help="images [64]")
+    parser.add_argument("--resolution", type=int, default=224, help="in pixels [224]")
+    parser.add_argument("--preprocess", default=base.get_config().data.preprocess, help="the pipe [that of base]")
+    parser.add_argument("--fast", action="store_true", help="with config.data.fast")
+    parser.add_argument("--batches", type=int, default=20, help="of a turn [20]")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each [5]")
+    arguments = parser.parse_args(argv[1:])
+    cases = list(itertools.product(arguments.sources.split(","), map(int, arguments.workers.split(","))))
+    turns: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    for _ in range(arguments.rounds):
+        for case in cases:
+            turns[case].append(turn(*case, arguments))
+
+    print(f"{arguments.batches} batches of {arguments.batch} images a turn, {os.cpu_count()} CPUs")
+    print(
+        arguments.preprocess.replace("{resolution}", str(arguments.resolution)) + (", fast" if arguments.fast else "")
+    )
+    print(f"{'source':40}{'workers':>8}{'images/s':>10}{'range':>18}{'MB':>8}{'then':>8}")
+    for (source, workers), measured in turns.items():
+        rates, held = zip(*measured, strict=True)
+        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        print(f"{source:40}{workers:8}{statistics.median(rates):10,.0f}{spread:>18}{held[0]:8,.0f}{held[-1]:8,.0f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)
