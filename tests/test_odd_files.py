@@ -1,0 +1,104 @@
+"""A folder with everything that people's folders hold: it trains, or tells which file is at fault."""
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from vit_jax import UserError, train
+from vit_jax.data import sources
+
+GOOD = ("cmyk.jpg", "palette.png", "sixteen bits.png", "one pixel.png", "wide.JPEG", "high.jpg", "animated.gif")
+GOOD += ("photo.webp", "hündchen 小狗 🐕.jpg", "lying.jpg", "grey.jpg", "alpha.png", "two colours.png")
+BAD = ("text.jpg", "empty.png", "cut.jpg", "loop.jpg", "gone.jpg", "folder.jpg", "huge.png")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Image size")
+
+
+@pytest.fixture
+def odd(tiny, tmp_path):
+    """The configuration of a run on such a folder."""
+    random = np.random.default_rng(0)
+    photos = tmp_path / "photos" / "train"
+    cat, dog = photos / "cat", photos / "dog"
+    cat.mkdir(parents=True)
+    dog.mkdir()
+
+    def picture(height=30, width=40):
+        return Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+
+    lying = Image.Exif()
+    lying[ExifTags.Base.Orientation] = 6
+    picture().convert("CMYK").save(cat / "cmyk.jpg")
+    picture().convert("P").save(cat / "palette.png")
+    Image.fromarray(random.integers(0, 2**16, (30, 40), np.uint16)).save(cat / "sixteen bits.png")
+    picture(1, 1).save(cat / "one pixel.png")
+    picture(20, 5000).save(cat / "wide.JPEG")
+    picture(5000, 20).save(cat / "high.jpg")
+    picture().save(cat / "animated.gif", save_all=True, append_images=[picture(), picture()])
+    picture().save(dog / "photo.webp", save_all=True, append_images=[picture()])
+    picture().save(dog / "hündchen 小狗 🐕.jpg")
+    picture().save(dog / "lying.jpg", exif=lying)
+    picture().convert("L").save(dog / "grey.jpg", progressive=True)
+    picture().convert("RGBA").save(dog / "alpha.png")
+    picture().convert("1").save(dog / "two colours.png")
+    (dog / "notes.txt").write_text("no image, and not said to be one")
+    (dog / ".hidden.jpg").write_text("hidden")
+    (dog / "again").symlink_to(photos)  # a loop of folders
+
+    (cat / "text.jpg").write_text("a text file")
+    (cat / "empty.png").touch()
+    (cat / "cut.jpg").write_bytes((cat / "high.jpg").read_bytes()[:2000])
+    (cat / "loop.jpg").symlink_to(cat / "loop.jpg")
+    (dog / "gone.jpg").symlink_to(photos / "nothing.jpg")
+    (dog / "folder.jpg").mkdir()
+    Image.new("1", (10_001, 10_000)).save(dog / "huge.png")
+
+    for name in ("cat", "dog"):
+        (photos.parent / "val" / name).mkdir(parents=True)
+        picture().save(photos.parent / "val" / name / "one.jpg")
+    tiny.resolution, tiny.total_steps = 16, 4
+    tiny.data.source, tiny.data.split, tiny.evals.test.split = f"folder:{photos.parent}", "train", "val"
+    tiny.data.num_classes, tiny.data.num_examples = 2, len(GOOD) + len(BAD)
+    return tiny
+
+
+def readable(source, index) -> bool:
+    try:
+        return np.asarray(source[index]["image"]).ndim == 3
+    except UserError as error:
+        assert any(name in str(error) for name in BAD)
+        return False
+
+
+def test_which_are_readable(odd):
+    source = sources.open_source(odd, "train")
+    assert len(source) == len(GOOD) + len(BAD)
+    assert sum(readable(source, index) for index in range(len(source))) == len(GOOD)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
+    odd.data.bad_images, odd.data.max_bad, odd.data.workers = "replace", 0.4, workers
+    metrics = train.train(odd, tmp_path / "run")
+    assert metrics["test/n"] == 2 and np.isfinite(metrics["test/loss"])
+    told = {record.message for record in caplog.records if "is replaced by the next" in record.message}
+    assert len(told) == len(BAD) and all(sum(name in line for line in told) == 1 for name in BAD)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert f"Unreadable images, each replaced by the next readable one: {len(BAD)}." in log
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"), [("fail", "data.bad_images=replace"), (0.001, r"max_bad=0.001 allows 0")]
+)
+def test_it_fails_by_name(odd, tmp_path, share, sentence):
+    if share != "fail":
+        odd.data.bad_images, odd.data.max_bad = "replace", share
+    names = "|".join(BAD)
+    with pytest.raises(UserError, match=rf"cannot (read|decode) the image .*({names}): .*{sentence}"):
+        train.train(odd, tmp_path / "run")
+
+
+def test_an_evaluation_leaves_nothing_out(odd, tmp_path):
+    odd.data.bad_images, odd.data.max_bad, odd.evals.test.split = "replace", 0.4, "train"
+    with pytest.raises(UserError, match="repair it: an evaluation leaves nothing out"):
+        train.train(odd, tmp_path / "run")
