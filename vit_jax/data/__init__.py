@@ -17,7 +17,7 @@ from jaxtyping import Float32
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
-from vit_jax.data import images, loader, sources, transforms
+from vit_jax.data import loader, sources, transforms
 
 UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
 
@@ -86,9 +86,9 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     completed = config.copy_and_resolve_references()
     kind, colon, path = config.data.source.partition(":")
     if kind == "folder":  # so that the run is evaluated from wherever one stands
-        completed.data.source = f"{kind}{colon}{os.path.abspath(os.path.expanduser(path))}"
+        completed.data.source = f"{kind}{colon}{sources.absolute(path)}"
     if config.data.data_dir:
-        completed.data.data_dir = os.path.abspath(os.path.expanduser(config.data.data_dir))
+        completed.data.data_dir = sources.absolute(config.data.data_dir)
     completed.data.num_classes = num_classes
     completed.data.num_examples = num_examples
     opened = {config.data.split: source}
@@ -100,12 +100,13 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
 
 
 def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "height width 3"]:
-    """Returns an image file, turned upright as its EXIF data says, as a model with such preprocessing reads it.
+    """Returns an image file, local or remote, turned upright as its EXIF data says, as a model with such preprocessing
+    reads it.
 
     Raises:
         UserError: the file is no readable image, or the preprocessing leaves its size open.
     """
-    return transforms.parse(preprocess, 0)(images.read_image(path).decode(), np.random.default_rng(0))
+    return transforms.parse(preprocess, 0)(sources.encoded(os.fspath(path)).decode(), np.random.default_rng(0))
 
 
 def agreed(field: str, stated: int | None, found: int, where: str) -> int:

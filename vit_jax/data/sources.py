@@ -7,6 +7,7 @@ so that worker processes can read them.
 import dataclasses
 import hashlib
 import os
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, choose, files
 from vit_jax.data import images, splits
-from vit_jax.data.folder import Folder
+from vit_jax.data.folder import Folder, encoded
+
+__all__ = ["Source", "absolute", "encoded", "open_source"]
+
+absolute = files.absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +173,10 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
     where = config.data.data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     build = f"tfds build {name} --file_format=array_record --data_dir={where}"
     try:
-        builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
+        if files.is_remote(where):
+            builder = tfds.builder_from_directory(files.local_folder(remote_tfds(where, name)))
+        else:
+            builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
     except tfds.core.DatasetNotFoundError:
         raise UserError(
             f"there is no TFDS dataset {name!r} in {where}; it must lie there as ArrayRecord files whose examples have "
@@ -187,6 +195,31 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
     label = info.features["label"]
     names = tuple(label.names) if label.names else None
     return Source(f"tfds:{info.full_name}", parts, Tfds(info.full_name, data).read, label.num_classes, names)
+
+
+def remote_tfds(where: str, name: str) -> str:
+    """Returns the folder of the newest version of a data set, or of the one named, below a remote data directory.
+
+    Args:
+        where: the data directory.
+        name: of the data set as TFDS writes it: name, name/config, name:version or name/config:version.
+
+    Raises:
+        UserError: there are several configurations, or the store cannot be asked.
+        DatasetNotFoundError: there is none.
+    """
+    import tensorflow_datasets as tfds
+
+    path, _, version = name.partition(":")
+    top = files.join(where, path)
+    infos = [one.split("/") for one in files.find(top) if one.endswith("/dataset_info.json")]
+    found = [parts[:-1] for parts in infos if not version or parts[-2] == version]
+    if not found:
+        raise tfds.core.DatasetNotFoundError(name)
+    configs = sorted({"/".join([path, *parts[:-1]]) for parts in found})
+    if len(configs) > 1:
+        raise UserError(f"{top} holds several configurations; name one of them: {', '.join(configs)}")
+    return files.join(top, *max(found, key=lambda parts: [int(number) for number in re.findall(r"\d+", parts[-1])]))
 
 
 @dataclasses.dataclass(frozen=True)
