@@ -1,8 +1,10 @@
 """Checkpoints of a run: the training state, where the data stands, and what the model is. The only user of Orbax."""
 
 import concurrent.futures
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,9 @@ class Checkpoints:
         )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        folder = self._spool.path if self._spool else spool.folder(workdir)
-        self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=_handlers())
+        self._folder = str(self._spool.path) if self._spool else spool.folder(workdir)
+        with _told(self._folder):
+            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=_handlers())
 
     @property
     def latest(self) -> int | None:
@@ -61,7 +64,8 @@ class Checkpoints:
             return
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         score = metrics.get(self._metric, -math.inf)
-        self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
+        with _told(self._folder):
+            self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
         if self._spool:
             self._uploading = self._uploader.submit(self._finish, self._spool)
 
@@ -72,13 +76,15 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.PyTreeRestore(places, restore_args=kinds), about=ocp.args.JsonRestore()
         )
-        restored = self._manager.restore(step, args=items)
+        with _told(self._folder):
+            restored = self._manager.restore(step, args=items)
         return restored.state, restored.about
 
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
         self._await_upload()
-        self._manager.wait_until_finished()
+        with _told(self._folder):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
@@ -86,7 +92,8 @@ class Checkpoints:
             self._await_upload()
         finally:
             self._uploader.shutdown()
-            self._manager.close()
+            with _told(self._folder):
+                self._manager.close()
 
     def _finish(self, spooled: spool.Spool) -> None:
         self._manager.wait_until_finished()
@@ -97,6 +104,18 @@ class Checkpoints:
         uploading, self._uploading = self._uploading, None
         if uploading is not None:
             uploading.result()
+
+
+@contextlib.contextmanager
+def _told(folder: str) -> Iterator[None]:
+    """Makes a sentence of what goes wrong with a store that Orbax speaks with; locally it is a bug."""
+    try:
+        yield
+    except Exception as error:
+        if not spool.is_remote(folder):
+            raise
+        reason = str(error).strip().partition(" [tensorstore_spec")[0].partition("\n")[0]
+        raise UserError(f"the checkpoints in {folder} cannot be used: {reason or type(error).__name__}") from error
 
 
 def _handlers() -> dict[str, ocp.CheckpointHandler]:

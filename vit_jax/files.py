@@ -3,6 +3,7 @@
 The one place where a path may be remote. What a store's library raises, and its silence, become a sentence.
 """
 
+import functools
 import glob as local_glob
 import hashlib
 import os
@@ -197,12 +198,13 @@ def _ask(verb: str, path: str, call: Callable[[Any, str, limits.Progress], Any])
         UserError: the package that opens such paths is missing, there is no such file, no permission, or no answer.
     """
 
-    def run(progress: limits.Progress) -> Any:
-        store, name = fsspec.core.url_to_fs(path)
-        return call(store, name, progress)
-
     kind, _, place = path.partition("://")
     server = f"{kind}://{place.partition('/')[0]}"
+
+    def run(progress: limits.Progress) -> Any:
+        store = _store(server, os.getpid())
+        return call(store, store._strip_protocol(path), progress)
+
     try:
         return limits.within_limit(path, run)
     except UserError:
@@ -217,6 +219,12 @@ def _ask(verb: str, path: str, call: Callable[[Any, str, limits.Progress], Any])
         raise UserError(f"no permission to {verb} {path}: {_first_line(error)}") from error
     except Exception as error:  # of whatever library speaks with the store
         raise UserError(f"cannot {verb} {path}: {_first_line(error)}") from error
+
+
+@functools.cache
+def _store(server: str, process: int) -> Any:
+    """Returns the file system of a server: one for all threads, with its open connections, but none is inherited."""
+    return fsspec.core.url_to_fs(server)[0]
 
 
 def _first_line(error: Exception) -> str:

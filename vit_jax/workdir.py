@@ -73,7 +73,11 @@ class Workdir:
             raise UserError(f"init_from={source}: {error}") from error
 
     def log(self, origin: str) -> Log:
-        """Returns the writer of the run's metrics from here on, once it has said and written what the run is."""
+        """Returns the writer of the run's metrics from here on, once it has said and written what the run is.
+
+        Raises:
+            UserError: the workdir is remote and cannot be written to.
+        """
         if jax.process_index() == 0:
             settings.save(self._config, self.path / "config.json")
             if self.start < self._config.total_steps:
@@ -84,6 +88,7 @@ class Workdir:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
+        self._mirror.flush()  # what cannot be written is known before the first step
         return log
 
     def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
