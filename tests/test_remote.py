@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import fsspec
 import jax
@@ -21,7 +22,12 @@ from tests.test_train import command, rows
 from vit_jax import UserError, checkpoint, evaluate, files, limits, predict, spool, train, tree
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
-WORDS = ["--config.data.split=train", "--config.evals.test.split=train[:16]", "--config.batch=24", "--config.batch_eval=8"]
+WORDS = [
+    "--config.data.split=train",
+    "--config.evals.test.split=train[:16]",
+    "--config.batch=24",
+    "--config.batch_eval=8",
+]
 WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in ("data", "evals.test")]
 
 
@@ -175,14 +181,14 @@ def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, ca
         evaluate.evaluate(f"{BUCKETS[kind]}/nothing")
 
 
-def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick, tmp_path):
+def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     quick.mesh.data, quick.total_steps, quick.warmup_steps, quick.profile_steps = 8, 3, 1, 1
     quick.init_from = "s3://bkt/run"
     train.train(quick, "gs://bkt/tuned")
     found = files.find("gs://bkt/tuned")
     assert any(name.startswith("profile/") and name.endswith(".xplane.pb") for name in found)
     assert "Starting from s3://bkt/run." in files.read("gs://bkt/tuned/train.log").decode()
-    assert not list((tmp_path / "cache").glob("runs/*"))
+    assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*"))  # nothing stays here
 
 
 @pytest.mark.parametrize("kind", BUCKETS)
@@ -198,9 +204,12 @@ def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick
     monkeypatch.setattr(limits, "SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        files._store.cache_clear()
-        monkeypatch.setattr(fsspec.filesystem("s3").__class__, "_cache", {})
+        forget_stores()
         with pytest.raises(UserError, match="s3://bkt/run2 did not answer within 1 s"):
             train.train(quick, "s3://bkt/run2")
+    forget_stores()
+
+
+def forget_stores():
     files._store.cache_clear()
-    assert os.environ["AWS_ENDPOINT_URL"]
+    fsspec.filesystem("s3").clear_instance_cache()
