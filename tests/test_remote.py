@@ -124,7 +124,7 @@ def runs(photos, tmp_path_factory):
     for name in BUCKETS:
         assert processes[name].wait() in (0, -signal.SIGKILL), (folder / f"{name}.out").read_text()
         run = f"{BUCKETS[name]}/run"
-        # Were the machine too quick, its second half would be forgotten; and a checkpoint that was cut short lies there.
+        # Were the machine too quick, its second half is forgotten. A checkpoint that was cut short lies there.
         files.remove(run, [file for file in files.find(run) if "/20/" in file or file.startswith("model.")])
         for file in ("state/manifest.ocdbt", "about/metadata"):
             files.upload(__file__, f"{run}/checkpoints/15/{file}")
@@ -213,3 +213,41 @@ def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick
 def forget_stores():
     files._store.cache_clear()
     fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
+    monkeypatch.setattr(spool.jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="takes checkpoints from one host only; on several take gs://BUCKET"):
+        spool.open_spool("s3://bkt/hosts", tmp_path)
+
+
+@pytest.mark.slow
+def test_two_hosts_write_to_one_bucket(photos, tmp_path):
+    job = (free_port() % 4096) << 16  # JAX adds the job's number to 61440 for a port of its own choice
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    words = [*WORDS, f"--config.data.source=folder:{photos['gs']}"]
+
+    def launch(workdir, name, **environment):
+        output = (tmp_path / f"{name}.out").open("a")
+        args = command(workdir, *words)
+        return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment})
+
+    hosts = [
+        launch(
+            "gs://bkt/hosts",
+            f"host{rank}",
+            XLA_FLAGS=flags,
+            OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://127.0.0.1:1",
+            OMPI_COMM_WORLD_SIZE="2",
+            OMPI_COMM_WORLD_RANK=str(rank),
+            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+        )
+        for rank in range(2)
+    ]
+    alone = launch(tmp_path / "alone", "alone")
+    texts = [path.read_text() for path in tmp_path.glob("*.out")]
+    assert [process.wait(300) for process in (*hosts, alone)] == [0, 0, 0], texts
+    (tmp_path / "metrics.jsonl").write_bytes(files.read("gs://bkt/hosts/metrics.jsonl"))
+    for one, other in zip(rows(tmp_path), rows(tmp_path / "alone"), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    assert spool.finished("gs://bkt/hosts") == [10, 20]

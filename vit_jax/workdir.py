@@ -112,6 +112,11 @@ class Workdir:
         return f"{self.place}/{interop.WEIGHTS}"
 
     def close(self) -> None:
-        """Finishes what is being saved."""
+        """Finishes what is being saved.
+
+        Raises:
+            UserError: the workdir is remote, and the store refuses or does not answer.
+        """
+        self._mirror.flush()  # first: if the store does not answer this says so in time, while Orbax tries for long
         self._checkpoints.close()
         self._mirror.close()
