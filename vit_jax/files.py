@@ -224,7 +224,20 @@ def _ask(verb: str, path: str, call: Callable[[Any, str, limits.Progress], Any])
 @functools.cache
 def _store(server: str, process: int) -> Any:
     """Returns the file system of a server: one for all threads, with its open connections, but none is inherited."""
+    if server.startswith(("gs://", "gcs://")):
+        _limit_google()
     return fsspec.core.url_to_fs(server)[0]
+
+
+def _limit_google() -> None:
+    """Gives gcsfs and TensorStore, which Orbax uses and which wait for ever, a limit for silence; they try again."""
+    import aiohttp  # comes with gcsfs
+
+    silence = aiohttp.ClientTimeout(sock_connect=limits.SECONDS, sock_read=limits.SECONDS)
+    for kind in ("gs", "gcs"):
+        fsspec.config.conf[kind]["requests_timeout"] = silence
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", f"{limits.SECONDS:.0f}")
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
 
 def _first_line(error: Exception) -> str:
