@@ -82,7 +82,7 @@ class Spool:
         self._remote, self.path = folder(workdir), path / FOLDER
         names = files.find(self._remote)
         steps = _finished(names)
-        files.remove(self._remote, [name for name in names if _step(name) not in steps])
+        self._remove(names, steps)
         self.path.mkdir(parents=True, exist_ok=True)
         files.download(self._remote, [name for name in names if _wanted(name, steps, steps[-1:])], self.path)
 
@@ -98,7 +98,13 @@ class Spool:
             paths = [path for path in here[step].rglob("*") if path.is_file()]
             for path in sorted(paths, key=lambda path: path == here[step] / MARK):
                 files.upload(path, files.join(self._remote, path.relative_to(self.path).as_posix()))
-        files.remove(self._remote, [name for name in names if _step(name) not in here])
+        self._remove(names, here)
+
+    def _remove(self, names: list[str], keep: Collection[int]) -> None:
+        """Removes all checkpoints there but some: the marks first, so that none half removed counts."""
+        gone = [name for name in names if _step(name) >= 0 and _step(name) not in keep]
+        for marks in (True, False):
+            files.remove(self._remote, [name for name in gone if name.endswith(f"/{MARK}") == marks])
 
 
 def _finished(names: list[str]) -> list[int]:
