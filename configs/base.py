@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.source = "synthetic"  # digits, tfds:NAME, folder:PATH, array_record:PATTERN or synthetic
-    config.data.data_dir = placeholder(str)  # where TFDS data lies; unset: TFDS's own default
+    config.data.data_dir = placeholder(str)  # where TFDS data lies, local or remote; unset: TFDS's own default
     config.data.split = "train"  # of training, as TFDS writes it: train[:98%]
     config.data.preprocess = "inception_crop({resolution})|flip_lr|value_range(-1,1)"  # of training
     config.data.num_classes = placeholder(int)  # checked against the data; unset: taken from it

@@ -25,7 +25,7 @@ SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_ste
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 
 # A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
-DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared dataset"}
+DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared dataset", "gs://": "needs a cloud"}
 
 
 MODULES = {
@@ -77,7 +77,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
 def test_what_is_only_dry_run_is_listed():
     for word in DRY:
         assert sum(word in line for line in LINES) == 1, word
-    assert "The TFDS and the TPU command are dry-run by the tests" in README
+    assert "The TFDS, the TPU and the bucket command are dry-run by the tests" in README
 
 
 def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):

@@ -1,9 +1,11 @@
 import hashlib
+import io
 import pickle
 import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
@@ -174,9 +176,52 @@ def test_tfds_without_tensorflow(tfds_folder):
 
 
 def test_tfds_that_is_absent(tmp_path):
-    sentence = f"no TFDS dataset 'jft300m' in {tmp_path}; .*tfds build jft300m.*--config.data.source=synthetic runs"
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=f"no TFDS dataset 'jft300m' in {tmp_path}, and TFDS knows none of that name"):
         open_source("tfds:jft300m", "train", data_dir=str(tmp_path))
+
+
+def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class TinyPublic(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.2.3")
+        fault = None
+
+        def _info(self):
+            features = {"image": tfds.features.Image(shape=(8, 9, 3)), "label": tfds.features.ClassLabel(names=["a"])}
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, manager):
+            if self.fault:
+                raise self.fault
+            return {"train": self._generate_examples(5)}
+
+        def _generate_examples(self, count):
+            for number in range(count):
+                file = io.BytesIO()
+                Image.new("RGB", (9, 8), (number,) * 3).save(file, "PNG")
+                file.seek(0)
+                yield number, {"image": file, "label": 0}
+
+    needs, fails = ModuleNotFoundError("No module named 'tensorflow'"), ConnectionError("no network\nat all")
+    for fault, first in ((needs, "its code needs TensorFlow"), (fails, "ConnectionError: no network")):
+        TinyPublic.fault = fault
+        build = f"`pip install tensorflow-datasets tensorflow; tfds build tiny_public .*--data_dir={tmp_path}`"
+        with pytest.raises(
+            UserError, match=rf"in {tmp_path}, and TFDS cannot prepare it here \(.*{first}\); .*{build}"
+        ):
+            open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+    TinyPublic.fault = None
+    source = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+    assert sorted(int(source[index]["image"].decode().mean()) for index in range(len(source))) == [0, 1, 2, 3, 4]
+    assert "TFDS prepares it now" in capsys.readouterr().err
+    again = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+    assert again.fingerprint == source.fingerprint and "prepares" not in capsys.readouterr().err
+
+    # The hosts of a pod would all do it at once.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="prepare it in an environment of its own"):
+        open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "elsewhere"))
 
 
 @pytest.mark.skipif(not TFDS.exists(), reason="needs the shared CIFAR-10")

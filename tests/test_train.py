@@ -257,7 +257,7 @@ def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
         (["--config.evals.test.split=val"], "evals.test"),
         (["--config.data.source=digit"], "did you mean 'digits'"),
         (["--config.data.source=tfds:jft300m"], "--config.data.source=synthetic runs without data"),
-        (["--workdir=gs://bucket/run"], "not a local folder"),
+        (["--workdir=http://host/run"], "neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..."),
     ],
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monkeypatch, capsys):

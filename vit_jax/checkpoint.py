@@ -1,7 +1,10 @@
 """Checkpoints of a run: the training state, where the data stands, and what the model is. The only user of Orbax."""
 
+import concurrent.futures
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,8 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from vit_jax import UserError
-
-FOLDER = "checkpoints"
+from vit_jax import UserError, spool
+from vit_jax.spool import FOLDER
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
 _LEAVES = ocp.type_handlers.create_type_handler_registry(
@@ -29,14 +31,24 @@ class Checkpoints:
     without that metric, or where it is NaN, is never best.
     """
 
-    def __init__(self, config: ConfigDict, workdir: Path):
+    def __init__(self, config: ConfigDict, workdir: str | Path, here: Path | None = None):
+        """Opens the checkpoints of a workdir, those of s3:// in the folder `here`.
+
+        Raises:
+            UserError: they are remote, and the store refuses or does not answer.
+        """
+        self._spool = spool.open_spool(str(workdir), here)
+        self._uploader = concurrent.futures.ThreadPoolExecutor(1)
+        self._uploading: concurrent.futures.Future | None = None
         self._metric = config.checkpoint.best_metric
         best = preserve.BestN(
             get_metric_fn=_score, n=config.checkpoint.keep_best, keep_checkpoints_without_metrics=False
         )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options, item_handlers=_handlers())
+        self._folder = str(self._spool.path) if self._spool else spool.folder(workdir)
+        with _told(self._folder):
+            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=_handlers())
 
     @property
     def latest(self) -> int | None:
@@ -44,12 +56,18 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: Any, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there."""
+        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there; raises
+        what went wrong with the save before.
+        """
+        self._await_upload()
         if step == self.latest:
             return
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         score = metrics.get(self._metric, -math.inf)
-        self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
+        with _told(self._folder):
+            self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
+        if self._spool:
+            self._uploading = self._uploader.submit(self._finish, self._spool)
 
     def restore(self, step: int, state: Any, shardings: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the state saved after `step`, placed by `shardings`, and what was saved about it."""
@@ -58,16 +76,46 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.PyTreeRestore(places, restore_args=kinds), about=ocp.args.JsonRestore()
         )
-        restored = self._manager.restore(step, args=items)
+        with _told(self._folder):
+            restored = self._manager.restore(step, args=items)
         return restored.state, restored.about
 
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
-        self._manager.wait_until_finished()
+        self._await_upload()
+        with _told(self._folder):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
-        self._manager.close()
+        try:
+            self._await_upload()
+        finally:
+            self._uploader.shutdown()
+            with _told(self._folder):
+                self._manager.close()
+
+    def _finish(self, spooled: spool.Spool) -> None:
+        self._manager.wait_until_finished()
+        spooled.push()
+
+    def _await_upload(self) -> None:
+        """The manager is for one thread at a time."""
+        uploading, self._uploading = self._uploading, None
+        if uploading is not None:
+            uploading.result()
+
+
+@contextlib.contextmanager
+def _told(folder: str) -> Iterator[None]:
+    """Makes a sentence of what goes wrong with a store that Orbax speaks with; locally it is a bug."""
+    try:
+        yield
+    except Exception as error:
+        if not spool.is_remote(folder):
+            raise
+        reason = str(error).strip().partition(" [tensorstore_spec")[0].partition("\n")[0]
+        raise UserError(f"the checkpoints in {folder} cannot be used: {reason or type(error).__name__}") from error
 
 
 def _handlers() -> dict[str, ocp.CheckpointHandler]:
@@ -88,6 +136,37 @@ def find(workdir: Path, best: bool = False) -> Path | None:
     scores = {path: _score(json.loads((path / "metrics" / "metrics").read_text())) for path in found}
     measured = [path for path in found if scores[path] > -math.inf]
     return max(measured, key=lambda path: (scores[path], int(path.name)), default=None)
+
+
+def latest(workdir: str) -> int | None:
+    """Returns the step of the newest finished checkpoint of a workdir, or None. Writes nothing."""
+    if spool.is_remote(workdir):
+        return max(spool.finished(workdir), default=None)
+    newest = find(Path(workdir))
+    return int(newest.name) if newest else None
+
+
+def here(workdir: str | Path, best: bool = False) -> Path:
+    """Returns a local workdir itself, or a copy here of a remote one, with its newest (or best) checkpoint, if any.
+
+    Raises:
+        UserError: it is remote and cannot be read.
+    """
+    if not spool.is_remote(str(workdir)):
+        return Path(workdir).expanduser()
+    place = str(workdir)
+    found = find(spool.bring(place), best)
+    return spool.bring(place, int(found.name)) if found else spool.bring(place)
+
+
+def weights_here(path: str | Path) -> Path:
+    """Returns a local path itself, or a copy here of what holds the weights of a remote workdir, checkpoint folder or
+    `model.npz`.
+
+    Raises:
+        UserError: it is remote and cannot be read.
+    """
+    return spool.bring_weights(str(path)) if spool.is_remote(str(path)) else Path(path).expanduser()
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -37,6 +37,7 @@ def leave(sentence: str, code: int) -> None:
 def quiet_libraries() -> None:
     """Keeps libraries' remarks on their own workings off the terminal; their warnings stay."""
     logging.getLogger("absl").setLevel(logging.WARNING)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it fails at is told in a sentence
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 

@@ -14,11 +14,11 @@ from vit_jax import UserError, checkpoint, cli, data, evals, settings, sharding
 from vit_jax.program import make_program
 
 
-def evaluate(workdir: Path, best: bool = False, fsdp: int = 1, source: str | None = None) -> dict[str, float]:
+def evaluate(workdir: str | Path, best: bool = False, fsdp: int = 1, source: str | None = None) -> dict[str, float]:
     """Returns the metrics of a run's newest (or best) checkpoint, and its `step`.
 
     Args:
-        workdir: the run's folder; nothing is written there.
+        workdir: the run's folder, local or remote; nothing is written there.
         best: the best checkpoint kept instead of the newest.
         fsdp: devices to split the weights over.
         source: where the data lie now, as `config.data.source`, if they have moved.
@@ -26,12 +26,13 @@ def evaluate(workdir: Path, best: bool = False, fsdp: int = 1, source: str | Non
     Raises:
         UserError: the folder holds no run, no such checkpoint yet, or the data is absent.
     """
-    if not (workdir / "config.json").is_file():
+    path = checkpoint.here(workdir, best)
+    if not (path / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
-    folder = checkpoint.find(workdir, best)
+    folder = checkpoint.find(path, best)
     if folder is None:
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
-    config = settings.load(workdir / "config.json")
+    config = settings.load(path / "config.json")
     config.data.source = source or config.data.source
     devices = jax.device_count()
     config.mesh.data, config.mesh.fsdp, config.accum_steps = -1, fsdp, 1
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[1:])
     cli.join_pod()
     cli.use_compilation_cache()
-    metrics = evaluate(args.workdir.expanduser(), args.best, args.fsdp, args.source)
+    metrics = evaluate(args.workdir, args.best, args.fsdp, args.source)
     if args.json:
         print(json.dumps(metrics))
     else:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,9 @@ class Log:
     resumes there, so that the file reads as if it had never stopped.
     """
 
-    def __init__(self, workdir: Path, start: int, total: int, batch: int):
+    def __init__(self, workdir: Path, start: int, total: int, batch: int, wrote: Callable[[], None] = lambda: None):
+        """Begins; `wrote` is called after each line of metrics."""
+        self._wrote = wrote
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._bar = None
@@ -82,6 +84,12 @@ class Log:
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
         self.say(self._line(step, metrics))
+        self._wrote()
+
+    def flush(self) -> None:
+        """Writes out what is still in memory."""
+        if self._writes:
+            self._events.flush()
 
     def close(self) -> None:
         """Closes the files and ends the bar."""

@@ -6,6 +6,7 @@ Example:
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from vit_jax import UserError, cli, data, interop
 
 
-def predict(checkpoint: Path, images: list[Path], top: int = 5) -> list[dict]:
+def predict(checkpoint: str | Path, images: Sequence[str | Path], top: int = 5) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
     Probabilities are softmax or sigmoid of the logits, as the model was trained. Images are turned upright as their
@@ -43,8 +44,8 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", type=Path, help="workdir, checkpoint folder or model.npz")
-    parser.add_argument("images", type=Path, nargs="+", metavar="image", help="JPEG, PNG or WebP file")
+    parser.add_argument("checkpoint", help="workdir, checkpoint folder or model.npz, local or remote")
+    parser.add_argument("images", nargs="+", metavar="image", help="JPEG, PNG or WebP file")
     parser.add_argument("--top", type=int, default=5, help="how many classes to print [5]")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     args = parser.parse_args(argv[1:])

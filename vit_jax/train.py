@@ -9,7 +9,7 @@ from vit_jax import UserError, data, evals, settings, sharding
 from vit_jax.profile import Trace
 from vit_jax.program import make_program
 from vit_jax.report import Report
-from vit_jax.workdir import Workdir
+from vit_jax.workdir import Workdir, check_place
 
 
 def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
@@ -26,6 +26,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
     """
     settings.check(config)
+    check_place(workdir)
     mesh = sharding.make_mesh(config)
     config, info = data.complete(config)
     config = settings.resolve(config)

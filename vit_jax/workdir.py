@@ -10,16 +10,20 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, banner, data, interop, settings
-from vit_jax.checkpoint import Checkpoints, find
+from vit_jax.checkpoint import Checkpoints, latest
 from vit_jax.log import Log
+from vit_jax.mirror import Mirror, check_place
 from vit_jax.program import Program
+
+LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
 
 
 class Workdir:
-    """A run's folder, open for writing.
+    """A run's folder, open for writing: a local one, gs:// or s3://.
 
     Attributes:
-        path: the folder.
+        place: the folder.
+        path: the folder itself, or one here whose files are uploaded.
         start: steps that the run has behind it.
     """
 
@@ -27,25 +31,27 @@ class Workdir:
         """Opens the folder, made if need be.
 
         Raises:
-            UserError: it holds another run: the configuration differs in more than may change, or the data do.
+            UserError: it holds another run: the configuration differs in more than may change, or the data do; or it
+                is remote, and the store refuses or does not answer.
         """
-        if "://" in str(folder):
-            raise UserError(f"the workdir {folder} is not a local folder; on a pod take one that all hosts share.")
-        self.path = path = Path(folder).expanduser()
+        self.place = place = check_place(folder)
+        self._mirror = Mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
+        self.path = self._mirror.path
+        self._log: Log | None = None
         self._config, self._program = config, program
         self._model = dataclasses.replace(
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
         self._about = {"model": interop.about(self._model), "data": info.fingerprint}
-        saved = path / "config.json"
-        resumes = saved.exists() and find(path) is not None
+        saved = self.path / "config.json"
+        resumes = saved.exists() and latest(place) is not None
         self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
         source = config.init_from
         self._given = {} if resumes or source is None else self._adapt(source)
-        self._checkpoints = Checkpoints(config, path)
+        self._checkpoints = Checkpoints(config, place, self.path)
         self.start = self._checkpoints.latest or 0
         if self.start > config.total_steps:
-            raise UserError(f"{path} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+            raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
 
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
@@ -54,8 +60,8 @@ class Workdir:
             state, about = self._checkpoints.restore(self.start, program.state, program.state_shardings)
             if about["data"] != self._about["data"]:
                 saved, now = about["data"], self._about["data"]
-                raise UserError(f"{self.path} was trained on other data ({saved}, now {now}); choose a new --workdir.")
-            return state, f"Resuming {self.path} after step {self.start}."
+                raise UserError(f"{self.place} was trained on other data ({saved}, now {now}); choose a new --workdir.")
+            return state, f"Resuming {self.place} after step {self.start}."
         state = program.init(jax.random.key(self._config.seed), self._given)
         return state, f"Starting from {source or 'random weights'}."
 
@@ -67,33 +73,50 @@ class Workdir:
             raise UserError(f"init_from={source}: {error}") from error
 
     def log(self, origin: str) -> Log:
-        """Returns the writer of the run's metrics from here on, once it has said and written what the run is."""
+        """Returns the writer of the run's metrics from here on, once it has said and written what the run is.
+
+        Raises:
+            UserError: the workdir is remote and cannot be written to.
+        """
         if jax.process_index() == 0:
             settings.save(self._config, self.path / "config.json")
             if self.start < self._config.total_steps:
-                (self.path / interop.WEIGHTS).unlink(missing_ok=True)  # of a shorter run
-        log = Log(self.path, self.start, self._config.total_steps, self._config.batch)
-        log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.path}", origin]))
+                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
+        log = self._log = Log(self.path, self.start, self._config.total_steps, self._config.batch, self._mirror.push)
+        log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         if not self.start:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
+        self._mirror.flush()  # what cannot be written is known before the first step
         return log
 
     def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
-        """Starts to save the state after `step`; `metrics` decide whether it is the best."""
+        """Starts to save the state after `step`; `metrics` decide whether it is the best.
+
+        Raises:
+            UserError: the workdir is remote, and the store refuses or does not answer.
+        """
+        if self._log:
+            self._log.flush()
+        self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
         self._checkpoints.save(state, step, self._about, metrics)
 
-    def export(self, state: Any) -> Path:
-        """Writes the weights as `model.npz` with `model.json`, and returns the path."""
+    def export(self, state: Any) -> str:
+        """Writes the weights as `model.npz` with `model.json`, and returns where they lie."""
         self._checkpoints.wait()
         replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))
         weights = jax.tree.map(lambda leaf: jax.device_get(replicate(leaf)), state.weights)
-        path = self.path / interop.WEIGHTS
         if jax.process_index() == 0:
-            interop.save(path, self._model, weights)
-        return path
+            interop.save(self.path / interop.WEIGHTS, self._model, weights)
+        return f"{self.place}/{interop.WEIGHTS}"
 
     def close(self) -> None:
-        """Finishes what is being saved."""
+        """Finishes what is being saved.
+
+        Raises:
+            UserError: the workdir is remote, and the store refuses or does not answer.
+        """
+        self._mirror.flush()  # first: if the store does not answer this says so in time, while Orbax tries for long
         self._checkpoints.close()
+        self._mirror.close()

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float32, UInt8
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, choose, files
 from vit_jax.data import images, loader, sources, transforms
 
 T = TypeVar("T", int, int | None)
@@ -94,10 +94,10 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     completed = config.copy_and_resolve_references()
     kind, colon, path = config.data.source.partition(":")
     # Absolute, so that the run is evaluated from wherever one stands.
-    if kind in ("folder", "array_record") and "://" not in path:
-        completed.data.source = f"{kind}{colon}{os.path.abspath(os.path.expanduser(path))}"
+    if kind in ("folder", "array_record"):
+        completed.data.source = f"{kind}{colon}{files.absolute(path)}"
     if config.data.data_dir:
-        completed.data.data_dir = os.path.abspath(os.path.expanduser(config.data.data_dir))
+        completed.data.data_dir = files.absolute(config.data.data_dir)
     completed.data.num_classes = num_classes
     completed.data.num_examples = num_examples
     completed.data.max_labels = max_labels
@@ -111,7 +111,8 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
 
 
 def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "height width 3"]:
-    """Returns an image file, turned upright as its EXIF data says, as a model with such preprocessing reads it.
+    """Returns an image file, local or remote, turned upright as its EXIF data says, as a model with such preprocessing
+    reads it.
 
     Raises:
         UserError: the file is no readable image, or the preprocessing leaves its size open.

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from vit_jax.data.images import RGB
-
+RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 Generator: TypeAlias = np.random.Generator
 

@@ -11,7 +11,7 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from vit_jax import UserError
+from vit_jax import UserError, files
 from vit_jax.data import jpeg
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
@@ -177,14 +177,18 @@ def orientation(data: bytes) -> int:
 
 
 def read_image(path: str | os.PathLike) -> Encoded:
-    """Reads an image file, to be turned upright as its EXIF orientation says.
+    """Reads an image file, local or remote, to be turned upright as its EXIF orientation says.
 
     Raises:
-        DecodeError: the file is missing or unreadable.
+        DecodeError: a local file is missing or unreadable.
+        UserError: a remote one is, or its store does not answer: no reason to take another image for it.
     """
+    path = os.fspath(path)
+    if files.is_remote(path):
+        return Encoded(files.read(path), path, exif=True)
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise DecodeError(f"cannot read the image {os.fspath(path)}: {error.strerror or error}") from error
-    return Encoded(data, os.fspath(path), exif=True)
+        raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
+    return Encoded(data, path, exif=True)

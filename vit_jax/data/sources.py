@@ -7,7 +7,6 @@ them.
 
 import dataclasses
 import hashlib
-import os
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
-from vit_jax.data import folder, images, splits
+from vit_jax.data import folder, images, splits, tfds
 from vit_jax.data.records import Records, list_splits
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
@@ -194,52 +193,12 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
     Raises:
         UserError: it is not there, in another format, or has no image and label.
     """
-    import tensorflow_datasets as tfds
-
-    builder = tfds_builder(config, name)
-    info = builder.info
+    builder = tfds.find(name, config.data.data_dir)
+    info, label = builder.info, builder.info.features["label"]
     parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
-    # Left encoded: the decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
-    skip = {"image": tfds.decode.SkipDecoding()}
-    data = {part: builder.as_data_source(split=part, decoders=skip) for part, _ in parts}
-    label = info.features["label"]
+    data = tfds.open_splits(builder, [part for part, _ in parts])
     names = tuple(label.names) if label.names else None
-    return Source(f"tfds:{info.full_name}", parts, Tfds(info.full_name, data).read, label.num_classes, names)
-
-
-def tfds_builder(config: ConfigDict, name: str) -> Any:
-    """Returns TFDS's builder of prepared data, or raises UserError as `open_tfds` does."""
-    import tensorflow_datasets as tfds
-
-    where = config.data.data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
-    build = f"tfds build {name} --file_format=array_record --data_dir={where}"
-    try:
-        builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
-    except tfds.core.DatasetNotFoundError:
-        raise UserError(
-            f"there is no TFDS dataset {name!r} in {where}; it must lie there as ArrayRecord files whose examples have "
-            f"an `image` (encoded) and a `label` (one class); a public one is prepared by `{build}`, where TensorFlow "
-            "is installed; --config.data.source=synthetic runs without data"
-        ) from None
-    info = builder.info
-    if tfds.core.FileFormat.ARRAY_RECORD not in info.available_file_formats():
-        raise UserError(f"the TFDS dataset {name!r} in {where} is not in ArrayRecord; prepare it with `{build}`")
-    if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
-        raise UserError(f"the TFDS dataset {name!r} has no image and class label, but {', '.join(info.features)}")
-    return builder
-
-
-@dataclasses.dataclass(frozen=True)
-class Tfds:
-    """The data sources of some splits."""
-
-    name: str
-    data: dict[str, Any]
-
-    def read(self, split: str, index: int) -> tuple[images.Encoded, int]:
-        """Returns (image, label) number `index` of a split."""
-        example = self.data[split][index]
-        return images.Encoded(example["image"], f"{self.name} {split} {index}"), int(example["label"])
+    return Source(f"tfds:{data.name}", parts, data.read, label.num_classes, names)
 
 
 OPENERS: dict[str, Callable[[ConfigDict, str, str], Source]] = {
@@ -252,7 +211,7 @@ OPENERS: dict[str, Callable[[ConfigDict, str, str], Source]] = {
 LISTERS: dict[str, Callable[[ConfigDict, str], list[str]]] = {
     "array_record": lambda config, name: list_splits(name),
     "digits": lambda config, name: ["train", "test"],
-    "folder": lambda config, name: list(folder.split_folders(os.path.expanduser(name))),
-    "tfds": lambda config, name: list(tfds_builder(config, name).info.splits),
+    "folder": lambda config, name: folder.list_splits(name),
+    "tfds": lambda config, name: list(tfds.find(name, config.data.data_dir).info.splits),
 }
 EXAMPLES = {"array_record": "/path/to/shards", "folder": "/path/to/images", "tfds": "cifar10"}  # kinds with a name

@@ -18,15 +18,13 @@ def load(path: str | Path, **fields: Any) -> tuple[models.Model, Params]:
 
     Args:
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
-            `<workdir>/checkpoints/<step>`, or a `model.npz` beside its `model.json`.
+            `<workdir>/checkpoints/<step>`, or a `model.npz` beside its `model.json`; local or remote.
         **fields: fields of the model to change, as for `vit_jax.create`: dtype, attention, dropout_rate and the like.
 
     Raises:
         UserError: the path holds none of these.
     """
-    if "://" in str(path):
-        raise UserError(f"{path} is not local; copy it here first.")
-    path = Path(path).expanduser()
+    given, path = path, checkpoint.weights_here(path)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
     if path.is_file():
@@ -36,11 +34,11 @@ def load(path: str | Path, **fields: Any) -> tuple[models.Model, Params]:
     else:
         folder = path if checkpoint.is_checkpoint(path) else checkpoint.find(path)
         if folder is None:
-            raise UserError(f"{path} holds neither {WEIGHTS} nor checkpoints.")
+            raise UserError(f"{given} holds neither {WEIGHTS} nor checkpoints.")
         params, saved = checkpoint.read_weights(folder)
         description = saved["model"]
     model = ours.model_of(description, fields)
-    ours.check(path, model, params)
+    ours.check(str(given), model, params)
     return model, params
 
 

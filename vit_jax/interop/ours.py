@@ -73,7 +73,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path} cannot be read: {error}.") from error
 
 
-def check(path: Path, model: models.Model, params: dict[str, Any]) -> None:
+def check(path: str, model: models.Model, params: dict[str, Any]) -> None:
     """Compares parameters with what the model wants.
 
     Raises:

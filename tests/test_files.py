@@ -1,0 +1,236 @@
+"""Remote files in fsspec's `memory://`, and what goes wrong with servers."""
+
+import os
+import socket
+import sys
+import time
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import UserError, cache, data, files, limits, mirror
+from vit_jax.data import sources
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """A cache of the test's own, of 100 kB."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.0001")
+    monkeypatch.setattr(cache, "_in_use", {})
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket():
+    """An empty folder of the file system in memory: name -> content."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+    def write(**contents):
+        for name, content in contents.items():
+            store.pipe(f"memory://b/{name.replace('__', '/').replace('_', '.')}", content)
+
+    return write
+
+
+def cached(folder):
+    return sorted(path.name for path in folder.glob("files/*/*"))
+
+
+def test_reading_and_listing(bucket):
+    bucket(a_txt=b"1", sub__b_txt=b"22", sub__deep__c_txt=b"333", ab_txt=b"4")
+    assert files.read("memory://b/a.txt") == b"1"
+    assert files.find("memory://b") == files.find("memory://b/") == ["a.txt", "ab.txt", "sub/b.txt", "sub/deep/c.txt"]
+    assert files.find("memory://b/a") == files.find("memory://nothing") == []
+    assert [files.read(path) for path in files.glob("memory://b/a*.txt")] == [b"1", b"4"]
+    files.remove("memory://b", ["a.txt", "sub/b.txt"])
+    assert files.find("memory://b") == ["ab.txt", "sub/deep/c.txt"]
+
+
+def test_writing(bucket, tmp_path):
+    (tmp_path / "x").write_bytes(b"new")
+    bucket(x=b"old")
+    files.upload(tmp_path / "x", "memory://b/x")
+    assert files.read("memory://b/x") == b"new"
+
+
+def test_local_files_are_what_they_are(tmp_path):
+    (tmp_path / "x").write_bytes(b"1")
+    assert files.local(str(tmp_path / "x")) == str(tmp_path / "x") and files.read(str(tmp_path / "x")) == b"1"
+    assert files.glob(f"{tmp_path}/*") == [str(tmp_path / "x")]
+    assert files.absolute("~") == os.path.expanduser("~") and files.absolute("gs://b/x") == "gs://b/x"
+    with pytest.raises(UserError, match=r"cannot read .*nothing: No such file"):
+        files.read(str(tmp_path / "nothing"))
+
+
+def test_a_copy_is_made_once_and_anew_when_the_file_changes(bucket, own_cache):
+    bucket(x_npz=b"1", x_json=b"{}", other=b"")
+    first = files.local("memory://b/x.npz", "x.json")
+    assert files.local("memory://b/x.npz", "x.json") == first
+    assert sorted(os.listdir(os.path.dirname(first))) == ["x.json", "x.npz"]
+    bucket(x_npz=b"2")
+    second = files.local("memory://b/x.npz")
+    assert files.read(first) == b"1" and files.read(second) == b"2"
+    assert (own_cache.stat().st_mode & 0o777) == 0o700
+
+
+def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkeypatch):
+    for name in "abcd":
+        bucket(**{name: name.encode() * 40_000})
+    for name in "ab":
+        files.local(f"memory://b/{name}")
+        time.sleep(0.02)  # the order is that of the clock of the disk
+    with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
+        files.local("memory://b/c")
+    cache._in_use.clear()  # as in another process
+    files.local("memory://b/a")
+    cache._in_use.clear()
+    files.local("memory://b/c")
+    assert cached(own_cache) == ["a", "c"]  # b was used longest ago
+    files.local("memory://b/a")
+    with pytest.raises(UserError, match="set VIT_JAX_CACHE_GB to more"):
+        files.local("memory://b/d")
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "much")
+    with pytest.raises(UserError, match="VIT_JAX_CACHE_GB=much must be a number"):
+        files.local("memory://b/d")
+
+
+def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
+    bucket(x=b"123")
+    monkeypatch.setattr(files, "download", lambda folder, names, target: (target / "x").write_bytes(b"1"))
+    with pytest.raises(UserError, match="b/x was cut short"):
+        files.local("memory://b/x")
+    assert cached(own_cache) == [] and not cache._in_use
+
+
+def raising(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "sentence"),
+    [
+        ("memory://b/nothing", None, "there is no memory://b/nothing"),
+        ("memory://b/x", PermissionError("Forbidden"), "no permission to read memory://b/x: Forbidden"),
+        ("memory://b/x", OSError("Broken\npipe"), "cannot read memory://b/x: Broken$"),
+        ("nonsense://b/x", None, "Protocol not known: nonsense"),
+    ],
+)
+def test_what_a_store_says_becomes_a_sentence(bucket, monkeypatch, path, error, sentence):
+    bucket(x=b"")
+    if error:
+        monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
+    with pytest.raises(UserError, match=sentence):
+        files.read(path)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
+def test_a_missing_package_is_named_by_its_extra(monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
+    files._store.cache_clear()
+    extra = {"gs": "gcs", "s3": "s3"}[kind]
+    with pytest.raises(UserError, match=rf"{kind}:// paths need .* pip install 'vit_jax\[{extra}\]'"):
+        files.read(f"{kind}://b/x")
+
+
+def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"did not answer within 0\.5 s"):
+            files.read(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        assert time.monotonic() - began < 3
+
+
+def test_progress_prolongs_the_limit(monkeypatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.3)
+
+    def slow(progress):
+        for _ in range(6):
+            time.sleep(0.1)
+            progress.relative_update(1)
+        return "done"
+
+    assert limits.within_limit("it", slow) == "done"
+
+
+@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run"])
+def test_workdirs_that_cannot_be_written(place):
+    with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
+        mirror.check_place(place)
+
+
+def photo(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(path)
+
+
+def configured(source, **fields):
+    from configs.base import get_config
+
+    config = get_config()
+    config.data.source = source
+    config.data.update(fields)
+    return config
+
+
+def test_a_remote_folder_is_the_local_one(bucket, tmp_path):
+    for number in range(12):
+        photo(tmp_path / "train" / ("cat", "dog")[number % 2] / f"{number}.png", number)
+        photo(tmp_path / "val" / "cat" / f"{number}.png", 20 + number)
+    photo(tmp_path / "train" / ".hidden" / "1.png", 0)
+    fsspec.filesystem("memory").put(str(tmp_path), "memory://b/photos", recursive=True)
+    for split in ("train[:70%]", "val"):
+        here = sources.open_source(configured(f"folder:{tmp_path}"), split)
+        there = sources.open_source(configured("folder:memory://b/photos"), split)
+        assert there.fingerprint == here.fingerprint and len(there) == len(here) > 5
+        for index in range(len(here)):
+            np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
+    with pytest.raises(UserError, match="there is no folder memory://b/nothing"):
+        sources.open_source(configured("folder:memory://b/nothing"), "train")
+    with pytest.raises(UserError, match="images lie directly in memory://b/photos/val/cat"):
+        sources.open_source(configured("folder:memory://b/photos/val/cat"), "train")
+    files.remove("memory://b/photos/val/cat", ["3.png"])
+    there = sources.open_source(configured("folder:memory://b/photos"), "val")
+    files.remove("memory://b/photos/val/cat", ["4.png"])
+    with pytest.raises(UserError, match=r"there is no memory://b/photos/val/cat/4\.png"):  # not a bad image
+        [there[index] for index in range(len(there))]
+    pixels = data.read("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
+    np.testing.assert_allclose(pixels, np.full((4, 4, 3), 25 / 255), atol=1e-6)
+
+
+def test_remote_paths_stay_what_they_are(bucket, tmp_path):
+    for number in range(4):
+        photo(tmp_path / "cat" / f"{number}.png", number)
+    fsspec.filesystem("memory").put(str(tmp_path / "cat"), "memory://b/cat", recursive=True)
+    config = configured("folder:memory://b", data_dir="gs://bucket/tfds")
+    config.evals.test.split = "train"
+    completed, _ = data.complete(config)
+    assert completed.data.source == "folder:memory://b" and completed.data.data_dir == "gs://bucket/tfds"
+
+
+def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.001")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tfds_folder / "tiny" / "1.2.3"), "memory://b/tfds/tiny/1.2.3", recursive=True)
+    bucket(tfds__tiny__1_0_0__dataset_info_json=b"{}")
+    here = sources.open_source(configured("tfds:tiny", data_dir=str(tfds_folder)), "train[2:]+test")
+    there = sources.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train[2:]+test")
+    assert there.fingerprint == here.fingerprint and there.name == "tfds:tiny/1.2.3"
+    for index in range(len(here)):
+        np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
+    with pytest.raises(UserError, match="there is no TFDS dataset 'small' in memory://b/tfds"):
+        sources.open_source(configured("tfds:small", data_dir="memory://b/tfds"), "train")
+    cache._in_use.clear()
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
+    memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
+    with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):
+        sources.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")

@@ -1,0 +1,253 @@
+"""Runs whose data and workdir lie on a bucket: of S3 (moto's server) and of Google Cloud Storage (`fake_gcs`)."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import jax
+import numpy as np
+import pytest
+from orbax.checkpoint import PyTreeCheckpointer
+from PIL import Image
+
+import vit_jax
+from tests.conftest import ROOT
+from tests.test_train import command, rows
+from vit_jax import UserError, checkpoint, evaluate, files, limits, predict, spool, train, tree
+
+BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
+WORDS = [
+    "--config.data.split=train",
+    "--config.evals.test.split=train[:16]",
+    "--config.batch=24",
+    "--config.batch_eval=8",
+]
+WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in ("data", "evals.test")]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """Both servers, each with an empty bucket `bkt`, and the environment that leads all clients to them."""
+    s3, gcs = free_port(), free_port()
+    environment = {
+        "VIT_JAX_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}",
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{gcs}",
+        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{gcs}",
+        "GOOGLE_CLOUD_PROJECT": "nothing",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it would ask Google, past the emulator, about the bucket
+        "NO_GCE_CHECK": "true",
+    }
+    output = (tmp_path_factory.mktemp("servers") / "out").open("w")
+    commands = [["moto.server", "-H", "127.0.0.1", "-p", str(s3)], ["tests.fake_gcs", str(gcs), "bkt"]]
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in environment.items():
+            patch.setenv(key, value)
+        processes = [
+            subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, stdout=output, stderr=output)
+            for words in commands
+        ]
+        try:
+            for port in (s3, gcs):
+                await_port(port)
+            files._store.cache_clear()
+            fsspec.filesystem("s3").mkdir("bkt")
+            yield
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            files._store.cache_clear()
+
+
+def await_port(port, seconds=60):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < deadline, port
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def photos(servers, tmp_path_factory):
+    """The same images in a folder here and on the buckets: where -> path."""
+    random, here = np.random.default_rng(0), tmp_path_factory.mktemp("photos")
+    for number in range(32):
+        path = here / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 30, 3), np.uint8)).save(path)
+        for bucket in BUCKETS.values():
+            files.upload(path, f"{bucket}/photos/{path.parent.name}/{path.name}")
+    return {"here": str(here), **{kind: f"{bucket}/photos" for kind, bucket in BUCKETS.items()}}
+
+
+@pytest.fixture(scope="module")
+def runs(photos, tmp_path_factory):
+    """One configuration, run three times: here, and on each bucket, where it is killed between its checkpoints (after
+    10 and 20 steps) and started again by the same command. Gives the folder of the first, with what they printed.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+
+    def launch(name):
+        workdir = BUCKETS[name] + "/run" if name in BUCKETS else folder / "here"
+        output = (folder / f"{name}.out").open("a")
+        args = command(workdir, *WORDS, f"--config.data.source=folder:{photos[name]}")
+        return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output)
+
+    processes = {name: launch(name) for name in photos}
+    deadline = time.monotonic() + 180
+    waiting = set(BUCKETS)
+    while waiting and time.monotonic() < deadline:
+        for name in list(waiting):
+            if spool.finished(f"{BUCKETS[name]}/run"):
+                processes[name].send_signal(signal.SIGKILL)
+            if processes[name].poll() is not None:
+                waiting.remove(name)
+        time.sleep(0.02)
+    for name in BUCKETS:
+        assert processes[name].wait() in (0, -signal.SIGKILL), (folder / f"{name}.out").read_text()
+        run = f"{BUCKETS[name]}/run"
+        # Were the machine too quick, its second half is forgotten. A checkpoint that was cut short lies there.
+        files.remove(run, [file for file in files.find(run) if "/20/" in file or file.startswith("model.")])
+        for file in ("state/manifest.ocdbt", "about/metadata"):
+            files.upload(__file__, f"{run}/checkpoints/15/{file}")
+        assert spool.finished(run) == [10]
+        processes[name] = launch(name)
+    for name, process in processes.items():
+        assert process.wait() == 0, (folder / f"{name}.out").read_text()
+    return folder
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind, tmp_path):
+    run = f"{BUCKETS[kind]}/run"
+    assert f"Resuming {run} after step 10." in files.read(f"{run}/train.log").decode()
+    (tmp_path / "metrics.jsonl").write_bytes(files.read(f"{run}/metrics.jsonl"))
+    assert rows(tmp_path) == rows(runs / "here") and len(rows(tmp_path)) == 22
+    there = checkpoint.here(run) / "checkpoints" / "20" / "state"
+    reader = PyTreeCheckpointer()
+    first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
+    assert first.keys() == second.keys() and any("mu/" in name for name in first)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, vit_jax.load(run)[1], vit_jax.load(runs / "here")[1])
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_what_lies_on_the_bucket(runs, kind):
+    run = f"{BUCKETS[kind]}/run"
+    found = files.find(run)
+    top = {name for name in found if "/" not in name}
+    assert {"config.json", "metrics.jsonl", "train.log", "model.npz", "model.json"} <= top
+    assert sum("tfevents" in name for name in top) == 2
+    assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} == {"10", "20"}
+    assert spool.finished(run) == [10, 20]
+    assert json.loads(files.read(f"{run}/config.json"))["data"]["source"] == f"folder:{BUCKETS[kind]}/photos"
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, capsys):
+    run = f"{BUCKETS[kind]}/run"
+    for best in (False, True):
+        assert evaluate.evaluate(run, best) == evaluate.evaluate(runs / "here", best, source=f"folder:{photos['here']}")
+    images = ["cat/0.png", "dog/1.png"]
+    predict.main(["predict.py", run, *[f"{photos[kind]}/{image}" for image in images], "--json"])
+    there = [json.loads(line)["classes"] for line in capsys.readouterr().out.splitlines()]
+    here = predict.predict(runs / "here", [f"{photos['here']}/{image}" for image in images])
+    assert there == [result["classes"] for result in here]
+    _, params = vit_jax.load(runs / "here")
+    for path in (f"{run}/model.npz", f"{run}/checkpoints/20", f"{run}/"):
+        jax.tree.map(np.testing.assert_array_equal, vit_jax.load(path)[1], params)
+    with pytest.raises(UserError, match=f"there is no {BUCKETS[kind]}/nothing"):
+        vit_jax.load(f"{BUCKETS[kind]}/nothing")
+    with pytest.raises(UserError, match=f"there is no {BUCKETS[kind]}/nothing"):
+        evaluate.evaluate(f"{BUCKETS[kind]}/nothing")
+
+
+def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
+    quick.mesh.data, quick.total_steps, quick.warmup_steps, quick.profile_steps = 8, 3, 1, 1
+    quick.init_from = "s3://bkt/run"
+    train.train(quick, "gs://bkt/tuned")
+    found = files.find("gs://bkt/tuned")
+    assert any(name.startswith("profile/") and name.endswith(".xplane.pb") for name in found)
+    assert "Starting from s3://bkt/run." in files.read("gs://bkt/tuned/train.log").decode()
+    assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*"))  # nothing stays here
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_bucket_that_is_not_there_is_told_before_the_first_step(servers, quick, kind, monkeypatch):
+    quick.mesh.data = 8
+    monkeypatch.setattr(train.Report, "__call__", lambda *args: pytest.fail("a step was run"))
+    with pytest.raises(UserError, match=f"there is no .*bucket {kind}://nothing|{kind}://nothing"):
+        train.train(quick, f"{kind}://nothing/run")
+
+
+def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick, monkeypatch):
+    quick.mesh.data = 8
+    monkeypatch.setattr(limits, "SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        forget_stores()
+        with pytest.raises(UserError, match="s3://bkt/run2 did not answer within 1 s"):
+            train.train(quick, "s3://bkt/run2")
+    forget_stores()
+
+
+def forget_stores():
+    files._store.cache_clear()
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
+    monkeypatch.setattr(spool.jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="takes checkpoints from one host only; on several take gs://BUCKET"):
+        spool.open_spool("s3://bkt/hosts", tmp_path)
+
+
+@pytest.mark.slow
+def test_two_hosts_write_to_one_bucket(photos, tmp_path):
+    job = (free_port() % 4096) << 16  # JAX adds the job's number to 61440 for a port of its own choice
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    words = [*WORDS, f"--config.data.source=folder:{photos['gs']}"]
+
+    def launch(workdir, name, **environment):
+        output = (tmp_path / f"{name}.out").open("a")
+        args = command(workdir, *words)
+        return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment})
+
+    hosts = [
+        launch(
+            "gs://bkt/hosts",
+            f"host{rank}",
+            XLA_FLAGS=flags,
+            OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://127.0.0.1:1",
+            OMPI_COMM_WORLD_SIZE="2",
+            OMPI_COMM_WORLD_RANK=str(rank),
+            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+        )
+        for rank in range(2)
+    ]
+    alone = launch(tmp_path / "alone", "alone")
+    texts = [path.read_text() for path in tmp_path.glob("*.out")]
+    assert [process.wait(300) for process in (*hosts, alone)] == [0, 0, 0], texts
+    (tmp_path / "metrics.jsonl").write_bytes(files.read("gs://bkt/hosts/metrics.jsonl"))
+    for one, other in zip(rows(tmp_path), rows(tmp_path / "alone"), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    assert spool.finished("gs://bkt/hosts") == [10, 20]

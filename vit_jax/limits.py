@@ -1,0 +1,55 @@
+"""A time limit for calls to servers, which may never answer."""
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fsspec.callbacks import Callback
+
+from vit_jax import UserError
+
+SECONDS = 60.0
+
+
+class Progress(Callback):
+    """What fsspec tells of each part copied; a call that makes progress may take its time."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = time.monotonic()
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        """Notes that something has happened."""
+        self.last = time.monotonic()
+
+
+def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
+    """Returns what a call returns, or raises what it raises.
+
+    It runs in a thread that nobody waits for afterwards: not every library gives up by itself, nor can it be stopped.
+
+    Args:
+        what: it is about, for the error message.
+        call: takes a callback that it may tell its progress.
+
+    Raises:
+        UserError: there was neither an answer nor progress for `SECONDS`.
+    """
+    answer: concurrent.futures.Future = concurrent.futures.Future()
+    progress = Progress()
+
+    def run() -> None:
+        try:
+            answer.set_result(call(progress))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not answer.done():
+        left = progress.last + SECONDS - time.monotonic()
+        if left <= 0:
+            raise UserError(f"{what} did not answer within {SECONDS:g} s; is it reachable from here?")
+        concurrent.futures.wait([answer], timeout=left)
+    return answer.result()

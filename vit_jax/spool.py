@@ -1,0 +1,123 @@
+"""Checkpoints in a remote workdir: which are finished, and their way from there to here and back.
+
+Orbax writes to gs:// itself. It cannot write to s3://: there it writes to a folder here, and what is finished is
+uploaded, the file that says so last.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import jax
+
+from vit_jax import UserError, files
+
+is_remote = files.is_remote
+
+FOLDER = "checkpoints"
+MARK = "commit_success.txt"  # by which Orbax tells a finished checkpoint
+
+
+def folder(workdir: str | Path) -> str:
+    """Returns the path of the checkpoints of a workdir."""
+    return files.absolute(files.join(str(workdir), FOLDER))
+
+
+def finished(workdir: str) -> list[int]:
+    """Returns the steps of the finished checkpoints of a remote workdir."""
+    return _finished(files.find(folder(workdir)))
+
+
+def bring(workdir: str, *whole: int) -> Path:
+    """Returns a folder here with the configuration of a remote workdir, the checkpoints of the steps `whole`, and of
+    the other finished ones all but the state.
+
+    Raises:
+        UserError: it is not there, or cannot be read.
+    """
+    steps = finished(workdir)
+
+    def wanted(name: str) -> bool:
+        first, _, rest = name.partition("/")
+        return name == "config.json" or (first == FOLDER and _wanted(rest, steps, whole))
+
+    return Path(files.local_folder(workdir, wanted))
+
+
+def bring_weights(path: str) -> Path:
+    """Returns a file or folder here that stands for a remote `model.npz`, checkpoint folder or workdir (its
+    `model.npz`, else its newest checkpoint).
+
+    Raises:
+        UserError: it is not there, or cannot be read.
+    """
+    if path.endswith(".npz"):
+        return Path(files.local(path, f"{path.rpartition('/')[2].removesuffix('.npz')}.json"))
+    names = files.find(path)
+    if "model.npz" in names:
+        return Path(files.local(files.join(path, "model.npz"), "model.json"))
+    if MARK in names:
+        return Path(files.local_folder(path))
+    return bring(path, *finished(path)[-1:])
+
+
+def open_spool(workdir: str, path: Path | None) -> "Spool | None":
+    """Returns a spool below `path` if the workdir is one that Orbax cannot write to; see `Spool`."""
+    return Spool(workdir, path) if path and workdir.startswith("s3://") else None
+
+
+class Spool:
+    """A folder here in which Orbax writes what belongs to a remote workdir that it cannot write to."""
+
+    def __init__(self, workdir: str, path: Path):
+        """Brings the newest finished checkpoint, and of the others what tells how good they are; unfinished ones go.
+
+        Raises:
+            UserError: there are several hosts, or the store refuses or does not answer.
+        """
+        if jax.process_count() > 1:
+            raise UserError(
+                f"the workdir {workdir} takes checkpoints from one host only; on several take gs://BUCKET/... or a "
+                "folder that all of them share."
+            )
+        self._remote, self.path = folder(workdir), path / FOLDER
+        names = files.find(self._remote)
+        steps = _finished(names)
+        self._remove(names, steps)
+        self.path.mkdir(parents=True, exist_ok=True)
+        files.download(self._remote, [name for name in names if _wanted(name, steps, steps[-1:])], self.path)
+
+    def push(self) -> None:
+        """Uploads the finished checkpoints that are not there yet, and removes there those that are not here any more.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
+        names = files.find(self._remote)
+        here = {int(path.name): path for path in self.path.iterdir() if path.name.isdigit()}
+        for step in sorted(here.keys() - set(_finished(names))):
+            paths = [path for path in here[step].rglob("*") if path.is_file()]
+            for path in sorted(paths, key=lambda path: path == here[step] / MARK):
+                files.upload(path, files.join(self._remote, path.relative_to(self.path).as_posix()))
+        self._remove(names, here)
+
+    def _remove(self, names: list[str], keep: Collection[int]) -> None:
+        """Removes all checkpoints there but some: the marks first, so that none half removed counts."""
+        gone = [name for name in names if _step(name) >= 0 and _step(name) not in keep]
+        for marks in (True, False):
+            files.remove(self._remote, [name for name in gone if name.endswith(f"/{MARK}") == marks])
+
+
+def _finished(names: list[str]) -> list[int]:
+    marks = [name.split("/") for name in names if name.count("/") == 1 and name.endswith(f"/{MARK}")]
+    return sorted(int(step) for step, _ in marks if step.isdigit())
+
+
+def _step(name: str) -> int:
+    first = name.partition("/")[0]
+    return int(first) if first.isdigit() else -1
+
+
+def _wanted(name: str, steps: Collection[int], whole: Collection[int]) -> bool:
+    """Tells whether a file of a checkpoint is needed: of all `steps` but those in `whole`, the state is not."""
+    step = _step(name)
+    return step in whole or (step in steps and name.split("/")[1] != "state")
