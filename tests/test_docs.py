@@ -1,5 +1,5 @@
-"""Every command of the README: run, shortened, one after the other as a reader would; or, where it needs a cloud or
-data that is not here, parsed and dry-run.
+"""Every command of the README and of docs/: run, shortened, one after the other as a reader would; or, where it needs
+a cloud or data that is not here, parsed and dry-run.
 """
 
 import re
@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import train_step
+from benchmarks import input, loader, train_step
 from tests.conftest import ROOT
 from vit_jax import cli, data, evaluate, main, pack, predict, settings, sharding
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+PAGES = {ROOT / "README.md": README} | {path: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S)]
 LINES = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
 
 # What the commands are run with besides, so that they take seconds.
@@ -33,6 +34,8 @@ MODULES = {
     "vit_jax.evaluate": evaluate,
     "vit_jax.pack": pack,
     "vit_jax.predict": predict,
+    "benchmarks.input": input,
+    "benchmarks.loader": loader,
     "benchmarks.train_step": train_step,
 }
 
@@ -98,11 +101,15 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
         for name, *words in commands(line):
             if name == "vit_jax.main":
                 words += SHORT + (PHOTOS if "photos" in line else [])
+            if name == "benchmarks.input":
+                words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
+            if name == "benchmarks.loader":
+                words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
             if name == "benchmarks.train_step":
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
             MODULES[name].main([name, *words])
             ran.append(name)
-    assert ran.count("vit_jax.main") == 4 and {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict"} <= set(ran)
+    assert ran.count("vit_jax.main") == 5 and {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
 
     [code] = [text for language, text in BLOCKS if language == "python"]
@@ -114,5 +121,6 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
 
 
 def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([\w./]+)\)", README):
-        assert (ROOT / target).exists(), target
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([\w./]+)\)", text):
+            assert (page.parent / target).exists(), target

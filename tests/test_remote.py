@@ -19,7 +19,7 @@ from PIL import Image
 import vit_jax
 from tests.conftest import ROOT
 from tests.test_train import command, rows
-from vit_jax import UserError, checkpoint, evaluate, files, limits, predict, spool, train, tree
+from vit_jax import UserError, checkpoint, evaluate, files, limits, pack, predict, spool, train, tree
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 WORDS = [
@@ -95,7 +95,16 @@ def photos(servers, tmp_path_factory):
         Image.fromarray(random.integers(0, 256, (20, 30, 3), np.uint8)).save(path)
         for bucket in BUCKETS.values():
             files.upload(path, f"{bucket}/photos/{path.parent.name}/{path.name}")
+    packed = tmp_path_factory.mktemp("packed")
+    pack.main(["vit_jax.pack", f"folder:{here}", str(packed), "--shards=3"])
+    for path in packed.iterdir():
+        files.upload(path, f"s3://bkt/packed/{path.name}")
     return {"here": str(here), **{kind: f"{bucket}/photos" for kind, bucket in BUCKETS.items()}}
+
+
+def source(name, photos):
+    """What a run reads: files, or on S3 shards of records made of them."""
+    return "array_record:s3://bkt/packed" if name == "s3" else f"folder:{photos[name]}"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +117,7 @@ def runs(photos, tmp_path_factory):
     def launch(name):
         workdir = BUCKETS[name] + "/run" if name in BUCKETS else folder / "here"
         output = (folder / f"{name}.out").open("a")
-        args = command(workdir, *WORDS, f"--config.data.source=folder:{photos[name]}")
+        args = command(workdir, *WORDS, f"--config.data.source={source(name, photos)}")
         return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output)
 
     processes = {name: launch(name) for name in photos}
@@ -151,7 +160,7 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
 
 
 @pytest.mark.parametrize("kind", BUCKETS)
-def test_what_lies_on_the_bucket(runs, kind):
+def test_what_lies_on_the_bucket(runs, photos, kind):
     run = f"{BUCKETS[kind]}/run"
     found = files.find(run)
     top = {name for name in found if "/" not in name}
@@ -159,7 +168,7 @@ def test_what_lies_on_the_bucket(runs, kind):
     assert sum("tfevents" in name for name in top) == 2
     assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} == {"10", "20"}
     assert spool.finished(run) == [10, 20]
-    assert json.loads(files.read(f"{run}/config.json"))["data"]["source"] == f"folder:{BUCKETS[kind]}/photos"
+    assert json.loads(files.read(f"{run}/config.json"))["data"]["source"] == source(kind, photos)
 
 
 @pytest.mark.parametrize("kind", BUCKETS)

@@ -88,7 +88,8 @@ def prepare(name: str, where: str) -> Any:
     except tfds.core.DatasetNotFoundError:
         raise UserError(
             f"{absent}, and TFDS knows none of that name; data of your own must lie there as ArrayRecord files whose "
-            "examples have an `image` (encoded) and a `label` (one class); --config.data.source=synthetic runs without data"
+            "examples have an `image` (encoded) and a `label` (one class); "
+            "--config.data.source=synthetic runs without data"
         ) from None
     except Exception as error:  # of whatever a data set's own code does
         raise UserError(f"{absent}, and TFDS cannot load its code here ({first_line(error)}); {elsewhere}") from error
