@@ -153,7 +153,9 @@ def test_bad_images_fail_and_name_the_file(damaged):
     with pytest.raises(UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*--config.data.bad_images=replace"):
         list(itertools.islice(batches, 4))
     config.data.bad_images = "replace"
-    with pytest.raises(UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair it: an evaluation"):
+    with pytest.raises(
+        UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair or remove it: an evaluation"
+    ):
         list(data.make_eval(config, "test", sharding("data")))
 
 

@@ -100,5 +100,5 @@ def test_it_fails_by_name(odd, tmp_path, share, sentence):
 
 def test_an_evaluation_leaves_nothing_out(odd, tmp_path):
     odd.data.bad_images, odd.data.max_bad, odd.evals.test.split = "replace", 0.4, "train"
-    with pytest.raises(UserError, match="repair it: an evaluation leaves nothing out"):
+    with pytest.raises(UserError, match="repair or remove it: an evaluation leaves nothing out"):
         train.train(odd, tmp_path / "run")

@@ -1,5 +1,6 @@
 """What the command lines have in common: errors to exit codes, the pod, the compilation cache."""
 
+import gc
 import logging
 import os
 import signal
@@ -20,11 +21,14 @@ def run(command: Callable[[list[str]], None]) -> None:
     """
     quiet_libraries()
     try:
-        command(sys.argv)
+        return command(sys.argv)
     except (UserError, NonFiniteLoss) as error:
-        leave(str(error), 2 if isinstance(error, UserError) else 1)
+        sentence, code = str(error), 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
-        leave("interrupted; the same command goes on from the last checkpoint, if there is one.", 128 + signal.SIGINT)
+        sentence = "interrupted; the same command goes on from the last checkpoint, if there is one."
+        code = 128 + signal.SIGINT
+    gc.collect()  # what the error held: the semaphores of worker processes would be told of as leaked
+    leave(sentence, code)
 
 
 def leave(sentence: str, code: int) -> None:

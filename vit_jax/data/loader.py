@@ -102,7 +102,7 @@ class Prepare:
                 return {"image": image, "label": label, "bad": np.int64(index if skipped else -1)}
             except DecodeError as error:
                 if self.on_bad == "raise":
-                    raise UserError(f"{error}; repair it: an evaluation leaves nothing out") from error
+                    raise UserError(f"{error}; repair or remove it: an evaluation leaves nothing out") from error
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
         raise UserError("a hundred images in a row are unreadable; is the data damaged?")
