@@ -85,11 +85,31 @@ def test_random_damage_never_raises_anything_else(suffix):
             images.decode(damaged.tobytes(), "x", exif=True)
 
 
-def test_a_jpeg_with_stray_bytes_between_segments_is_read():
+@pytest.mark.parametrize("stray", [bytes(5), b"\x01\x02", bytes(300)])
+def test_stray_bytes_that_lose_nothing(stray):
     data = encoded(picture(), "JPEG")
-    table = data.index(b"\xff\xc4")
-    stray = data[:table] + bytes(5) + data[table:]
-    assert np.abs(images.decode(stray, "x").astype(int) - images.decode(data, "x")).max() <= 12
+    table, end = data.index(b"\xff\xc4"), len(data) - 2
+    for at in (table, end):
+        image = images.Encoded(data[:at] + stray + data[at:], "x")
+        np.testing.assert_array_equal(image.decode(), images.decode(data, "x"))
+        np.testing.assert_array_equal(image.cut(3, 4, 20, 30), images.decode(data, "x")[3:23, 4:34])
+
+
+def test_a_scan_that_lost_its_way_is_damage():
+    data = noisy(200, 150)
+    start, refused = jpeg.read_frame(data).scan_at, 0
+    for seed in range(60):
+        random = rng(seed)
+        damaged = np.frombuffer(data, np.uint8).copy()
+        at = start + random.integers(0, len(data) - start - 100)
+        damaged[at : at + 64] = random.integers(0, 255, 64)  # no marker
+        try:
+            pixels = images.decode(damaged.tobytes(), "x")
+        except images.DecodeError:
+            refused += 1
+            continue
+        assert pixels.shape == (200, 150, 3)
+    assert refused > 45  # to the others, an eighth, no decoder objects
 
 
 def test_image_bomb(monkeypatch):
@@ -151,8 +171,23 @@ def test_a_crop_has_the_pixels_of_the_whole_image(size, options, restart, decode
 def test_other_kinds_of_jpeg_are_cut_too(decoder):
     for options in ({"progressive": True}, {"restart_marker_blocks": 3}, {"optimize": True}):
         check_cuts(noisy(90, 120, **options), 10)
-    trailing = noisy(90, 120) + bytes(10)
-    check_cuts(trailing, 5)
+    for options in ({"restart_marker_blocks": 1}, {"restart_marker_blocks": 7}, {"restart_marker_rows": 2}):
+        assert check_cuts(noisy(160, 120, subsampling=0, **options), 20) < 0.9
+    check_cuts(noisy(90, 120) + bytes(10), 5)
+    data = noisy(90, 120)
+    scan = data.index(b"\xff\xda")
+    assert jpeg.read_frame(data[:scan] + b"\xff\xff" + data[scan:]).height == 90  # fill bytes before a marker
+    assert jpeg.read_frame(data[:2] + data[2:scan] + data[2:]) is None  # two frames
+
+
+def test_photographs_that_say_they_are_upright_are_cut_too():
+    for orientation in (1, 6):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        image = images.Encoded(noisy(200, 100, exif=exif), "x", exif=True)
+        cut = image.cut(0, 0, 40, 50)
+        np.testing.assert_array_equal(cut, images.decode(image.data, "x", exif=True)[:40, :50])
+        assert ("_pixels" in vars(image)) == (orientation == 6)  # decoded whole
 
 
 @pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared ImageNet photographs")

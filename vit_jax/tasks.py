@@ -48,17 +48,17 @@ class Classify:
         """Mixes every row of the global batch with the row before it: by one share (MixUp) or box (CutMix) a step."""
         if not (self.mixup or self.cutmix):
             return images, targets
-        share_key, chance_key = jax.random.split(key)
-        cuts = jax.random.bernoulli(jax.random.fold_in(key, 0), 0.5 if self.mixup else 1.0) if self.cutmix else False
-        own: Array | float = 1.0  # each pixel's share of the row's own image
+        share_key, box_key, kind_key, chance_key = jax.random.split(key, 4)
+        own = 1.0  # how much of each pixel is the row's own: a number, or a plane
         if self.mixup:
             share = jax.random.beta(share_key, self.mixup, self.mixup)
             own = jnp.maximum(share, 1 - share)
         if self.cutmix:
-            own = jnp.where(cuts, 1 - box(jax.random.fold_in(key, 1), self.cutmix, images.shape[1:3]), own)
+            cuts = jax.random.bernoulli(kind_key, 0.5 if self.mixup else 1.0)
+            own = jnp.where(cuts, 1 - box(box_key, self.cutmix, images.shape[1:3]), own)
         own = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, own, 1.0)
-        share = own.mean()
         images = own * images + (1 - own) * jnp.roll(images, 1, axis=0)
+        share = own.mean()
         return images, share * targets + (1 - share) * jnp.roll(targets, 1, axis=0)
 
     def losses(

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, evals, settings, sharding
@@ -58,7 +59,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
                         log.write(step, metrics)
                         folder.save(state, step, metrics)
         except UserError:  # an unreadable image, say: what was learnt until then is kept
-            if done > start:
+            if done > start and jax.process_count() == 1:  # the other hosts do not know, and would not save
                 folder.save(state, done, {})
             raise
         if start == end:

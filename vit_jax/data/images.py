@@ -78,10 +78,10 @@ class Encoded:
 
     @functools.cached_property
     def _frame(self) -> jpeg.Frame | None:
-        if not is_jpeg(self.data) or (self.exif and has_exif(self.data)):
+        frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
+        if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        frame = jpeg.read_frame(self.data)
-        return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
+        return frame if not self.exif or orientation(self.data) == 1 else None
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
@@ -129,14 +129,7 @@ def decode_jpeg(data: bytes) -> RGB:
     check_size(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return decode_other(data)
-    try:
-        return jpeg.decode(data)
-    except ValueError as error:
-        # Stray bytes between two segments lose nothing, and published data has a few such files: for them only the
-        # cosine transform differs, since Pillow's is the accurate one.
-        if "extraneous bytes before marker" not in str(error):
-            raise
-        return decode_other(data)
+    return jpeg.decode(data)
 
 
 def check_size(height: int, width: int) -> None:

@@ -7,6 +7,7 @@ those of the whole image, bit for bit.
 """
 
 import dataclasses
+import re
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +17,9 @@ from jaxtyping import UInt8
 from vit_jax.data import turbojpeg
 
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
-BASELINE, EXTENDED, RESTART, START, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD8, 0xD9, 0xDA, 0xDD
+BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables and extensions are no frames
+ALONE = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # what has no length, or is no marker
 
 Pixels: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
@@ -43,37 +45,50 @@ class Frame:
     restarts: bool
 
 
+def segments(data: bytes) -> list[tuple[int, int, int]] | None:
+    """Returns the segments before the coded data, the scan's last, as (marker, where its length stands, its end); None
+    if they do not lie one after the other up to there.
+    """
+    found, at = [], 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+        if marker == 0xFF:  # may stand before any marker
+            at += 1
+            continue
+        if marker in ALONE:
+            return None
+        found.append((marker, at + 2, at + 2 + length))
+        if marker == SCAN:
+            return found
+        at += 2 + length
+    return None
+
+
 def read_frame(data: bytes) -> Frame | None:
     """Returns what the header of a grey or three-channel JPEG says; None: it is cut short, damaged or not sequential,
     and only decoding tells.
     """
-    at, interval, frame = 2, 0, None
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
-        if marker in FRAMES:
-            frame = data[at : at + 2 + length]
-            frame_at = at
-        elif marker == INTERVAL:
-            interval = int.from_bytes(data[at + 4 : at + 6])
-        elif marker == SCAN:
-            break
-        at += 2 + length
-    else:
+    listed = segments(data) or []
+    frames = [(marker, begin, end) for marker, begin, end in listed if marker in FRAMES]
+    if len(frames) != 1 or data.rfind(bytes((0xFF, END)), len(data) - 64) < 0:
         return None
-    if frame is None or frame[1] not in (BASELINE, EXTENDED) or len(frame) < 10 or frame[4] != 8:
+    [(marker, begin, end)] = frames
+    _, scan_begin, scan_end = listed[-1]
+    bits, channels = data[begin + 2], data[begin + 7]
+    sampling = data[begin + 9 : end : 3]  # across and down, four bits each
+    if marker not in (BASELINE, EXTENDED) or bits != 8 or channels not in (1, 3) or len(sampling) != channels:
         return None
-    channels = frame[9]
-    if channels not in (1, 3) or data[at + 4] != channels or len(frame) != 10 + 3 * channels:
+    if data[scan_begin + 2] != channels:  # the other channels follow in scans of their own
         return None
-    ended = data.rfind(bytes((0xFF, END)), len(data) - 64) >= 0
-    across, down = (max(size) for size in zip(*(divmod(size, 16) for size in frame[11::3]), strict=True))
-    height, width = int.from_bytes(frame[5:7]), int.from_bytes(frame[7:9])
-    if not ended or not height or not width or not across or not down:
-        return None
+    height, width = (int.from_bytes(data[begin + at : begin + at + 2]) for at in (3, 5))
+    across, down = max(size >> 4 for size in sampling), max(size & 15 for size in sampling)
     if channels == 1:  # whatever its sampling says, a lone channel is coded block by block
         across = down = 1
-    per_row = -(-width // (8 * across))
-    return Frame(height, width, frame_at + 5, at + 2 + length, (8 * down, 8 * across), interval == per_row)
+    if 0 in (height, width, across, down):
+        return None
+    intervals = [int.from_bytes(data[begin + 2 : end]) for marker, begin, end in listed if marker == INTERVAL]
+    restarts = intervals[-1:] == [-(-width // (8 * across))]
+    return Frame(height, width, begin + 3, scan_end, (8 * down, 8 * across), restarts)
 
 
 def decode(data: bytes) -> Pixels:
@@ -82,7 +97,38 @@ def decode(data: bytes) -> Pixels:
     Raises:
         ValueError: the data is damaged.
     """
-    return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
+    except ValueError as error:
+        tidy = without_strays(data, str(error))
+        if tidy is None:
+            raise
+    return simplejpeg.decode_jpeg(tidy, "RGB", fastdct=True, fastupsample=False, strict=True)
+
+
+def without_strays(data: bytes, fault: str) -> bytes | None:
+    """Returns the data without bytes that belong to nothing, as a few published files have them; None: it is damaged.
+
+    They may stand before a segment of the header, or before the end: there, if they are padding or one or two. More of
+    them are what a decoder leaves over that lost its way.
+    """
+    told = re.search(r"(\d+) extraneous bytes before marker 0x(..)", fault)
+    if not told:
+        return None
+    if int(told[2], 16) == END:
+        end = data.rfind(bytes((0xFF, END)))
+        strays = data[max(end - int(told[1]), 0) : end]
+        return data[: end - len(strays)] + data[end:] if len(strays) <= 2 or len(set(strays)) == 1 else None
+    kept, at = data[:2], 2
+    while at + 4 <= len(data):
+        at = data.find(0xFF, at)
+        if at < 0 or data[at + 1] in ALONE:
+            return None
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if data[at + 1] == SCAN:
+            return kept + data[at:]
+        kept, at = kept + data[at:end], end
+    return None
 
 
 def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, columns: int) -> Pixels:
@@ -94,7 +140,7 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
     unit, across = frame.unit
     # Upsampling looks one pixel beyond each side.
     first, last = max(top - 1, 0) // unit, min((top + rows) // unit + 1, -(-frame.height // unit))
-    if frame.restarts and (part := segments(data, frame, first, last)):
+    if frame.restarts and (part := restarted(data, frame, first, last)):
         height = min(last * unit, frame.height) - first * unit
         data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
         last -= first
@@ -116,7 +162,7 @@ def decode_above(data: bytes, frame: Frame, height: int) -> Pixels:
         simplejpeg.decode_jpeg(part, "RGB", fastdct=True, fastupsample=False, strict=True, buffer=pixels)
     except ValueError as error:
         # The first thing wrong is told: that there are data after the last row, if nothing was before.
-        if "extraneous bytes before marker 0xd9" not in str(error):
+        if not re.search("extraneous bytes before marker 0xd[0-79]", str(error)):
             raise
     return pixels
 
@@ -126,7 +172,7 @@ def header(data: bytes, frame: Frame, height: int) -> bytes:
     return data[: frame.height_at] + height.to_bytes(2) + data[frame.height_at + 2 : frame.scan_at]
 
 
-def segments(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
+def restarted(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
     """Returns an image of some rows of units; None if the restart markers between them are not all there."""
     coded = np.frombuffer(data, np.uint8, offset=frame.scan_at)
     marks = np.flatnonzero((coded[:-1] == 0xFF) & (coded[1:] - np.uint8(RESTART) < 8))
