@@ -78,7 +78,7 @@ def read_frame(data: bytes) -> Frame | None:
     sampling = data[begin + 9 : end : 3]  # across and down, four bits each
     if marker not in (BASELINE, EXTENDED) or bits != 8 or channels not in (1, 3) or len(sampling) != channels:
         return None
-    if data[scan_begin + 2] != channels:  # the other channels follow in scans of their own
+    if data[scan_begin + 2 : scan_begin + 3] != bytes([channels]):  # the other channels follow in scans of their own
         return None
     height, width = (int.from_bytes(data[begin + at : begin + at + 2]) for at in (3, 5))
     across, down = max(size >> 4 for size in sampling), max(size & 15 for size in sampling)
@@ -121,7 +121,7 @@ def without_strays(data: bytes, fault: str) -> bytes | None:
         return data[: end - len(strays)] + data[end:] if len(strays) <= 2 or len(set(strays)) == 1 else None
     kept, at = data[:2], 2
     while at + 4 <= len(data):
-        at = data.find(0xFF, at)
+        at = data.find(0xFF, at, len(data) - 3)
         if at < 0 or data[at + 1] in ALONE:
             return None
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
