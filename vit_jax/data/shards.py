@@ -13,6 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from vit_jax import UserError
 from vit_jax import files as paths
 from vit_jax.data import example
+from vit_jax.data.info import SET_DEFAULTS, check
 
 NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 INFO = "info.json"
@@ -91,19 +92,20 @@ def read_info(path: str) -> dict[str, Any]:
     """Returns what an info.json holds, and nothing if there is none.
 
     Raises:
-        UserError: it is damaged or of another version.
+        UserError: it is damaged, of another version, or a field is not as it must be.
     """
     if not paths.glob(glob.escape(path)):
         return {}
     try:
         info = json.loads(paths.read(path))
-        version, _, _ = info["version"], info["num_classes"] + 1, info["name"] + ""
-        {shard["name"]: shard["records"] + shard["bytes"] for shards in info["splits"].values() for shard in shards}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
-    if version != VERSION:
-        raise UserError(f"{path} is of version {version}, but this program reads version {VERSION}")
-    return {"class_names": None, "max_labels": None, "made_from": {}, **info}
+    if not isinstance(info, dict) or "version" not in info:
+        raise UserError(f"cannot read {path}: it must be an object with a version")
+    if info["version"] != VERSION:
+        raise UserError(f"{path} is of version {info['version']}, but this program reads version {VERSION}")
+    check(info, path)
+    return {**SET_DEFAULTS, **info}
 
 
 def of_split(found: Found, split: str) -> tuple[Shard, ...]:
