@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import grain
 import numpy as np
 import pytest
@@ -290,6 +291,22 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
     source = open_source(f"array_record:far:/{tmp_path / 'set'}", "train")
     with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but info.json says"):
         list(source)
+
+
+def test_a_remote_set_larger_than_the_cache_is_refused_at_once(tmp_path, monkeypatch):
+    memory, where = fsspec.filesystem("memory"), "memory://bucket/set"
+    write_set(tmp_path / "set", SINGLE)
+    memory.put(str(tmp_path / "set"), "/bucket/set", recursive=True)
+    size = sum(path.stat().st_size for path in (tmp_path / "set").glob("*.array_record"))
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size - 1) / 1e9))
+    with pytest.raises(UserError, match=r"the 3 shards to read, .*memory:.* take .* GB, more than .*VIT_JAX_CACHE_GB"):
+        open_source(f"array_record:{where}", "train")
+    assert len(open_source(f"array_record:{where}", "train[:7]")) == 7  # in two of the three shards
+    assert len(open_source(f"array_record:{tmp_path / 'set'}", "train")) == 11
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size + 1) / 1e9))
+    assert numbers(open_source(f"array_record:{where}", "train")) == list(range(11))
+    memory.rm("/bucket/set", recursive=True)
 
 
 def test_opening_a_thousand_shards_opens_none(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ import bisect
 import hashlib
 import itertools
 import json
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int32
@@ -85,7 +86,7 @@ class Records:
             DecodeError: the record is damaged.
             UserError: the shard is, or its labels are none of the classes.
         """
-        number = bisect.bisect_right(self.starts[split], index) - 1
+        number = self.shard_number(split, index)
         shard, row = self.shards[split][number], index - self.starts[split][number]
         name = f"record {row} of {shard.path}"
         try:
@@ -93,6 +94,15 @@ class Records:
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
         return Encoded(image, name), self.check(labels, name)
+
+    def shard_number(self, split: str, index: int) -> int:
+        """Returns which of a split's shards example `index` lies in."""
+        return bisect.bisect_right(self.starts[split], index) - 1
+
+    def require_room(self, parts: Iterable[tuple[str, range]]) -> None:
+        """Raises UserError if the remote shards in which some rows of splits lie do not fit into the cache."""
+        ends = [(name, self.shard_number(name, rows[0]), self.shard_number(name, rows[-1])) for name, rows in parts]
+        shards.require_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
 
     def check(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Returns the labels of a record as `read` does, or raises UserError."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from vit_jax import UserError
+from vit_jax import UserError, cache
 from vit_jax import files as paths
 from vit_jax.data import example
 from vit_jax.data.info import SET_DEFAULTS, check
@@ -134,6 +134,21 @@ def of_split(found: Found, split: str) -> tuple[Shard, ...]:
         if not paths.is_remote(shard.path):
             check_size(shard.path, shard.size)
     return shards
+
+
+def require_room(shards: Iterable[Shard]) -> None:
+    """Raises UserError if copies of all these shards, as far as they are remote, are more than the cache may hold.
+
+    A copy stays while the process runs: without this, a run ends when the one that does not fit is first read from.
+    """
+    remote = {shard.path: shard.size or 0 for shard in shards if paths.is_remote(shard.path)}
+    size = sum(remote.values())
+    if remote and size > cache.bound():
+        raise UserError(
+            f"the {len(remote)} shards to read, such as {next(iter(remote))}, take {size / 1e9:.3g} GB, more than the "
+            f"{cache.bound() / 1e9:.3g} GB of copies that are kept here; set VIT_JAX_CACHE_GB to more, and "
+            "VIT_JAX_CACHE to a folder with room"
+        )
 
 
 def totals(names: Iterable[str]) -> list[int]:

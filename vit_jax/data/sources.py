@@ -145,6 +145,7 @@ def open_records(config: ConfigDict, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `records`. EXIF orientation is not applied, as published."""
     records = Records(name, splits.names(split), config.data.num_classes, config.data.max_labels)
     parts = tuple(splits.select(split, records.counts))
+    records.require_room(parts)
     title = f"array_record:{records.name}"
     details = records.num_classes, records.class_names, records.digest, records.max_labels
     return Source(title, parts, records.read, *details)
