@@ -12,7 +12,8 @@ The format, which `python -m vit_jax.pack` writes and other programs may:
     class_names: in the order of the labels, or null
     max_labels: the most different labels that an image has in multi-label data; null: each image has exactly one
     splits: split -> [{"name": of the shard's file, "records": its number, "bytes": size of the file}, ...]; where
-      images were left out as unreadable, also "left_out": [{"index": in the split packed, "error": what is wrong}, ...]
+      images were left out, also "left_out": [{"index": in the split packed, "error": what is wrong}, ...],
+      where image files were packed, also "files": what differs when their sizes or times do
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
   Without it, the shards are opened at once and counted, and the config states `num_classes` and `max_labels`.

@@ -1,11 +1,12 @@
 """ArrayRecord shards and the `info.json` beside them: found, checked, opened when first read from, written whole."""
 
+import contextlib
 import functools
 import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
@@ -222,25 +223,35 @@ def write(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
+        Exception: of `examples`, as it is.
     """
     partial, written = f"{path}.partial", 0
+    with writing(partial), open(partial, "wb"):  # the writer is silent where it cannot write
+        writer = ArrayRecordWriter(partial, WRITER)
     try:
-        with open(partial, "wb"):  # the writer is silent where it cannot write
-            writer = ArrayRecordWriter(partial, WRITER)
-        try:
-            for image, labels in examples:
+        for image, labels in examples:
+            with writing(partial):
                 writer.write(example.serialise(image, labels))
-                written += 1
-        finally:
+            written += 1
+    finally:
+        with writing(partial):
             writer.close()
+    with writing(partial):
         if count(partial) != written:
             raise OSError("what was written is not what lies there")
         with open(partial, "rb+") as file:
             os.fsync(file)
         os.replace(partial, path)
+        return Shard(path, written, os.path.getsize(path))
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turns what fails while a path is written to into a UserError; what fails elsewhere must not happen inside."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
-        raise UserError(f"cannot write {partial}: {error}") from error
-    return Shard(path, written, os.path.getsize(path))
+        raise UserError(f"cannot write {path}: {error}") from error
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
