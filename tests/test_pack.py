@@ -1,8 +1,10 @@
 """Packing: the same pixels, labels and order as in the source; what was killed goes on; mistakes are named."""
 
+import contextlib
 import io
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from tests.conftest import ROOT
 from tests.test_records import SEVERAL, write_set
 from tests.test_sources import TFDS, open_source
 from vit_jax import UserError, pack
-from vit_jax.data import encode, images, loader, packing, shards, transforms
+from vit_jax.data import encode, images, loader, packing, records, shards, transforms
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
 
@@ -186,7 +188,9 @@ def test_other_settings_are_refused(photos, tmp_path, finished, monkeypatch):
         (["--shards=2", "--shorter-side=8"], "made_from.shorter_side: None -> 8"),
         (["--shards=2", "--splits=train"], "made_from.fingerprints.validation: .* -> None"),
     ]:
-        with pytest.raises(UserError, match=f"out was packed in another way .*{sentence}.*change it back or choose"):
+        with pytest.raises(
+            UserError, match=f"out was packed in another way .*{sentence}.*change it back, choose another folder or"
+        ):
             packed(source, out, *words)
     with pytest.raises(UserError, match=r"name: folder -> digits; num_classes: 2 -> 10"):
         packed("digits", out, "--shards=2")
@@ -230,9 +234,11 @@ def test_unreadable_images(photos, tmp_path):
     ("words", "sentence"),
     [
         (["digits", "gs://bucket/x"], "cannot pack into gs://bucket/x: pack into a local folder"),
-        (["digits", "/proc/x"], "cannot pack into /proc/x"),
+        (["digits", "/proc/x"], "cannot write /proc/x"),
         (["synthetic", "x"], "unknown data source that has a list of splits 'synthetic'"),
         (["digits", "x", "--splits=train,val"], "unknown split 'val'"),
+        (["digits", "x", "--splits=train[:50%]"], r"cannot pack train\[:50%\]: splits are packed whole"),
+        (["digits", "x", "--splits=test,train+test"], r"cannot pack train\+test: splits are packed whole"),
         (["digits", "x", "--quality=101"], "--quality=101 must be at most 100"),
         (["folder:/nowhere", "x"], "there is no folder /nowhere"),
     ],
@@ -242,6 +248,82 @@ def test_mistakes(tmp_path, monkeypatch, words, sentence):
     with pytest.raises(UserError, match=sentence):
         packed(*words)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_split(tmp_path):
+    source = write_set(tmp_path / "set", [[0], [1]], total=1)
+    info = json.loads((tmp_path / "set" / "info.json").read_text())
+    info["splits"]["test"] = []
+    (tmp_path / "set" / "info.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"^the split test holds no examples$"):
+        packed(source, tmp_path / "out")
+    assert len(open_source(packed(source, tmp_path / "out", "--splits=train"), "train")) == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_changed_files_are_packed_anew(photos, tmp_path, finished, monkeypatch, capsys):
+    source, out, words = f"folder:{photos}", tmp_path / "out", ["--shards=4", "--bad-images=skip"]
+    bad, other = photos / "train" / "a" / "12.jpeg", photos / "val" / "a" / "4.png"
+    good = bad.read_bytes()
+    bad.write_bytes(good[:-40])
+    with monkeypatch.context() as patch, contextlib.suppress(TypeError):
+        if not finished:
+            patch.setattr(shards, "write_json", None)
+        packed(source, out, *words)
+    bad.write_bytes(good)
+    Image.fromarray(np.full((8, 8, 3), 7, np.uint8)).save(other)
+    packed(source, out, *words, "--json")
+    reported = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert reported["left_out"] == 0 and 2 <= reported["read"] <= 6  # a shard of `train`, one of `val`
+    packed(source, tmp_path / "fresh", *words)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+    print_before = open_source(f"array_record:{out}", "train").fingerprint
+    os.utime(other, (1, 1))
+    for path in photos.glob("train/*/*"):
+        os.utime(path, (1, 1))
+    packed(source, out, *words, "--json")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["read"] >= 20
+    assert open_source(f"array_record:{out}", "train").fingerprint == print_before  # the same images
+
+
+def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
+    def broken(self, image):
+        raise OSError(5, "Input/output error")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=r"^cannot read image 0 of the split train: .*I"),
+    ):
+        patch.setattr(encode.Form, "__call__", broken)
+        packed("digits", tmp_path / "out", "--shards=1")
+
+    def examples():
+        yield b"image", [0]
+        raise OSError("of the source")
+
+    with pytest.raises(OSError, match=r"^of the source$"):
+        shards.write(str(tmp_path / "train-00000-of-00001.array_record"), examples())
+    with pytest.raises(UserError, match=r"^cannot write /proc/x.partial"):
+        shards.write("/proc/x", [])
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^cannot write .*out: .*No space"):
+        patch.setattr(shards, "write_json", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        packed("digits", tmp_path / "out", "--shards=1")
+
+
+def test_a_wrong_label_is_named(tmp_path, monkeypatch):
+    source = write_set(tmp_path / "set", [[0], [1, 3], [2]], max_labels=2)
+    labels = np.array([1, 9], np.int32)
+    monkeypatch.setattr(
+        records.Records, "read", lambda *args: (images.Encoded(encode.png(np.zeros((4, 4, 3), np.uint8)), "x"), labels)
+    )
+    with pytest.raises(UserError, match="image 0 of the split train has the label 9, but there are 4 classes"):
+        packed(source, tmp_path / "out", "--shards=1")
+
+
+def test_one_shard_is_no_shards(tmp_path, capsys):
+    packed(write_set(tmp_path / "set", [[0]], total=1), tmp_path / "out")
+    assert ": 1 image (train 1), 1 shard, " in capsys.readouterr().out
 
 
 def test_folders_that_are_in_use(tmp_path):

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import grain
 import numpy as np
 import pytest
@@ -166,9 +167,9 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
         (change(records=5), "00001-of-00003.array_record has 4 records, but info.json says 5"),
         (change(bytes=5), r"00001-of-00003.array_record has \d+ bytes, but info.json says 5"),
         (change(name="train-00007-of-00003.array_record"), "1 are missing: train-00007-of-00003"),
-        (change(records="five"), "cannot read .*info.json: TypeError"),
+        (change(records="five"), r"info.json: splits.train\[1\].records must be a whole number, not \"five\""),
         (lambda path: (path.parent / "info.json").write_text("{"), "cannot read .*info.json: JSONDecodeError"),
-        (lambda path: (path.parent / "info.json").write_text("[]"), "cannot read .*info.json: TypeError"),
+        (lambda path: (path.parent / "info.json").write_text("[]"), "cannot read .*info.json: it must be an object"),
     ],
 )
 def test_a_wrong_info(tmp_path, damage, sentence):
@@ -176,6 +177,34 @@ def test_a_wrong_info(tmp_path, damage, sentence):
     damage(tmp_path / "set" / shards.file_name("train", 1, 3))
     with pytest.raises(UserError, match=sentence):
         list(open_source(where, "train"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"made_from": None}, "made_from must be an object, not null"),
+        ({"max_labels": "3"}, 'max_labels must be null or a whole number above 0, not "3"'),
+        ({"num_classes": 10.0}, r"num_classes must be a whole number above 0, not 10\.0"),
+        ({"num_classes": True}, "num_classes must be a whole number above 0, not true"),
+        ({"class_names": ["a", "b"]}, "class_names has 2 names, but num_classes is 4"),
+        ({"class_names": "abcd"}, 'class_names must be null or a list of strings, not "abcd"'),
+        ({"name": None}, "name must be a string, not null"),
+        ({"splits": []}, r"splits must be an object of lists of shards, not \[\]"),
+        ({"splits": {"train": [{"name": "x", "records": 1}]}}, r"splits.train\[0\].bytes is missing; it must be"),
+        ({"splits": {"train": [{"name": "x", "records": -1, "bytes": 2}]}}, r"splits.train\[0\].records must be"),
+        (
+            {"splits": {"train": [{"name": "x", "records": 1, "bytes": 2, "left_out": 3}]}},
+            r"splits.train\[0\].left_out must be a list of objects, not 3",
+        ),
+        (
+            {"splits": {"train": [{"name": "x", "records": 1, "bytes": 2, "left_out": [{"index": 0}]}]}},
+            r"splits.train\[0\].left_out\[0\].error is missing",
+        ),
+    ],
+)
+def test_every_field_of_an_info_is_checked(tmp_path, fields, sentence):
+    with pytest.raises(UserError, match=rf"^cannot read .*info.json: {sentence}"):
+        open_source(write_set(tmp_path / "set", SINGLE, **fields), "train")
 
 
 def test_other_wrong_sources(tmp_path):
@@ -262,6 +291,22 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
     source = open_source(f"array_record:far:/{tmp_path / 'set'}", "train")
     with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but info.json says"):
         list(source)
+
+
+def test_a_remote_set_larger_than_the_cache_is_refused_at_once(tmp_path, monkeypatch):
+    memory, where = fsspec.filesystem("memory"), "memory://bucket/set"
+    write_set(tmp_path / "set", SINGLE)
+    memory.put(str(tmp_path / "set"), "/bucket/set", recursive=True)
+    size = sum(path.stat().st_size for path in (tmp_path / "set").glob("*.array_record"))
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size - 1) / 1e9))
+    with pytest.raises(UserError, match=r"the 3 shards to read, .*memory:.* take .* GB, more than .*VIT_JAX_CACHE_GB"):
+        open_source(f"array_record:{where}", "train")
+    assert len(open_source(f"array_record:{where}", "train[:7]")) == 7  # in two of the three shards
+    assert len(open_source(f"array_record:{tmp_path / 'set'}", "train")) == 11
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size + 1) / 1e9))
+    assert numbers(open_source(f"array_record:{where}", "train")) == list(range(11))
+    memory.rm("/bucket/set", recursive=True)
 
 
 def test_opening_a_thousand_shards_opens_none(tmp_path, monkeypatch):

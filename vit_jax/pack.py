@@ -2,7 +2,8 @@
 
 All splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the source:
 images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (a turned JPEG is encoded
-anew), large ones made smaller if asked. The same command goes on where it was stopped.
+anew), large ones made smaller if asked. The same command goes on where it was stopped,
+and packs those shards of a folder anew whose image files have changed.
 
 Example:
   python -m vit_jax.pack folder:photos packed/photos --shorter-side=512
@@ -46,12 +47,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--quality={args.quality} must be at most 100")
     start = time.monotonic()
     work = packing.prepare(
-        args.source,
+        packing.Origin(args.source, args.data_dir, args.num_classes, args.max_labels),
         packing.Form(args.shorter_side, args.quality, not args.no_decode),
-        data_dir=args.data_dir,
         splits=args.splits and args.splits.split(","),
-        num_classes=args.num_classes,
-        max_labels=args.max_labels,
         count=args.shards,
         skip=args.bad_images == "skip",
         workers=args.workers,
@@ -65,9 +63,14 @@ def main(argv: list[str]) -> None:
     counts = ", ".join(f"{split} {count:,}" for split, count in packed.records.items())
     speed = f"{packed.read:,} read in {seconds:.1f} s, {packed.read / seconds:,.0f} a second"
     print(
-        f"{args.out}: {sum(packed.records.values()):,} images ({counts}), {packed.shards} shards, "
-        f"{packed.size:,} bytes; {speed}; {packed.left_out} unreadable ones left out"
+        f"{args.out}: {counted(sum(packed.records.values()), 'image')} ({counts}), {counted(packed.shards, 'shard')}, "
+        f"{packed.size:,} bytes; {speed}; {packed.left_out:,} unreadable left out"
     )
+
+
+def counted(number: int, thing: str) -> str:
+    """Returns `1 image`, `2 images`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def positive(text: str) -> int:

@@ -9,15 +9,15 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax import UserError
-from vit_jax.data import shards, sources
+from vit_jax import UserError, choose
+from vit_jax.data import shards
 from vit_jax.data.encode import Form
 from vit_jax.data.images import DecodeError
+from vit_jax.data.sources import Origin, Source, open_split, split_names
 
 SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
 SAMPLE = 64  # examples of a split that tell its size
@@ -44,6 +44,22 @@ class Packed:
     read: int
 
 
+class Job(NamedTuple):
+    """A shard to write.
+
+    Attributes:
+        split: which it is of.
+        name: of its file.
+        rows: the examples of the split that belong in it.
+        stamp: differs when their files do.
+    """
+
+    split: str
+    name: str
+    rows: range
+    stamp: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Packing:
     """What to pack, and how.
@@ -57,7 +73,7 @@ class Packing:
         shards: of each split, at most one for each example; None: so many that one has about 256 MB.
     """
 
-    opened: dict[str, sources.Source]
+    opened: dict[str, Source]
     info: dict[str, Any]
     form: Form
     skip: bool
@@ -77,29 +93,52 @@ class Packing:
         read = 0
         with alone(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count(split) for split in self.opened}
-            done = begin(out, self.info, counts)
+            with shards.writing(out):
+                done = begin(out, self.info, counts)
             listed: dict[str, list[dict]] = {split: [] for split in counts}
-            for split, number in [(name, i) for name in counts for i in range(counts[name])]:
-                name, total = shards.file_name(split, number, counts[split]), len(self.opened[split])
-                rows = range(total * number // counts[split], total * (number + 1) // counts[split])
-                entry = done.get(name, {})
-                if is_whole(out, entry) and (self.skip or "left_out" not in entry):
-                    advance(len(rows))
+            for job in self.jobs(counts):
+                entry = done.get(job.name, {})
+                if self.is_done(out, job, entry):
+                    advance(len(job.rows))
                 else:
-                    left_out: list[dict] = []
-                    shard = shards.write(f"{out}/{name}", self.examples(pool, split, rows, left_out, advance))
-                    entry = {"name": name, "records": shard.records, "bytes": shard.size}
-                    entry |= {"left_out": left_out} if left_out else {}
-                    with open(f"{out}/{PROGRESS}", "a") as progress:
-                        progress.write(json.dumps(entry) + "\n")
-                    read += len(rows)
-                listed[split].append(entry)
-            shards.write_json(f"{out}/{shards.INFO}", {**self.info, "splits": listed})
-            os.remove(f"{out}/{PROGRESS}")
-        entries = list(itertools.chain(*listed.values()))
-        records = {split: sum(entry["records"] for entry in entries) for split, entries in listed.items()}
-        left = sum(len(entry["left_out"]) for entry in entries if "left_out" in entry)
-        return Packed(records, len(entries), sum(entry["bytes"] for entry in entries), left, read)
+                    entry = self.write(out, job, pool, advance)
+                    read += len(job.rows)
+                listed[job.split].append(entry)
+            with shards.writing(out):
+                shards.write_json(f"{out}/{shards.INFO}", {**self.info, "splits": listed})
+                os.remove(f"{out}/{PROGRESS}")
+        return summary(listed, read)
+
+    def jobs(self, counts: Mapping[str, int]) -> Iterator[Job]:
+        """Iterates over the shards of all splits, given the number of each split's; looks at their files only then."""
+        for split, count in counts.items():
+            source = self.opened[split]
+            for number in range(count):
+                rows = range(len(source) * number // count, len(source) * (number + 1) // count)
+                stamp = source.stamp(split, rows) if source.stamp else ""
+                yield Job(split, shards.file_name(split, number, count), rows, stamp)
+
+    def is_done(self, out: str, job: Job, entry: Mapping[str, Any]) -> bool:
+        """Returns whether a shard lies there as its entry says, made from the same files and with nothing amiss."""
+        if not entry or entry.get("files", "") != job.stamp or ("left_out" in entry and not self.skip):
+            return False
+        try:
+            return shards.count(f"{out}/{job.name}", entry["bytes"]) == entry["records"]
+        except UserError:
+            return False
+
+    def write(
+        self, out: str, job: Job, pool: concurrent.futures.Executor, advance: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Writes a shard and notes down that it is done; returns its entry in info.json."""
+        left_out: list[dict] = []
+        shard = shards.write(f"{out}/{job.name}", self.examples(pool, job, left_out, advance))
+        entry: dict[str, Any] = {"name": job.name, "records": shard.records, "bytes": shard.size}
+        entry |= {"files": job.stamp} if job.stamp else {}
+        entry |= {"left_out": left_out} if left_out else {}
+        with shards.writing(out), open(f"{out}/{PROGRESS}", "a") as progress:
+            progress.write(json.dumps(entry) + "\n")
+        return entry
 
     def count(self, split: str) -> int:
         """Returns the number of shards of a split."""
@@ -119,28 +158,32 @@ class Packing:
             if not self.skip:
                 raise UserError(f"{error}; repair it, or leave such images out with --bad-images=skip") from error
             return None, str(error)
+        except OSError as error:  # of the source: what is written is written elsewhere
+            raise UserError(f"cannot read image {index} of the split {split}: {error}") from error
         labels = [int(label)] if isinstance(label, int) else label[label >= 0].tolist()
-        if not all(0 <= number < source.num_classes for number in labels):
-            raise UserError(f"image {index} of the split {split} has the label {labels[0]}; leave it out with --splits")
+        if wrong := [number for number in labels if not 0 <= number < source.num_classes]:
+            raise UserError(
+                f"image {index} of the split {split} has the label {wrong[0]}, but there are {source.num_classes} "
+                "classes; leave the split out with --splits"
+            )
         return encoded, labels
 
     def examples(
         self,
         pool: concurrent.futures.Executor,
-        split: str,
-        rows: range,
+        job: Job,
         left_out: list[dict],
         advance: Callable[[int], None],
     ) -> Iterator[tuple[bytes, list[int]]]:
         """Iterates over images and labels in order, read ahead by the threads; fills `left_out`."""
 
         def read(chunk: range) -> list[tuple[int, bytes | None, Any]]:
-            return [(index, *self.read(split, index)) for index in chunk]
+            return [(index, *self.read(job.split, index)) for index in chunk]
 
         def submit(chunk: range) -> concurrent.futures.Future:
             return pool.submit(read, chunk)
 
-        chunks = iter([rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)])
+        chunks = iter([job.rows[start : start + CHUNK] for start in range(0, len(job.rows), CHUNK)])
         ahead = deque(map(submit, itertools.islice(chunks, 2 * self.workers)))
         while ahead:
             found = ahead.popleft().result()
@@ -154,13 +197,10 @@ class Packing:
 
 
 def prepare(
-    source: str,
+    origin: Origin,
     form: Form,
     *,
-    data_dir: str | None = None,
     splits: list[str] | None = None,
-    num_classes: int | None = None,
-    max_labels: int | None = None,
     count: int | None = None,
     skip: bool = False,
     workers: int = 0,
@@ -168,20 +208,22 @@ def prepare(
     """Opens what is to be packed.
 
     Args:
-        source: as config.data.source.
+        origin: where the examples come from.
         form: of the images.
-        data_dir: as config.data.data_dir; likewise num_classes and max_labels.
-        splits: which; None: all.
+        splits: which, each whole; None: all.
         count: of the shards of each split; None: so many that one has about 256 MB.
         skip: leave unreadable images out instead of failing.
         workers: threads; 0: one for each core.
 
     Raises:
-        UserError: the source or a split is absent.
+        UserError: the source or a split is absent, or one is not whole.
     """
-    fields = {"source": source, "split": "", "data_dir": data_dir, "num_examples": None}
-    config = ConfigDict({"resolution": 0, "data": {**fields, "num_classes": num_classes, "max_labels": max_labels}})
-    opened = {split: sources.open_source(config, split) for split in splits or sources.split_names(config)}
+    whole = split_names(origin)
+    for split in splits or []:
+        if set(split) & set("[+"):
+            raise UserError(f"cannot pack {split}: splits are packed whole, and cut when they are read")
+        choose("split", split, whole)
+    opened = {split: open_split(origin, split) for split in splits or whole}
     first = next(iter(opened.values()))
     info = {
         "version": shards.VERSION,
@@ -190,8 +232,8 @@ def prepare(
         "class_names": first.class_names and list(first.class_names),
         "max_labels": first.max_labels,
         "made_from": {
-            "source": source,
-            "fingerprints": {split: opened.fingerprint for split, opened in opened.items()},
+            "source": origin.source,
+            "fingerprints": {split: source.fingerprint for split, source in opened.items()},
             **dataclasses.asdict(form),
         },
     }
@@ -205,10 +247,10 @@ def alone(out: str) -> Iterator[None]:
     Raises:
         UserError: the folder cannot be written, or another process packs into it.
     """
-    folder = None
-    try:
+    with shards.writing(out):
         os.makedirs(out, exist_ok=True)
         folder = os.open(out, os.O_RDONLY)
+    try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -216,11 +258,8 @@ def alone(out: str) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         yield
-    except OSError as error:
-        raise UserError(f"cannot pack into {out}: {error}") from error
     finally:
-        if folder is not None:
-            os.close(folder)
+        os.close(folder)
 
 
 def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, dict]:
@@ -236,7 +275,7 @@ def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
     if whole:
         splits = whole.pop("splits")
         plans.append({**whole, "shards": {split: len(listed) for split, listed in splits.items()}})
-        done += itertools.chain(*splits.values())
+        done = [*itertools.chain(*splits.values()), *done]  # what was done since comes last, and holds
     if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
         raise UserError(f"{out} holds shards that this command did not write; choose another folder")
     for old in plans:
@@ -245,7 +284,9 @@ def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
         changed = [key for key in keys if before.get(key) != after.get(key)]
         if changed:
             details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
-            raise UserError(f"{out} was packed in another way ({details}); change it back or choose another folder")
+            raise UserError(
+                f"{out} was packed in another way ({details}); change it back, choose another folder or remove this one"
+            )
     partial = f"{out}/{PROGRESS}.partial"
     with open(partial, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in (plan, *done))
@@ -270,9 +311,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def is_whole(out: str, entry: Mapping[str, Any]) -> bool:
-    """Returns whether a shard lies there as its entry says."""
-    try:
-        return bool(entry) and shards.count(f"{out}/{entry['name']}", entry["bytes"]) == entry["records"]
-    except UserError:
-        return False
+def summary(listed: Mapping[str, list[dict]], read: int) -> Packed:
+    """Returns what lies there, given the entries of the shards of each split."""
+    entries = list(itertools.chain(*listed.values()))
+    return Packed(
+        records={split: sum(entry["records"] for entry in of_split) for split, of_split in listed.items()},
+        shards=len(entries),
+        size=sum(entry["bytes"] for entry in entries),
+        left_out=sum(len(entry.get("left_out", [])) for entry in entries),
+        read=read,
+    )

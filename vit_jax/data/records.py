@@ -12,7 +12,8 @@ The format, which `python -m vit_jax.pack` writes and other programs may:
     class_names: in the order of the labels, or null
     max_labels: the most different labels that an image has in multi-label data; null: each image has exactly one
     splits: split -> [{"name": of the shard's file, "records": its number, "bytes": size of the file}, ...]; where
-      images were left out as unreadable, also "left_out": [{"index": in the split packed, "error": what is wrong}, ...]
+      images were left out, also "left_out": [{"index": in the split packed, "error": what is wrong}, ...],
+      where image files were packed, also "files": what differs when their sizes or times do
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
   Without it, the shards are opened at once and counted, and the config states `num_classes` and `max_labels`.
@@ -23,6 +24,7 @@ import bisect
 import hashlib
 import itertools
 import json
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int32
@@ -85,7 +87,7 @@ class Records:
             DecodeError: the record is damaged.
             UserError: the shard is, or its labels are none of the classes.
         """
-        number = bisect.bisect_right(self.starts[split], index) - 1
+        number = self.shard_number(split, index)
         shard, row = self.shards[split][number], index - self.starts[split][number]
         name = f"record {row} of {shard.path}"
         try:
@@ -93,6 +95,15 @@ class Records:
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
         return Encoded(image, name), self.check(labels, name)
+
+    def shard_number(self, split: str, index: int) -> int:
+        """Returns which of a split's shards example `index` lies in."""
+        return bisect.bisect_right(self.starts[split], index) - 1
+
+    def require_room(self, parts: Iterable[tuple[str, range]]) -> None:
+        """Raises UserError if the remote shards in which some rows of splits lie do not fit into the cache."""
+        ends = [(name, self.shard_number(name, rows[0]), self.shard_number(name, rows[-1])) for name, rows in parts]
+        shards.require_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
 
     def check(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Returns the labels of a record as `read` does, or raises UserError."""

@@ -1,18 +1,20 @@
 """ArrayRecord shards and the `info.json` beside them: found, checked, opened when first read from, written whole."""
 
+import contextlib
 import functools
 import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from vit_jax import UserError
+from vit_jax import UserError, cache
 from vit_jax import files as paths
 from vit_jax.data import example
+from vit_jax.data.info import SET_DEFAULTS, check
 
 NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 INFO = "info.json"
@@ -91,19 +93,20 @@ def read_info(path: str) -> dict[str, Any]:
     """Returns what an info.json holds, and nothing if there is none.
 
     Raises:
-        UserError: it is damaged or of another version.
+        UserError: it is damaged, of another version, or a field is not as it must be.
     """
     if not paths.glob(glob.escape(path)):
         return {}
     try:
         info = json.loads(paths.read(path))
-        version, _, _ = info["version"], info["num_classes"] + 1, info["name"] + ""
-        {shard["name"]: shard["records"] + shard["bytes"] for shards in info["splits"].values() for shard in shards}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
-    if version != VERSION:
-        raise UserError(f"{path} is of version {version}, but this program reads version {VERSION}")
-    return {"class_names": None, "max_labels": None, "made_from": {}, **info}
+    if not isinstance(info, dict) or "version" not in info:
+        raise UserError(f"cannot read {path}: it must be an object with a version")
+    if info["version"] != VERSION:
+        raise UserError(f"{path} is of version {info['version']}, but this program reads version {VERSION}")
+    check(info, path)
+    return {**SET_DEFAULTS, **info}
 
 
 def of_split(found: Found, split: str) -> tuple[Shard, ...]:
@@ -132,6 +135,21 @@ def of_split(found: Found, split: str) -> tuple[Shard, ...]:
         if not paths.is_remote(shard.path):
             check_size(shard.path, shard.size)
     return shards
+
+
+def require_room(shards: Iterable[Shard]) -> None:
+    """Raises UserError if copies of all these shards, as far as they are remote, are more than the cache may hold.
+
+    A copy stays while the process runs: without this, a run ends when the one that does not fit is first read from.
+    """
+    remote = {shard.path: shard.size or 0 for shard in shards if paths.is_remote(shard.path)}
+    size = sum(remote.values())
+    if remote and size > cache.bound():
+        raise UserError(
+            f"the {len(remote)} shards to read, such as {next(iter(remote))}, take {size / 1e9:.3g} GB, more than the "
+            f"{cache.bound() / 1e9:.3g} GB of copies that are kept here; set VIT_JAX_CACHE_GB to more, and "
+            "VIT_JAX_CACHE to a folder with room"
+        )
 
 
 def totals(names: Iterable[str]) -> list[int]:
@@ -205,25 +223,35 @@ def write(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
+        Exception: of `examples`, as it is.
     """
     partial, written = f"{path}.partial", 0
+    with writing(partial), open(partial, "wb"):  # the writer is silent where it cannot write
+        writer = ArrayRecordWriter(partial, WRITER)
     try:
-        with open(partial, "wb"):  # the writer is silent where it cannot write
-            writer = ArrayRecordWriter(partial, WRITER)
-        try:
-            for image, labels in examples:
+        for image, labels in examples:
+            with writing(partial):
                 writer.write(example.serialise(image, labels))
-                written += 1
-        finally:
+            written += 1
+    finally:
+        with writing(partial):
             writer.close()
+    with writing(partial):
         if count(partial) != written:
             raise OSError("what was written is not what lies there")
         with open(partial, "rb+") as file:
             os.fsync(file)
         os.replace(partial, path)
+        return Shard(path, written, os.path.getsize(path))
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turns what fails while a path is written to into a UserError; what fails elsewhere must not happen inside."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
-        raise UserError(f"cannot write {partial}: {error}") from error
-    return Shard(path, written, os.path.getsize(path))
+        raise UserError(f"cannot write {path}: {error}") from error
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:

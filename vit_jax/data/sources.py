@@ -35,6 +35,8 @@ class Source:
         digest: of what the name does not tell, such as the list of files.
         max_labels: of one image in multi-label data, where a label is an array of so many: each class once, then -1;
             None: every image has one.
+        stamp: (whole split, positions) -> a short text that differs when the files there changed since, their names
+            being the same; None where the digest says what there is.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Source:
     class_names: tuple[str, ...] | None = None
     digest: str = ""
     max_labels: int | None = None
+    stamp: Callable[[str, range], str] | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -65,29 +68,61 @@ class Source:
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def open_source(config: ConfigDict, split: str) -> Source:
-    """Opens a split (`train[:98%]+test`) of the data that the config names.
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where examples come from.
 
-    Args:
-        config: the whole config; `data.source` is `digits`, `tfds:NAME`, `folder:PATH`, `array_record:PATTERN` or
-            `synthetic`.
-        split: as TFDS writes it; see `splits`.
+    Attributes:
+        source: `digits`, `tfds:NAME`, `folder:PATH`, `array_record:PATTERN` or `synthetic`.
+        data_dir: where TFDS data lies.
+        num_classes: of shards without info.json, and of synthetic images.
+        max_labels: of shards without info.json.
+        num_examples: synthetic images of the split `train_split`.
+        train_split: as a config names it.
+        resolution: of synthetic images.
+    """
+
+    source: str
+    data_dir: str | None = None
+    num_classes: int | None = None
+    max_labels: int | None = None
+    num_examples: int | None = None
+    train_split: str | None = None
+    resolution: int | None = None
+
+
+def open_source(config: ConfigDict, split: str) -> Source:
+    """Opens a split of the data that the config names; see `open_split`."""
+    origin = Origin(
+        source=config.data.source,
+        data_dir=config.data.data_dir,
+        num_classes=config.data.num_classes,
+        max_labels=config.data.max_labels,
+        num_examples=config.data.num_examples,
+        train_split=config.data.split,
+        resolution=config.resolution,
+    )
+    return open_split(origin, split)
+
+
+def open_split(origin: Origin, split: str) -> Source:
+    """Opens a split (`train[:98%]+test`), written as TFDS does; see `splits`.
 
     Raises:
         UserError: the source is unknown or absent, or has no such split.
     """
-    kind, name = parse(config.data.source)
-    return OPENERS[kind](config, name, split)
+    kind, name = parse(origin.source)
+    return OPENERS[kind](origin, name, split)
 
 
-def split_names(config: ConfigDict) -> list[str]:
-    """Returns the names of all whole splits of the data that the config names.
+def split_names(origin: Origin) -> list[str]:
+    """Returns the names of all whole splits.
 
     Raises:
         UserError: the source is unknown or absent, or has any split one likes.
     """
-    kind, name = parse(config.data.source)
-    return LISTERS[choose("data source that has a list of splits", kind, LISTERS)](config, name)
+    kind, name = parse(origin.source)
+    return LISTERS[choose("data source that has a list of splits", kind, LISTERS)](origin, name)
 
 
 def parse(source: str) -> tuple[str, str]:
@@ -100,7 +135,7 @@ def parse(source: str) -> tuple[str, str]:
     return kind, name
 
 
-def open_digits(config: ConfigDict, name: str, split: str) -> Source:
+def open_digits(origin: Origin, name: str, split: str) -> Source:
     """Opens scikit-learn's 1,797 handwritten digits: 8 x 8 pixels, grey repeated to RGB, 10 classes.
 
     The data has no test split of its own. `test` is a fifth of each class, drawn once with a fixed seed; `train` is the
@@ -134,37 +169,39 @@ class Digits:
         return pixels[index], int(labels[index])
 
 
-def open_folder(config: ConfigDict, name: str, split: str) -> Source:
+def open_folder(origin: Origin, name: str, split: str) -> Source:
     """Opens image files in folders; see `folder.Folder`. EXIF orientation is applied."""
     opened = folder.Folder(name, splits.names(split))
     parts = tuple(splits.select(split, opened.counts))
-    return Source("folder", parts, opened.read, len(opened.class_names), opened.class_names, opened.digest)
+    names = opened.class_names
+    return Source("folder", parts, opened.read, len(names), names, opened.digest, stamp=opened.stamp)
 
 
-def open_records(config: ConfigDict, name: str, split: str) -> Source:
+def open_records(origin: Origin, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `records`. EXIF orientation is not applied, as published."""
-    records = Records(name, splits.names(split), config.data.num_classes, config.data.max_labels)
+    records = Records(name, splits.names(split), origin.num_classes, origin.max_labels)
     parts = tuple(splits.select(split, records.counts))
+    records.require_room(parts)
     title = f"array_record:{records.name}"
     details = records.num_classes, records.class_names, records.digest, records.max_labels
     return Source(title, parts, records.read, *details)
 
 
-def open_synthetic(config: ConfigDict, name: str, split: str) -> Source:
-    """Opens random images of `config.resolution`: noise around a colour that tells the class.
+def open_synthetic(origin: Origin, name: str, split: str) -> Source:
+    """Opens random images of one size: noise around a colour that tells the class.
 
-    Any split exists. That of training has `data.num_examples` examples, any other at most 1,000 of them.
+    Any split exists. That of training has `num_examples`, any other at most 1,000 of them.
 
     Raises:
-        UserError: `data.num_classes` or `data.num_examples` is unset.
+        UserError: `num_classes` or `num_examples` is unset.
     """
-    num_classes, count = config.data.num_classes, config.data.num_examples
-    if not num_classes or not count:
+    num_classes, count, resolution = origin.num_classes, origin.num_examples, origin.resolution
+    if not num_classes or not count or not resolution:
         raise UserError("the data source synthetic needs --config.data.num_classes and --config.data.num_examples")
     splits.parse(split)
-    count = count if split == config.data.split else min(count, 1000)
-    synthetic = Synthetic(config.resolution, num_classes)
-    return Source(f"synthetic {config.resolution}", ((split, range(count)),), synthetic.read, num_classes)
+    count = count if split == origin.train_split else min(count, 1000)
+    synthetic = Synthetic(resolution, num_classes)
+    return Source(f"synthetic {resolution}", ((split, range(count)),), synthetic.read, num_classes)
 
 
 class Synthetic:
@@ -185,15 +222,15 @@ class Synthetic:
         return self.noise[top : top + self.resolution, left : left + self.resolution] + colour, label
 
 
-def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
-    """Opens data that TFDS has prepared as ArrayRecord, without TensorFlow; `data.data_dir` says where it lies.
+def open_tfds(origin: Origin, name: str, split: str) -> Source:
+    """Opens data that TFDS has prepared as ArrayRecord, without TensorFlow; `data_dir` says where it lies.
 
     EXIF orientation is not applied, as published.
 
     Raises:
         UserError: it is not there, in another format, or has no image and label.
     """
-    builder = tfds.find(name, config.data.data_dir)
+    builder = tfds.find(name, origin.data_dir)
     info, label = builder.info, builder.info.features["label"]
     parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
     data = tfds.open_splits(builder, [part for part, _ in parts])
@@ -201,17 +238,17 @@ def open_tfds(config: ConfigDict, name: str, split: str) -> Source:
     return Source(f"tfds:{data.name}", parts, data.read, label.num_classes, names)
 
 
-OPENERS: dict[str, Callable[[ConfigDict, str, str], Source]] = {
+OPENERS: dict[str, Callable[[Origin, str, str], Source]] = {
     "array_record": open_records,
     "digits": open_digits,
     "folder": open_folder,
     "synthetic": open_synthetic,
     "tfds": open_tfds,
 }
-LISTERS: dict[str, Callable[[ConfigDict, str], list[str]]] = {
-    "array_record": lambda config, name: list_splits(name),
-    "digits": lambda config, name: ["train", "test"],
-    "folder": lambda config, name: folder.list_splits(name),
-    "tfds": lambda config, name: list(tfds.find(name, config.data.data_dir).info.splits),
+LISTERS: dict[str, Callable[[Origin, str], list[str]]] = {
+    "array_record": lambda origin, name: list_splits(name),
+    "digits": lambda origin, name: ["train", "test"],
+    "folder": lambda origin, name: folder.list_splits(name),
+    "tfds": lambda origin, name: list(tfds.find(name, origin.data_dir).info.splits),
 }
 EXAMPLES = {"array_record": "/path/to/shards", "folder": "/path/to/images", "tfds": "cifar10"}  # kinds with a name

@@ -50,11 +50,13 @@ def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
         counts: number of examples of every whole split that exists.
 
     Raises:
-        UserError: a name is none of the splits, or a slice is empty or reaches beyond its split.
+        UserError: a name is none of the splits, or a split or slice is empty or reaches beyond its split.
     """
     selected = []
     for name, start, stop in parse(split):
         count = counts[choose("split", name, counts)]
+        if not count:
+            raise UserError(f"the split {name} holds no examples")
         first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count
         if max(abs(first), abs(last)) > count:
             raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")
