@@ -1,5 +1,6 @@
 """Remote files in fsspec's `memory://`, and what goes wrong with servers."""
 
+import concurrent.futures
 import os
 import socket
 import sys
@@ -19,8 +20,15 @@ def own_cache(tmp_path, monkeypatch):
     """A cache of the test's own, of 100 kB."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.0001")
-    monkeypatch.setattr(cache, "_in_use", {})
-    return tmp_path / "cache"
+    monkeypatch.setattr(cache, "_held", {})
+    yield tmp_path / "cache"
+    forget()
+
+
+def forget():
+    """Ends the use of everything in the cache, as the end of the process does."""
+    for place in list(cache._held):
+        cache.release(place)
 
 
 @pytest.fixture
@@ -86,9 +94,9 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         time.sleep(0.02)  # the order is that of the clock of the disk
     with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
         files.local("memory://b/c")
-    cache._in_use.clear()  # as in another process
+    forget()
     files.local("memory://b/a")
-    cache._in_use.clear()
+    forget()
     files.local("memory://b/c")
     assert cached(own_cache) == ["a", "c"]  # b was used longest ago
     files.local("memory://b/a")
@@ -99,12 +107,62 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         files.local("memory://b/d")
 
 
+def test_processes_share_the_cache(bucket, own_cache, monkeypatch):
+    for name in "ab":
+        bucket(**{name: name.encode() * 80_000})
+    first = files.local("memory://b/a")
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="beside 8e-05 GB in use"):
+        files.local("memory://b/b")
+    assert files.local("memory://b/a") == first and cached(own_cache) == ["a"] and theirs
+
+
+def test_one_copies_and_the_other_waits(own_cache):
+    copied, others = [], []
+
+    def fill(place):
+        copied.append(place)
+        with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
+            cache.entry("other", "other", 60_000, others.append)
+        (place / "x").write_bytes(bytes(60_000))
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        places = list(pool.map(lambda _: cache.entry("key", "it", 60_000, fill), range(8)))
+    assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
+    forget()
+    cache.entry("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
+    assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
+
+
+def test_what_a_killed_process_left_goes(own_cache):
+    with pytest.raises(ZeroDivisionError):
+        cache.entry("key", "it", 60_000, lambda place: 1 / 0)
+    (own_cache / "files" / "key.partial").mkdir()
+    cache.entry("other", "other", 60_000, lambda place: None)
+    assert not (own_cache / "files" / "key.partial").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, monkeypatch):
+    bucket(x=b"1")
+    monkeypatch.setattr(files, "download", raising(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=f"cannot write to {own_cache}: No space left on device; VIT_JAX_CACHE may"):
+        files.local("memory://b/x")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
+        files.local("memory://b/x")
+    monkeypatch.setenv("VIT_JAX_CACHE", "/proc/nothing")
+    with pytest.raises(UserError, match="cannot write to /proc/nothing: No such file"):
+        cache.root()
+
+
 def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
     bucket(x=b"123")
     monkeypatch.setattr(files, "download", lambda folder, names, target: (target / "x").write_bytes(b"1"))
     with pytest.raises(UserError, match="b/x was cut short"):
         files.local("memory://b/x")
-    assert cached(own_cache) == [] and not cache._in_use
+    assert cached(own_cache) == [] and not cache._held
 
 
 def raising(error):
@@ -229,7 +287,7 @@ def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
         np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
     with pytest.raises(UserError, match="there is no TFDS dataset 'small' in memory://b/tfds"):
         sources.open_source(configured("tfds:small", data_dir="memory://b/tfds"), "train")
-    cache._in_use.clear()
+    forget()
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
     with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):
