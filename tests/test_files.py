@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import UserError, cache, data, files, limits, mirror
+from vit_jax import NoAnswer, UserError, cache, checkpoint, data, files, limits, mirror, spool
 from vit_jax.data import sources
 
 
@@ -55,8 +55,16 @@ def test_reading_and_listing(bucket):
     assert files.find("memory://b") == files.find("memory://b/") == ["a.txt", "ab.txt", "sub/b.txt", "sub/deep/c.txt"]
     assert files.find("memory://b/a") == files.find("memory://nothing") == []
     assert [files.read(path) for path in files.glob("memory://b/a*.txt")] == [b"1", b"4"]
-    files.remove("memory://b", ["a.txt", "sub/b.txt"])
+    files.remove("memory://b", ["a.txt", "sub/b.txt", "nothing.txt"])
     assert files.find("memory://b") == ["ab.txt", "sub/deep/c.txt"]
+
+
+def test_names_are_taken_as_they_are(bucket):
+    store = fsspec.filesystem("memory")
+    for name in ("a*", "ab", "[x]", "x"):
+        store.pipe(f"memory://b/{name}", b"")
+    files.remove("memory://b", ["a*", "[x]"])
+    assert files.find("memory://b") == ["ab", "x"]
 
 
 def test_writing(bucket, tmp_path):
@@ -189,6 +197,15 @@ def test_what_a_store_says_becomes_a_sentence(bucket, monkeypatch, path, error, 
         files.read(path)
 
 
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x"), AssertionError("x")])
+def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
+    with pytest.raises(type(error)):
+        files.read("memory://b/x")
+    with pytest.raises(type(error)), checkpoint._told("gs://b/run"):
+        raise error
+
+
 @pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
 def test_a_missing_package_is_named_by_its_extra(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
@@ -220,10 +237,61 @@ def test_progress_prolongs_the_limit(monkeypatch):
     assert limits.within_limit("it", slow) == "done"
 
 
-@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run"])
+@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
         mirror.check_place(place)
+
+
+def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
+    bucket(train_log=b"said")
+    first = mirror.open_mirror("memory://b", ("train.log",))
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="another process on this machine writes to memory://b already"):
+        mirror.open_mirror("memory://b", ())
+    assert (first.path / "train.log").read_bytes() == b"said"
+    monkeypatch.setattr(cache, "_held", theirs)
+    first.close()
+    assert not first.path.exists()
+    mirror.open_mirror("memory://b", ()).close()
+
+
+def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
+    run, sent = mirror.open_mirror("memory://b", ()), []
+    monkeypatch.setattr(mirror, "PAUSE", 0)
+
+    def upload(path, remote):
+        sent.append(remote)
+        raise NoAnswer("no answer")
+
+    monkeypatch.setattr(files, "upload", upload)
+    (run.path / "train.log").touch()
+    run.push()
+    for _ in range(2):
+        with pytest.raises(UserError, match="no answer"):
+            run.flush()
+    run.push()
+    run.close()
+    assert sent == ["memory://b/train.log"]
+
+
+def test_what_another_process_wrote_stays(bucket, tmp_path):
+    store = fsspec.filesystem("memory")
+
+    def there(*names):
+        for name in names:
+            store.pipe(f"memory://b/checkpoints/{name}", b"")
+
+    there(f"1/{spool.MARK}", f"2/{spool.MARK}", "3/state/x", "4/state/x")
+    ours = spool.Spool("memory://b", tmp_path)
+    there(f"4/{spool.MARK}", f"7/{spool.MARK}", "8/state/x")  # another process goes on writing
+    (ours.path / "1" / spool.MARK).unlink()
+    (ours.path / "1").rmdir()
+    (ours.path / "5").mkdir()
+    (ours.path / "5" / spool.MARK).touch()
+    ours.push()
+    assert sorted({name.split("/")[1] for name in files.find("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
 def photo(path, value):

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from vit_jax import UserError, spool
+from vit_jax import BUGS, UserError, spool
 from vit_jax.spool import FOLDER
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
@@ -95,6 +96,15 @@ class Checkpoints:
             with _told(self._folder):
                 self._manager.close()
 
+    def abandon(self) -> None:
+        """Closes without waiting for it: the store does not answer."""
+
+        def close() -> None:
+            with contextlib.suppress(Exception):
+                self.close()
+
+        threading.Thread(target=close, daemon=True).start()
+
     def _finish(self, spooled: spool.Spool) -> None:
         self._manager.wait_until_finished()
         spooled.push()
@@ -111,6 +121,8 @@ def _told(folder: str) -> Iterator[None]:
     """Makes a sentence of what goes wrong with a store that Orbax speaks with; locally it is a bug."""
     try:
         yield
+    except BUGS:
+        raise
     except Exception as error:
         if not spool.is_remote(folder):
             raise
