@@ -254,7 +254,10 @@ def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     monkeypatch.setattr(cache, "_held", theirs)
     first.close()
     assert not first.path.exists()
-    mirror.open_mirror("memory://b", ()).close()
+    monkeypatch.setattr(files, "download", raising(UserError("no")))
+    with pytest.raises(UserError, match="no"):
+        mirror.open_mirror("memory://b", ())
+    assert not cache._held  # what could not begin does not keep others out
 
 
 def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):

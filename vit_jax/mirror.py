@@ -1,5 +1,6 @@
 """The local side of a workdir: what a run writes lies here first, and that of a remote workdir is uploaded, whole."""
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -76,9 +77,12 @@ class Mirror:
         self.path = cache.root() / "runs" / owner  # found, and emptied, by the same run after it was killed
         if not cache.hold(self.path):
             raise UserError(f"another process on this machine writes to {place} already.")
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir()
-        files.download(place, set(names) & set(files.find(place)), self.path)
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.close)
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir()
+            files.download(place, set(names) & set(files.find(place)), self.path)
+            undone.pop_all()
         self._sent = self._files()
 
     def push(self) -> None:

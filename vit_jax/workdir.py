@@ -46,15 +46,18 @@ class Workdir:
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
         self._about = {"model": interop.about(self._model), "data": info.fingerprint}
-        saved = self.path / "config.json"
-        resumes = saved.exists() and latest(place) is not None
-        self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
-        source = config.init_from
-        self._given = {} if resumes or source is None else self._adapt(source)
-        self._checkpoints = Checkpoints(config, place, self.path)
-        self.start = self._checkpoints.latest or 0
-        if self.start > config.total_steps:
-            raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._mirror.close)
+            saved = self.path / "config.json"
+            resumes = saved.exists() and latest(place) is not None
+            self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
+            source = config.init_from
+            self._given = {} if resumes or source is None else self._adapt(source)
+            self._checkpoints = Checkpoints(config, place, self.path)
+            self.start = self._checkpoints.latest or 0
+            if self.start > config.total_steps:
+                raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+            undone.pop_all()
 
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
@@ -84,7 +87,8 @@ class Workdir:
         if jax.process_index() == 0:
             settings.save(self._config, self.path / "config.json")
             if self.start < self._config.total_steps:
-                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
+                with self._writing():
+                    self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
         log = self._log = Log(self.path, self.start, self._config.total_steps, self._config.batch, self._mirror.push)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         if not self.start:
