@@ -297,6 +297,15 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
     assert sorted({name.split("/")[1] for name in files.find("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
+def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "open_spool", lambda workdir, path: spool.Spool("memory://b", tmp_path))
+    checkpoints = checkpoint.Checkpoints(configured("digits"), "s3://b", tmp_path)
+    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be used: .*No space left"):
+        monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
+        checkpoints.save({}, 1, {}, {})
+    checkpoints.close()
+
+
 def photo(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(path)

@@ -47,9 +47,10 @@ class Checkpoints:
         )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        self._folder = str(self._spool.path) if self._spool else spool.folder(workdir)
+        self._folder = spool.folder(workdir)
+        path = self._spool.path if self._spool else self._folder
         with _told(self._folder):
-            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=_handlers())
+            self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
 
     @property
     def latest(self) -> int | None:
@@ -106,7 +107,8 @@ class Checkpoints:
         threading.Thread(target=close, daemon=True).start()
 
     def _finish(self, spooled: spool.Spool) -> None:
-        self._manager.wait_until_finished()
+        with _told(self._folder):
+            self._manager.wait_until_finished()
         spooled.push()
 
     def _await_upload(self) -> None:
@@ -118,7 +120,9 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _told(folder: str) -> Iterator[None]:
-    """Makes a sentence of what goes wrong with a store that Orbax speaks with; locally it is a bug."""
+    """Makes a sentence of what goes wrong with the checkpoints of a remote workdir: its store, or the disk from
+    which they are uploaded. In a local one it is a bug.
+    """
     try:
         yield
     except BUGS:
