@@ -1,5 +1,6 @@
 """Remote files in fsspec's `memory://`, and what goes wrong with servers."""
 
+import concurrent.futures
 import os
 import socket
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import UserError, cache, data, files, limits, mirror
+from vit_jax import NoAnswer, UserError, cache, checkpoint, data, files, limits, mirror, spool
 from vit_jax.data import sources
 
 
@@ -19,8 +20,15 @@ def own_cache(tmp_path, monkeypatch):
     """A cache of the test's own, of 100 kB."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.0001")
-    monkeypatch.setattr(cache, "_in_use", {})
-    return tmp_path / "cache"
+    monkeypatch.setattr(cache, "_held", {})
+    yield tmp_path / "cache"
+    forget()
+
+
+def forget():
+    """Ends the use of everything in the cache, as the end of the process does."""
+    for place in list(cache._held):
+        cache.release(place)
 
 
 @pytest.fixture
@@ -47,8 +55,16 @@ def test_reading_and_listing(bucket):
     assert files.find("memory://b") == files.find("memory://b/") == ["a.txt", "ab.txt", "sub/b.txt", "sub/deep/c.txt"]
     assert files.find("memory://b/a") == files.find("memory://nothing") == []
     assert [files.read(path) for path in files.glob("memory://b/a*.txt")] == [b"1", b"4"]
-    files.remove("memory://b", ["a.txt", "sub/b.txt"])
+    files.remove("memory://b", ["a.txt", "sub/b.txt", "nothing.txt"])
     assert files.find("memory://b") == ["ab.txt", "sub/deep/c.txt"]
+
+
+def test_names_are_taken_as_they_are(bucket):
+    store = fsspec.filesystem("memory")
+    for name in ("a*", "ab", "[x]", "x"):
+        store.pipe(f"memory://b/{name}", b"")
+    files.remove("memory://b", ["a*", "[x]"])
+    assert files.find("memory://b") == ["ab", "x"]
 
 
 def test_writing(bucket, tmp_path):
@@ -86,9 +102,9 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         time.sleep(0.02)  # the order is that of the clock of the disk
     with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
         files.local("memory://b/c")
-    cache._in_use.clear()  # as in another process
+    forget()
     files.local("memory://b/a")
-    cache._in_use.clear()
+    forget()
     files.local("memory://b/c")
     assert cached(own_cache) == ["a", "c"]  # b was used longest ago
     files.local("memory://b/a")
@@ -99,12 +115,62 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         files.local("memory://b/d")
 
 
+def test_processes_share_the_cache(bucket, own_cache, monkeypatch):
+    for name in "ab":
+        bucket(**{name: name.encode() * 80_000})
+    first = files.local("memory://b/a")
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="beside 8e-05 GB in use"):
+        files.local("memory://b/b")
+    assert files.local("memory://b/a") == first and cached(own_cache) == ["a"] and theirs
+
+
+def test_one_copies_and_the_other_waits(own_cache):
+    copied, others = [], []
+
+    def fill(place):
+        copied.append(place)
+        with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
+            cache.entry("other", "other", 60_000, others.append)
+        (place / "x").write_bytes(bytes(60_000))
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        places = list(pool.map(lambda _: cache.entry("key", "it", 60_000, fill), range(8)))
+    assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
+    forget()
+    cache.entry("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
+    assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
+
+
+def test_what_a_killed_process_left_goes(own_cache):
+    with pytest.raises(ZeroDivisionError):
+        cache.entry("key", "it", 60_000, lambda place: 1 / 0)
+    (own_cache / "files" / "key.partial").mkdir()
+    cache.entry("other", "other", 60_000, lambda place: None)
+    assert not (own_cache / "files" / "key.partial").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, monkeypatch):
+    bucket(x=b"1")
+    monkeypatch.setattr(files, "download", raising(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=f"cannot write to {own_cache}: No space left on device; VIT_JAX_CACHE may"):
+        files.local("memory://b/x")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
+        files.local("memory://b/x")
+    monkeypatch.setenv("VIT_JAX_CACHE", "/proc/nothing")
+    with pytest.raises(UserError, match="cannot write to /proc/nothing: No such file"):
+        cache.root()
+
+
 def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
     bucket(x=b"123")
     monkeypatch.setattr(files, "download", lambda folder, names, target: (target / "x").write_bytes(b"1"))
     with pytest.raises(UserError, match="b/x was cut short"):
         files.local("memory://b/x")
-    assert cached(own_cache) == [] and not cache._in_use
+    assert cached(own_cache) == [] and not cache._held
 
 
 def raising(error):
@@ -129,6 +195,15 @@ def test_what_a_store_says_becomes_a_sentence(bucket, monkeypatch, path, error, 
         monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
     with pytest.raises(UserError, match=sentence):
         files.read(path)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x"), AssertionError("x")])
+def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
+    with pytest.raises(type(error)):
+        files.read("memory://b/x")
+    with pytest.raises(type(error)), checkpoint._told("gs://b/run"):
+        raise error
 
 
 @pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
@@ -162,10 +237,73 @@ def test_progress_prolongs_the_limit(monkeypatch):
     assert limits.within_limit("it", slow) == "done"
 
 
-@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run"])
+@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
         mirror.check_place(place)
+
+
+def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
+    bucket(train_log=b"said")
+    first = mirror.open_mirror("memory://b", ("train.log",))
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="another process on this machine writes to memory://b already"):
+        mirror.open_mirror("memory://b", ())
+    assert (first.path / "train.log").read_bytes() == b"said"
+    monkeypatch.setattr(cache, "_held", theirs)
+    first.close()
+    assert not first.path.exists()
+    monkeypatch.setattr(files, "download", raising(UserError("no")))
+    with pytest.raises(UserError, match="no"):
+        mirror.open_mirror("memory://b", ())
+    assert not cache._held  # what could not begin does not keep others out
+
+
+def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
+    run, sent = mirror.open_mirror("memory://b", ()), []
+    monkeypatch.setattr(mirror, "PAUSE", 0)
+
+    def upload(path, remote):
+        sent.append(remote)
+        raise NoAnswer("no answer")
+
+    monkeypatch.setattr(files, "upload", upload)
+    (run.path / "train.log").touch()
+    run.push()
+    for _ in range(2):
+        with pytest.raises(UserError, match="no answer"):
+            run.flush()
+    run.push()
+    run.close()
+    assert sent == ["memory://b/train.log"]
+
+
+def test_what_another_process_wrote_stays(bucket, tmp_path):
+    store = fsspec.filesystem("memory")
+
+    def there(*names):
+        for name in names:
+            store.pipe(f"memory://b/checkpoints/{name}", b"")
+
+    there(f"1/{spool.MARK}", f"2/{spool.MARK}", "3/state/x", "4/state/x")
+    ours = spool.Spool("memory://b", tmp_path)
+    there(f"4/{spool.MARK}", f"7/{spool.MARK}", "8/state/x")  # another process goes on writing
+    (ours.path / "1" / spool.MARK).unlink()
+    (ours.path / "1").rmdir()
+    (ours.path / "5").mkdir()
+    (ours.path / "5" / spool.MARK).touch()
+    ours.push()
+    assert sorted({name.split("/")[1] for name in files.find("memory://b")}) == ["2", "4", "5", "7", "8"]
+
+
+def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "open_spool", lambda workdir, path: spool.Spool("memory://b", tmp_path))
+    checkpoints = checkpoint.Checkpoints(configured("digits"), "s3://b", tmp_path)
+    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be used: .*No space left"):
+        monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
+        checkpoints.save({}, 1, {}, {})
+    checkpoints.close()
 
 
 def photo(path, value):
@@ -229,7 +367,7 @@ def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
         np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
     with pytest.raises(UserError, match="there is no TFDS dataset 'small' in memory://b/tfds"):
         sources.open_source(configured("tfds:small", data_dir="memory://b/tfds"), "train")
-    cache._in_use.clear()
+    forget()
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
     with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):

@@ -1,5 +1,6 @@
 """Runs whose data and workdir lie on a bucket: of S3 (moto's server) and of Google Cloud Storage (`fake_gcs`)."""
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from PIL import Image
 import vit_jax
 from tests.conftest import ROOT
 from tests.test_train import command, rows
-from vit_jax import UserError, checkpoint, evaluate, files, limits, pack, predict, spool, train, tree
+from vit_jax import NoAnswer, UserError, checkpoint, evaluate, files, limits, pack, predict, spool, train, tree
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 WORDS = [
@@ -197,7 +198,7 @@ def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     found = files.find("gs://bkt/tuned")
     assert any(name.startswith("profile/") and name.endswith(".xplane.pb") for name in found)
     assert "Starting from s3://bkt/run." in files.read("gs://bkt/tuned/train.log").decode()
-    assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*"))  # nothing stays here
+    assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*/*"))  # nothing stays here
 
 
 @pytest.mark.parametrize("kind", BUCKETS)
@@ -222,6 +223,61 @@ def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick
 def forget_stores():
     files._store.cache_clear()
     fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
+    """24 MiB at 10 MiB/s, under a limit of two seconds without progress."""
+    (tmp_path / "x").write_bytes(content := np.random.default_rng(0).bytes(3 * 2**23))
+    store, line, parts = files._store(f"{kind}://bkt", os.getpid()), asyncio.Lock(), []
+
+    def slowed(call):
+        async def slow(*args, **kwargs):
+            size = len(kwargs.get("Body") or kwargs.get("data") or b"")
+            if size > 2**20:
+                parts.append(size)
+                async with line:
+                    await asyncio.sleep(size / 10 / 2**20)
+            return await call(*args, **kwargs)
+
+        return slow
+
+    name = "_call_s3" if kind == "s3" else "_call"
+    monkeypatch.setattr(store, name, slowed(getattr(store, name)))
+    monkeypatch.setattr(limits, "SECONDS", 2.0)
+    files.upload(tmp_path / "x", f"{kind}://bkt/slow/x")
+    assert parts == [2**23] * 3 and files.read(f"{kind}://bkt/slow/x") == content
+
+
+def test_s3_is_read_as_a_stream(servers, tmp_path, monkeypatch):
+    files.upload(__file__, "s3://bkt/stream/x")
+    store, told = files._store("s3://bkt", os.getpid()), []
+    monkeypatch.setattr(store, "default_block_size", 2**10)  # else 50 MB, of which each part tells when it is whole
+    monkeypatch.setattr(store, "_download_file_part_concurrent", lambda *args, **kwargs: pytest.fail("in parts"))
+    monkeypatch.setattr(limits.Progress, "call", lambda *args, **kwargs: told.append(1))
+    files.download("s3://bkt/stream", ["x"], tmp_path)
+    assert (tmp_path / "x").read_bytes() == Path(__file__).read_bytes() and told
+
+
+def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatch):
+    quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every = 8, 4, 1, 4
+    closed, sent, upload, close = [], [], files.upload, checkpoint.Checkpoints.close
+
+    def silent(path, remote):
+        if sent or "/checkpoints/2/" in remote:
+            sent.append(remote)
+            raise NoAnswer("no answer")
+        upload(path, remote)
+
+    monkeypatch.setattr(files, "upload", silent)
+    monkeypatch.setattr(checkpoint.Checkpoints, "close", lambda self: (close(self), closed.append(self)))
+    with pytest.raises(UserError, match="no answer"):
+        train.train(quick, "s3://bkt/silent")
+    assert 1 <= len(sent) <= 2  # by who sends checkpoints, and by who sends logs
+    deadline = time.monotonic() + 20
+    while not closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert closed and spool.finished("s3://bkt/silent") == [1]
 
 
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):

@@ -7,10 +7,10 @@
 import importlib
 from typing import Any
 
-from vit_jax.errors import NonFiniteLoss, UserError, choose
+from vit_jax.errors import BUGS, NoAnswer, NonFiniteLoss, UserError, choose
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteLoss", "UserError", "choose", "create", "load", "save", "train"]
+__all__ = ["BUGS", "NoAnswer", "NonFiniteLoss", "UserError", "choose", "create", "load", "save", "train"]
 
 
 def __getattr__(name: str) -> Any:

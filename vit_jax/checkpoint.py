@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from vit_jax import UserError, spool
+from vit_jax import BUGS, UserError, spool
 from vit_jax.spool import FOLDER
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
@@ -46,9 +47,10 @@ class Checkpoints:
         )
         keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        self._folder = str(self._spool.path) if self._spool else spool.folder(workdir)
+        self._folder = spool.folder(workdir)
+        path = self._spool.path if self._spool else self._folder
         with _told(self._folder):
-            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=_handlers())
+            self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
 
     @property
     def latest(self) -> int | None:
@@ -95,8 +97,18 @@ class Checkpoints:
             with _told(self._folder):
                 self._manager.close()
 
+    def abandon(self) -> None:
+        """Closes without waiting for it: the store does not answer."""
+
+        def close() -> None:
+            with contextlib.suppress(Exception):
+                self.close()
+
+        threading.Thread(target=close, daemon=True).start()
+
     def _finish(self, spooled: spool.Spool) -> None:
-        self._manager.wait_until_finished()
+        with _told(self._folder):
+            self._manager.wait_until_finished()
         spooled.push()
 
     def _await_upload(self) -> None:
@@ -108,9 +120,13 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _told(folder: str) -> Iterator[None]:
-    """Makes a sentence of what goes wrong with a store that Orbax speaks with; locally it is a bug."""
+    """Makes a sentence of what goes wrong with the checkpoints of a remote workdir: its store, or the disk from
+    which they are uploaded. In a local one it is a bug.
+    """
     try:
         yield
+    except BUGS:
+        raise
     except Exception as error:
         if not spool.is_remote(folder):
             raise

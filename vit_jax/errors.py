@@ -3,9 +3,16 @@
 import difflib
 from collections.abc import Iterable
 
+# What no store and no file says, whatever library speaks with it: these keep their traceback.
+BUGS = (AssertionError, AttributeError, KeyError, TypeError)
+
 
 class UserError(Exception):
     """Wrong usage: command lines print the sentence and exit with code 2."""
+
+
+class NoAnswer(UserError):
+    """A server did not answer in time; what it was asked to do it may still do."""
 
 
 class NonFiniteLoss(Exception):

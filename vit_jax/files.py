@@ -3,6 +3,7 @@
 The one place where a path may be remote. What a store's library raises, and its silence, become a sentence.
 """
 
+import contextlib
 import functools
 import glob as local_glob
 import hashlib
@@ -15,15 +16,19 @@ from typing import Any
 
 import fsspec
 
-from vit_jax import UserError, cache, limits
+from vit_jax import BUGS, UserError, cache, limits
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # kind of path -> extra of this package that opens it
 TAGS = ("etag", "ETag", "generation", "mtime", "LastModified", "created")  # what tells versions of an object apart
 AT_ONCE = 16  # requests
+# Progress is told part by part: parts of 50 MB, ten at once, would each take too long on a healthy but slow line.
+PARTS = {"chunksize": 2**23, "max_concurrency": 4}
 
 # A listing must show what others, and Orbax's own writer, have written meanwhile.
 for _kind in ("gs", "gcs", "s3", "s3a"):
     fsspec.config.conf.setdefault(_kind, {})["use_listings_cache"] = False
+for _kind in ("s3", "s3a"):
+    fsspec.config.conf[_kind]["max_concurrency"] = 1  # of parts to read: files are read as streams, `AT_ONCE`
 
 
 def is_remote(path: str) -> bool:
@@ -135,17 +140,22 @@ def upload(path: str | Path, remote: str) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    _ask("write", remote, lambda store, name, progress: store.put_file(str(path), name, callback=progress))
+    _ask("write", remote, lambda store, name, progress: store.put_file(str(path), name, callback=progress, **PARTS))
 
 
 def remove(folder: str, names: list[str]) -> None:
-    """Removes files of a remote folder, those in which `names` are found.
+    """Removes files of a remote folder, by their names relative to it; some may be gone already.
 
     Raises:
         UserError: they cannot be removed.
     """
-    if names:
-        _ask("remove", folder, lambda store, name, _: store.rm([join(name, one) for one in names]))
+
+    def rm(store: Any, name: str, _: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            store.rm_file(name)  # unlike rm, takes the name as it is: `*` and `[` are letters
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda one: _ask("remove", join(folder, one), rm), names))
 
 
 def _listing(folder: str) -> dict[str, dict[str, Any]]:
@@ -207,7 +217,7 @@ def _ask(verb: str, path: str, call: Callable[[Any, str, limits.Progress], Any])
 
     try:
         return limits.within_limit(path, run)
-    except UserError:
+    except (UserError, *BUGS):
         raise
     except ImportError as error:
         extra = EXTRAS.get(kind)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsspec.callbacks import Callback
 
-from vit_jax import UserError
+from vit_jax import NoAnswer
 
 SECONDS = 60.0
 
@@ -35,7 +35,7 @@ def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
         call: takes a callback that it may tell its progress.
 
     Raises:
-        UserError: there was neither an answer nor progress for `SECONDS`.
+        NoAnswer: there was neither an answer nor progress for `SECONDS`.
     """
     answer: concurrent.futures.Future = concurrent.futures.Future()
     progress = Progress()
@@ -50,6 +50,6 @@ def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
     while not answer.done():
         left = progress.last + SECONDS - time.monotonic()
         if left <= 0:
-            raise UserError(f"{what} did not answer within {SECONDS:g} s; is it reachable from here?")
+            raise NoAnswer(f"{what} did not answer within {SECONDS:g} s; is it reachable from here?")
         concurrent.futures.wait([answer], timeout=left)
     return answer.result()

@@ -1,5 +1,6 @@
 """The local side of a workdir: what a run writes lies here first, and that of a remote workdir is uploaded, whole."""
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import UserError, cache, files
+from vit_jax import NoAnswer, UserError, cache, files
 
 WRITABLE = ("gs", "s3")
 PAUSE = 10.0  # seconds between two uploads, unless one is due
@@ -24,38 +25,69 @@ def check_place(workdir: str | Path) -> str:
         UserError: nothing can be written there.
     """
     place = str(workdir)
-    kind, colon, _ = place.partition(":/")
-    if colon and re.fullmatch(r"\w+", kind) and (kind not in WRITABLE or not files.is_remote(place)):
+    if re.match(r"\w+:/", place) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", place):
         raise UserError(f"the workdir {place} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
     return place.rstrip("/") if files.is_remote(place) else str(Path(place).expanduser())
 
 
+def open_mirror(place: str, names: tuple[str, ...]) -> "Here | Mirror":
+    """Opens the local side of a workdir; see `Here` and `Mirror`."""
+    return Mirror(place, names) if files.is_remote(place) else Here(Path(place))
+
+
+class Here:
+    """A local workdir, which is its own local side: as `Mirror`, with nothing to do."""
+
+    def __init__(self, path: Path):
+        """Takes the folder."""
+        self.path = path
+
+    def push(self) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def unlink(self, name: str) -> None:
+        """Removes a file."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class Mirror:
-    """A local workdir itself, or a folder here whose files are kept in a remote one.
+    """A folder here whose files are kept in a remote workdir.
 
     Attributes:
         path: the folder here.
     """
 
     def __init__(self, place: str, names: tuple[str, ...]):
-        """Begins with copies of those of `names` that a remote workdir holds."""
-        self._place, self._remote = place, files.is_remote(place)
-        self._sent: dict[str, tuple[int, int]] = {}
+        """Begins with copies of those of `names` that the workdir holds.
+
+        Raises:
+            UserError: another process here writes to the workdir, or the store refuses or does not answer.
+        """
+        self._place = place
         self._thread: threading.Thread | None = None
+        self._silent: NoAnswer | None = None
         self._last = time.monotonic()
-        if not self._remote:
-            self.path = Path(place)
-            return
         owner = hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
         self.path = cache.root() / "runs" / owner  # found, and emptied, by the same run after it was killed
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
-        files.download(place, set(names) & set(files.find(place)), self.path)
+        if not cache.hold(self.path):
+            raise UserError(f"another process on this machine writes to {place} already.")
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.close)
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir()
+            files.download(place, set(names) & set(files.find(place)), self.path)
+            undone.pop_all()
         self._sent = self._files()
 
     def push(self) -> None:
         """Uploads in the background what has changed, if the last upload is over and some time ago."""
-        if not self._remote or time.monotonic() - self._last < PAUSE or (self._thread and self._thread.is_alive()):
+        if self._silent or time.monotonic() - self._last < PAUSE or (self._thread and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self._try_upload, daemon=True)
         self._thread.start()
@@ -68,20 +100,20 @@ class Mirror:
         """
         if self._thread is not None:
             self._thread.join()
-        if self._remote:
-            self._upload()
+        if self._silent:
+            raise self._silent
+        self._upload()
 
     def unlink(self, name: str) -> None:
         """Removes a file here and there."""
         (self.path / name).unlink(missing_ok=True)
-        if self._remote and name in files.find(self._place):
+        if name in files.find(self._place):
             files.remove(self._place, [name])
 
     def close(self) -> None:
-        """Uploads the rest; of a remote workdir nothing stays here."""
-        self.flush()
-        if self._remote:
-            shutil.rmtree(self.path, ignore_errors=True)
+        """Removes what is here."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        cache.release(self.path)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Returns what lies here: name -> size and time of change."""
@@ -102,6 +134,8 @@ class Mirror:
     def _try_upload(self) -> None:
         try:
             self._upload()
+        except NoAnswer as error:  # what may still arrive must not replace what is newer: nothing is sent again
+            self._silent = error
         except UserError as error:  # the next one may succeed; at a checkpoint it must
             self._last = time.monotonic()
             logging.getLogger(__name__).warning("logs not uploaded: %s", error)

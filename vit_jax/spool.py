@@ -69,7 +69,7 @@ class Spool:
     """A folder here in which Orbax writes what belongs to a remote workdir that it cannot write to."""
 
     def __init__(self, workdir: str, path: Path):
-        """Brings the newest finished checkpoint, and of the others what tells how good they are; unfinished ones go.
+        """Brings the newest finished checkpoint, and of the others what tells how good they are.
 
         Raises:
             UserError: there are several hosts, or the store refuses or does not answer.
@@ -82,28 +82,29 @@ class Spool:
         self._remote, self.path = folder(workdir), path / FOLDER
         names = files.find(self._remote)
         steps = _finished(names)
-        self._remove(names, steps)
+        self._ours = set(steps)
+        self._cut = {_step(name) for name in names} - {-1} - self._ours  # or another process is uploading them
         self.path.mkdir(parents=True, exist_ok=True)
         files.download(self._remote, [name for name in names if _wanted(name, steps, steps[-1:])], self.path)
 
     def push(self) -> None:
-        """Uploads the finished checkpoints that are not there yet, and removes there those that are not here any more.
+        """Uploads the finished checkpoints that are not there yet. Removes there those that are not here any more, and
+        what was unfinished at the start and still is, but nothing that another process has written meanwhile.
 
         Raises:
             UserError: the store refuses or does not answer.
         """
         names = files.find(self._remote)
         here = {int(path.name): path for path in self.path.iterdir() if path.name.isdigit()}
-        for step in sorted(here.keys() - set(_finished(names))):
+        there = set(_finished(names))
+        for step in sorted(here.keys() - there):
             paths = [path for path in here[step].rglob("*") if path.is_file()]
             for path in sorted(paths, key=lambda path: path == here[step] / MARK):
                 files.upload(path, files.join(self._remote, path.relative_to(self.path).as_posix()))
-        self._remove(names, here)
-
-    def _remove(self, names: list[str], keep: Collection[int]) -> None:
-        """Removes all checkpoints there but some: the marks first, so that none half removed counts."""
-        gone = [name for name in names if _step(name) >= 0 and _step(name) not in keep]
-        for marks in (True, False):
+        self._ours |= here.keys()
+        steps = (self._ours | (self._cut - there)) - here.keys()
+        gone = [name for name in names if _step(name) in steps]
+        for marks in (True, False):  # the marks first, so that none half removed counts
             files.remove(self._remote, [name for name in gone if name.endswith(f"/{MARK}") == marks])
 
 

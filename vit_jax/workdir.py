@@ -1,6 +1,8 @@
 """The folder of a run: its configuration, checkpoints, logs and, at the end, the exported model."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, banner, data, interop, settings
 from vit_jax.checkpoint import Checkpoints, latest
 from vit_jax.log import Log
-from vit_jax.mirror import Mirror, check_place
+from vit_jax.mirror import check_place, open_mirror
 from vit_jax.program import Program
 
 LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
@@ -35,23 +37,27 @@ class Workdir:
                 is remote, and the store refuses or does not answer.
         """
         self.place = place = check_place(folder)
-        self._mirror = Mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
+        self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
         self._log: Log | None = None
+        self._failed: UserError | None = None
         self._config, self._program = config, program
         self._model = dataclasses.replace(
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
         self._about = {"model": interop.about(self._model), "data": info.fingerprint}
-        saved = self.path / "config.json"
-        resumes = saved.exists() and latest(place) is not None
-        self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
-        source = config.init_from
-        self._given = {} if resumes or source is None else self._adapt(source)
-        self._checkpoints = Checkpoints(config, place, self.path)
-        self.start = self._checkpoints.latest or 0
-        if self.start > config.total_steps:
-            raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._mirror.close)
+            saved = self.path / "config.json"
+            resumes = saved.exists() and latest(place) is not None
+            self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
+            source = config.init_from
+            self._given = {} if resumes or source is None else self._adapt(source)
+            self._checkpoints = Checkpoints(config, place, self.path)
+            self.start = self._checkpoints.latest or 0
+            if self.start > config.total_steps:
+                raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+            undone.pop_all()
 
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
@@ -81,14 +87,16 @@ class Workdir:
         if jax.process_index() == 0:
             settings.save(self._config, self.path / "config.json")
             if self.start < self._config.total_steps:
-                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
+                with self._writing():
+                    self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
         log = self._log = Log(self.path, self.start, self._config.total_steps, self._config.batch, self._mirror.push)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         if not self.start:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
             log.say("\n".join(["Changed since the run was started:", *self._changes]))
-        self._mirror.flush()  # what cannot be written is known before the first step
+        with self._writing():
+            self._mirror.flush()  # what cannot be written is known before the first step
         return log
 
     def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
@@ -99,12 +107,14 @@ class Workdir:
         """
         if self._log:
             self._log.flush()
-        self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
-        self._checkpoints.save(state, step, self._about, metrics)
+        with self._writing():
+            self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
+            self._checkpoints.save(state, step, self._about, metrics)
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, and returns where they lie."""
-        self._checkpoints.wait()
+        with self._writing():
+            self._checkpoints.wait()
         replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))
         weights = jax.tree.map(lambda leaf: jax.device_get(replicate(leaf)), state.weights)
         if jax.process_index() == 0:
@@ -117,6 +127,24 @@ class Workdir:
         Raises:
             UserError: the workdir is remote, and the store refuses or does not answer.
         """
-        self._mirror.flush()  # first: if the store does not answer this says so in time, while Orbax tries for long
-        self._checkpoints.close()
+        try:
+            with self._writing():
+                self._mirror.flush()  # first: it says in time if the store does not answer, while Orbax tries for long
+                self._checkpoints.close()
+        except UserError:
+            self._checkpoints.abandon()
+            raise
         self._mirror.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Lets nothing be written after the store has failed: it would wait again, and what was given up may still
+        arrive and replace what is newer.
+        """
+        if self._failed:
+            raise self._failed
+        try:
+            yield
+        except UserError as error:
+            self._failed = error
+            raise
