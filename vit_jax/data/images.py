@@ -81,7 +81,8 @@ class Encoded:
         frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        return frame if not self.exif or orientation(self.data) == 1 else None
+        turned = self.exif and has_exif(self.data[: frame.scan_at]) and orientation(self.data) != 1
+        return None if turned else frame
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:

@@ -157,8 +157,9 @@ def decode_above(data: bytes, frame: Frame, height: int) -> Pixels:
     if height >= frame.height:
         return decode(data)
     pixels: np.ndarray = np.empty((height, frame.width, 3), np.uint8)
+    part = bytearray(data)
+    part[frame.height_at : frame.height_at + 2] = height.to_bytes(2)
     try:
-        part = header(data, frame, height) + data[frame.scan_at :]
         simplejpeg.decode_jpeg(part, "RGB", fastdct=True, fastupsample=False, strict=True, buffer=pixels)
     except ValueError as error:
         # The first thing wrong is told: that there are data after the last row, if nothing was before.
