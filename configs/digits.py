@@ -1,6 +1,7 @@
 """A ViT from scratch on scikit-learn's 1,797 handwritten digits (8x8 pixels, embedded).
 
-Ours: 99.16 % of the 359 held-out digits, in 37 seconds on two CPU cores, compiling included.
+Ours: 98.61 % of the 359 held-out digits (seeds 1 to 3: 98.61, 98.61, 98.05), in 32 seconds on two CPU cores, compiling
+included.
     python -m vit_jax.main --config=configs/digits.py
 """
 
