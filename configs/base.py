@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
     config.optim.weight_decay = 0.0  # decoupled from the gradient
     config.optim.decays = "kernels"  # what decays: kernels or all
     config.optim.decay_factor = "rate"  # what multiplies it: rate (the learning rate) or schedule (rate / base_lr)
-    config.optim.rates = ""  # PATTERN=FACTOR,...: times the rate for parameters so named; 0 freezes; the first counts
+    config.optim.rates = ""  # REGEX=FACTOR,...: times the rate where it matches the whole name; 0 freezes
     config.optim.ema_decay = 0.0  # of a moving average of the weights, evaluated and exported when on; 0: off
     config.optim.max_nonfinite_skips = 0  # steps in a row with a non-finite loss or gradient to skip before stopping
 

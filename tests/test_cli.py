@@ -7,15 +7,14 @@ import pytest
 
 from vit_jax import NonFiniteLoss, UserError, cli
 
-INTERRUPTED = "interrupted; the same command goes on from the last checkpoint, if there is one."
-
 
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
         (UserError("a sentence."), 2, "vit_jax: a sentence.\n"),
         (NonFiniteLoss("a sentence."), 1, "vit_jax: a sentence.\n"),
-        (KeyboardInterrupt(), 130, f"vit_jax: {INTERRUPTED}\n"),
+        (KeyboardInterrupt(), 130, f"vit_jax: interrupted; {cli.AGAIN}\n"),
+        (cli.Terminated(), 143, f"vit_jax: terminated; {cli.AGAIN}\n"),
     ],
 )
 def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
@@ -23,6 +22,7 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
         raise error
 
     monkeypatch.setattr(cli.os, "_exit", sys.exit)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)  # this process keeps its own
 
     with pytest.raises(SystemExit) as end:
         cli.run(command)

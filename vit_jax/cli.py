@@ -1,33 +1,45 @@
 """What the command lines have in common: errors to exit codes, the pod, the compilation cache."""
 
-import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from vit_jax import NonFiniteLoss, UserError
+
+AGAIN = "the same command goes on from what was saved last, if anything was."
+
+
+class Terminated(BaseException):
+    """SIGTERM came: files are closed and worker processes ended on the way out."""
+
+
+def terminate(number: int, frame: Any) -> None:
+    """Handles SIGTERM."""
+    raise Terminated
 
 
 def run(command: Callable[[list[str]], None]) -> None:
     """Calls a command with this process's arguments and ends the process.
 
     Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
-    sentence; 130 Ctrl-C.
+    sentence; 130 Ctrl-C; 143 SIGTERM.
     """
     quiet_libraries()
+    signal.signal(signal.SIGTERM, terminate)
     try:
         return command(sys.argv)
     except (UserError, NonFiniteLoss) as error:
         sentence, code = str(error), 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
-        sentence = "interrupted; the same command goes on from the last checkpoint, if there is one."
-        code = 128 + signal.SIGINT
-    gc.collect()  # what the error held: the semaphores of worker processes would be told of as leaked
+        sentence, code = f"interrupted; {AGAIN}", 128 + signal.SIGINT
+    except Terminated:
+        sentence, code = f"terminated; {AGAIN}", 128 + signal.SIGTERM
     leave(sentence, code)
 
 
@@ -43,6 +55,8 @@ def quiet_libraries() -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it fails at is told in a sentence
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # Python's tracker removes the shared memory of worker processes that ends with this one, and would tell of it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def join_pod() -> None:

@@ -18,7 +18,7 @@ import fsspec
 
 from vit_jax import BUGS, UserError, cache, limits
 
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # kind of path -> extra of this package that opens it
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs"}  # kind of path -> what opens it
 TAGS = ("etag", "ETag", "generation", "mtime", "LastModified", "created")  # what tells versions of an object apart
 AT_ONCE = 16  # requests
 # Progress is told part by part: parts of 50 MB, ten at once, would each take too long on a healthy but slow line.
@@ -220,8 +220,7 @@ def _ask(verb: str, path: str, call: Callable[[Any, str, limits.Progress], Any])
     except (UserError, *BUGS):
         raise
     except ImportError as error:
-        extra = EXTRAS.get(kind)
-        command = f"pip install 'vit_jax[{extra}]'" if extra else str(error)
+        command = f"pip install {PACKAGES[kind]}" if kind in PACKAGES else str(error)
         raise UserError(f"{kind}:// paths need a package that is not installed: {command}") from error
     except FileNotFoundError as error:
         raise UserError(f"there is no {path}, or no bucket {server}.") from error

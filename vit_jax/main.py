@@ -7,7 +7,7 @@ Example:
   --config.KEY=VALUE   overrides a field; configs/base.py lists them all; None unsets an optional one
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
-Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import functools
@@ -89,7 +89,8 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
         rest = values(argv)[1:]
     except flags.Error as error:
         first, *_, last = [line for line in str(error).splitlines() if line.strip(" .")] * 2
-        raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}.") from error
+        hint = "; fields are written --config.KEY=VALUE" if isinstance(error, flags.UnrecognizedFlagError) else ""
+        raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}.") from error
     except AttributeError as error:
         if error.name != "get_config":
             raise

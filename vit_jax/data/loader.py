@@ -6,13 +6,15 @@ integer.
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grain
 import jax
@@ -120,6 +122,12 @@ class Chunks:
         self.groups = np.array_split(rows, math.ceil(len(rows) / CHUNK))
         self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrives in a worker process: Ctrl-C, which the terminal sends there too, is the main process's affair."""
+        vars(self).update(state)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def __len__(self) -> int:
         """Returns the number of groups in all batches."""
         return self.batches * len(self.groups)
@@ -199,11 +207,11 @@ class LocalBatches:
             fault = f"example {index} was unreadable"
         except DecodeError as error:
             fault = str(error)
-        allowed = self.max_bad * len(self.source)
-        if len(self.replaced) > allowed:
+        met, count = len(self.replaced), len(self.source)
+        if met > self.max_bad * count:
             raise UserError(
-                f"{fault}; with it {len(self.replaced)} of {len(self.source):,} images are unreadable, and "
-                f"--config.data.max_bad={self.max_bad:g} allows {math.floor(allowed)} to be replaced"
+                f"{fault}; unreadable images so far: {met} of {count:,}, and --config.data.max_bad={self.max_bad:g} "
+                f"allows {math.floor(self.max_bad * count)} to be replaced: repair them, or set it to {met / count:.2g}"
             )
         logging.getLogger(__name__).warning("%s; it is replaced by the next readable one", fault)
 

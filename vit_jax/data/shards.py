@@ -85,7 +85,10 @@ def find(pattern: str) -> Found:
             raise UserError(f"two shards have the same name: {listed[name]} and {path}")
         listed[name] = path
     if not any(files.values()):
-        raise UserError(f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}")
+        raise UserError(
+            f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "
+            "where they lie is said by --config.data.source=array_record:FOLDER"
+        )
     return Found(info, files)
 
 

@@ -1,6 +1,7 @@
 """TFDS data in ArrayRecord form, read without TensorFlow: found, or prepared where that goes."""
 
 import dataclasses
+import logging
 import os
 import re
 import sys
@@ -94,7 +95,8 @@ def prepare(name: str, where: str) -> Any:
     except Exception as error:  # of whatever a data set's own code does
         raise UserError(f"{absent}, and TFDS cannot load its code here ({first_line(error)}); {elsewhere}") from error
     size = builder.info.download_size
-    print(f"{absent}: TFDS prepares it now ({size or 'an unknown size'} to download).", file=sys.stderr, flush=True)
+    print(f"{absent}: TFDS prepares it now{f', {size} to download' if size else ''}.", file=sys.stderr, flush=True)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of each of its attempts
     try:
         builder.download_and_prepare()
     except Exception as error:
@@ -106,6 +108,8 @@ def first_line(error: Exception) -> str:
     """Returns what an error says, in short."""
     if isinstance(error, ImportError):
         return "its code needs TensorFlow"
+    if isinstance(error, OSError) and "Max retries" in str(error):
+        return "the network cannot be reached"
     lines = [line for line in str(error).strip().splitlines() if line]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
