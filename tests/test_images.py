@@ -92,6 +92,8 @@ def test_stray_bytes_that_lose_nothing(stray):
     for at in (table, end):
         image = images.Encoded(data[:at] + stray + data[at:], "x")
         np.testing.assert_array_equal(image.decode(), images.decode(data, "x"))
+        followed = images.Encoded(image.data + data, "x")  # phones put a second picture behind the first
+        np.testing.assert_array_equal(followed.decode(), images.decode(data, "x"))
         np.testing.assert_array_equal(image.cut(3, 4, 20, 30), images.decode(data, "x")[3:23, 4:34])
 
 

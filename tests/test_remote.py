@@ -19,7 +19,7 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from tests.test_train import command, rows
+from tests.test_train import command, rows, two_hosts
 from vit_jax import NoAnswer, UserError, checkpoint, evaluate, files, limits, pack, predict, spool, train, tree
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
@@ -288,8 +288,6 @@ def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_two_hosts_write_to_one_bucket(photos, tmp_path):
-    job = (free_port() % 4096) << 16  # JAX adds the job's number to 61440 for a port of its own choice
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     words = [*WORDS, f"--config.data.source=folder:{photos['gs']}"]
 
     def launch(workdir, name, **environment):
@@ -297,21 +295,10 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
         args = command(workdir, *words)
         return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment})
 
-    hosts = [
-        launch(
-            "gs://bkt/hosts",
-            f"host{rank}",
-            XLA_FLAGS=flags,
-            OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://127.0.0.1:1",
-            OMPI_COMM_WORLD_SIZE="2",
-            OMPI_COMM_WORLD_RANK=str(rank),
-            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
-        )
-        for rank in range(2)
-    ]
+    hosts = [launch("gs://bkt/hosts", f"host{rank}", **environment) for rank, environment in enumerate(two_hosts())]
     alone = launch(tmp_path / "alone", "alone")
-    texts = [path.read_text() for path in tmp_path.glob("*.out")]
-    assert [process.wait(300) for process in (*hosts, alone)] == [0, 0, 0], texts
+    codes = [process.wait(300) for process in (*hosts, alone)]
+    assert codes == [0, 0, 0], [path.read_text() for path in tmp_path.glob("*.out")]
     (tmp_path / "metrics.jsonl").write_bytes(files.read("gs://bkt/hosts/metrics.jsonl"))
     for one, other in zip(rows(tmp_path), rows(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)

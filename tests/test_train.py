@@ -323,24 +323,25 @@ def test_a_finished_run_is_left_as_it_is(run):
         train.train(config, workdir)
 
 
-@pytest.mark.slow
-def test_two_hosts_of_four_devices_train_as_one_of_eight(tmp_path):
+def two_hosts():
+    """The environments of two hosts of four devices, as Open MPI would make them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         # JAX adds the job's number to 61440 for a port of its own choice.
         job = (free.getsockname()[1] % 4096) << 16
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    hosts = [
-        launch(
-            tmp_path / "hosts",
-            XLA_FLAGS=flags,
-            OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://127.0.0.1:1",
-            OMPI_COMM_WORLD_SIZE="2",
-            OMPI_COMM_WORLD_RANK=str(rank),
-            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
-        )
-        for rank in range(2)
-    ]
+    for rank in ("0", "1"):
+        yield {
+            "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4"),
+            "OMPI_MCA_orte_hnp_uri": f"{job}.0;tcp://127.0.0.1:1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+        }
+
+
+@pytest.mark.slow
+def test_two_hosts_of_four_devices_train_as_one_of_eight(tmp_path):
+    hosts = [launch(tmp_path / "hosts", **environment) for environment in two_hosts()]
     alone = launch(tmp_path / "alone")
     assert [process.wait(300) for process in (*hosts, alone)] == [0, 0, 0], (tmp_path / "hosts.out").read_text()
     for one, other in zip(rows(tmp_path / "hosts"), rows(tmp_path / "alone"), strict=True):

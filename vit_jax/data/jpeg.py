@@ -116,7 +116,8 @@ def without_strays(data: bytes, fault: str) -> bytes | None:
     if not told:
         return None
     if int(told[2], 16) == END:
-        end = data.rfind(bytes((0xFF, END)))
+        listed = segments(data)  # a thumbnail has an end too, and so has a second picture behind the first
+        end = data.find(bytes((0xFF, END)), listed[-1][2] if listed else 0)
         strays = data[max(end - int(told[1]), 0) : end]
         return data[: end - len(strays)] + data[end:] if len(strays) <= 2 or len(set(strays)) == 1 else None
     kept, at = data[:2], 2
