@@ -25,16 +25,18 @@ AXES = ("data", "fsdp")
 ACTIVATION_AXES = {"batch": AXES}
 
 # Dimension of a parameter -> mesh axis.
-PARAMETER_AXES = {"width": "fsdp"}
+PARAMETER_AXES = {"width": "fsdp", "filters": "fsdp"}
 
 # End of a parameter's path -> names of its last dimensions (encoder blocks have a leading one for the layers).
 PARAMETER_DIMENSIONS = {
+    # A filter's weights stay together, so that they are standardised where they lie.
+    r"conv(\d|_proj)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
     "cls": ("width",),
     "probe": ("width",),
     "position": ("tokens", "width"),
-    r"norm\d?/(scale|bias)": ("width",),
+    r"norm(\d|_proj)?/(scale|bias)": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),
     "qkv/bias": ("qkv", "heads", "head_dim"),
     "(query|key|value)/kernel": ("width", "heads", "head_dim"),

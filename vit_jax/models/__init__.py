@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import choose
+from vit_jax import UserError, choose
 from vit_jax.models.position import resample
 from vit_jax.models.spec import Spec, flatten, replace
 from vit_jax.models.vit import ViT
 
-__all__ = ["CAPTURES", "SIZES", "Model", "Spec", "create", "resample"]
+__all__ = ["CAPTURES", "SIZES", "STEMS", "Model", "Spec", "create", "resample"]
 
 # Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
 # mu is for tests.
@@ -30,6 +30,17 @@ SIZES = {
     "G": (1664, 48, 8192, 16),
 }
 
+SHAPE = ("width", "depth", "mlp_dim", "num_heads")
+
+# First word and last number of a hybrid's name -> units per stage of its ResNet, pixels on a side under a token.
+STEMS = {
+    ("R50", 16): ((3, 4, 9), 16),  # the units of stage 4 moved to stage 3
+    ("R50", 32): ((3, 4, 6, 3), 32),
+    ("R26", 32): ((2, 2, 2, 2), 32),
+    # AugReg's R+ViT-Ti/16: the root alone, at stride 4, under 8x8 patches; so it divides by 32, whatever its name says.
+    ("R", 16): ((), 32),
+}
+
 CAPTURES = ("attention",)
 
 
@@ -37,7 +48,7 @@ CAPTURES = ("attention",)
 class Model:
     """A model without its parameters: hashable, so that it may be a static argument."""
 
-    name: str  # ViT-<size>/<patch size>
+    name: str  # as `create` reads it
     spec: Spec
     preprocess: str | None = None  # the pipe of operations that its images went through
     class_names: tuple[str, ...] | None = None  # of the logits, in order
@@ -46,7 +57,7 @@ class Model:
     @property
     def fields(self) -> dict[str, Any]:
         """What differs from the name, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
-        named = flatten(Spec()) | _named(self.name)
+        named = flatten(Spec()) | _named(self.name)  # a name without a size says nothing of the shape: None
         return {name: value for name, value in flatten(self.spec).items() if value != named[name]}
 
     def field(self, name: str) -> Any:
@@ -111,10 +122,12 @@ def create(
 ) -> Model:
     """Returns a model by name, with any field of its spec changed.
 
-    Example: `create("ViT-B/16", num_classes=10, resolution=384, pooling="gap")`.
+    Examples: `create("ViT-B/16", num_classes=10, resolution=384, pooling="gap")`, `create("R50+ViT-B/16")`,
+    `create("ViT/16", width=512, depth=8, mlp_dim=2048, num_heads=8)`.
 
     Args:
-        name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`.
+        name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`; `R50+`, `R26+` or `R+` before it for a hybrid
+            of `STEMS`; or `ViT/<patch size>` for a shape without a name: width, depth, mlp_dim and num_heads are given.
         preprocess: the pipe of operations that its images go through; not read by the model.
         class_names: names of the logits, in order; not read by the model.
         loss: softmax or sigmoid; not read by the model.
@@ -124,14 +137,24 @@ def create(
         UserError: no such name or field, or values that do not go together.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    spec = replace(Spec(), **_named(name) | given)
+    chosen = _named(name) | given
+    if missing := [field for field in SHAPE if chosen[field] is None]:
+        raise UserError(f"{name} names no size; give {', '.join(missing)}.")
+    spec = replace(Spec(), **chosen)
     return Model(name, spec, preprocess, None if class_names is None else tuple(class_names), loss)
 
 
-def _named(name: str) -> dict[str, int]:
-    """Returns the fields that a name stands for."""
-    size, _, patch_size = name.removeprefix("ViT-").partition("/")
-    if not re.fullmatch(r"ViT-[A-Za-z]+/[1-9]\d*", name) or size not in SIZES:
-        choose("model", name, [f"ViT-{size}/{patch_size}" for size in SIZES for patch_size in (8, 14, 16, 32)])
-    numbers = zip(("width", "depth", "mlp_dim", "num_heads"), SIZES[size], strict=True)
-    return dict(numbers) | {"patch_size": int(patch_size)}
+def _named(name: str) -> dict[str, Any]:
+    """Returns the fields that a name stands for; those of the shape are None if it names no size."""
+    found = re.fullmatch(r"(?:(R\d*)\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d*)", name)
+    stem, size, number = found.groups() if found else (None, "", "0")
+    hybrid = STEMS.get((stem, int(number))) if stem and size else None
+    if size not in (None, *SIZES) or (stem and not hybrid):
+        options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
+        options += [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
+        choose("model", name, options, where="vit_jax/models/__init__.py")
+    shape = dict(zip(SHAPE, SIZES[size] if size else (None,) * len(SHAPE), strict=True))
+    if not hybrid:
+        return shape | {"patch_size": int(number)}
+    stages, patch_size = hybrid
+    return shape | {"stem": "resnet", "stages": stages, "patch_size": patch_size}

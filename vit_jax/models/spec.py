@@ -6,7 +6,8 @@ from typing import Any
 from vit_jax import UserError, choose
 
 POOLINGS = ("token", "gap", "map")
-POSITIONS = ("learned", "sincos2d", "none")
+POSITIONS = ("learned", "sincos2d", "sincos2d_moco", "none")
+STEMS = ("patches", "resnet")
 ATTENTIONS = ("heads_first", "tokens_first")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
@@ -19,13 +20,44 @@ def _at_least_one(part: Any, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Stem:
-    """How an image becomes tokens: square patches, each projected linearly (equation 1)."""
+    """How an image becomes tokens: square patches, of its pixels or of a ResNet's feature map, each projected linearly
+    (equation 1 and "Hybrid Architecture" in section 3.1).
+    """
 
-    patch_size: int = 16  # pixels on a side
+    patch_size: int = 16  # pixels of the image on a side, whatever the patches are taken of
+    stem: str = "patches"
+    stages: tuple[int, ...] = ()  # units in each stage of the ResNet; none: it is its root only
+    stem_width: int = 64  # channels of the ResNet's root
 
     def __post_init__(self):
-        """Raises UserError unless the patch has a size."""
+        """Raises UserError for an unknown stem, or sizes that do not go together."""
         _at_least_one(self, "patch_size")
+        choose("stem", self.stem, STEMS)
+        if self.stem == "patches" and (self.stages or self.stem_width != 64):
+            raise UserError("stages and stem_width are a ResNet's; give stem='resnet' as well.")
+        if min(self.stages, default=1) < 1:
+            raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
+        if self.stem_width < 1 or self.stem_width % 32:
+            raise UserError(f"stem_width must be a multiple of 32, the groups of its norms, not {self.stem_width}.")
+        if self.patch_size % self.stride:
+            raise UserError(f"patch_size must be a multiple of {self.stride}, the stem's stride, not {self.patch_size}.")
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image, on a side, under one position of what the patches are taken of."""
+        return 1 if self.stem == "patches" else 4 * 2 ** max(0, len(self.stages) - 1)
+
+    @property
+    def channels(self) -> int:
+        """Channels of what the patches are taken of."""
+        if self.stem == "patches":
+            return 3
+        return self.stem_width * (2 ** (len(self.stages) + 1) if self.stages else 1)
+
+    @property
+    def kernel_size(self) -> int:
+        """Positions of what the patches are taken of, on a side of one patch."""
+        return self.patch_size // self.stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +136,9 @@ class Spec:
         choose("remat", self.remat, REMATS)
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
-        if self.position.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise UserError(f"position sincos2d needs a width of 8 or more divisible by 4, not {self.width}.")
+        position = self.position.position
+        if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
+            raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
         self.grid_of(self.position.image_size)
 
     @property
@@ -183,6 +216,10 @@ def _typed(name: str, value: Any, example: Any) -> Any:
             raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
         height, width = (_typed(name, side, 0) for side in value)
         return height if height == width else (height, width)
+    if isinstance(example, tuple):
+        if not isinstance(value, tuple | list):
+            raise UserError(f"{name} must be a list of whole numbers, not {value!r}.")
+        return tuple(_typed(name, each, 0) for each in value)
     kind = int if name == "resolution" else type(example)
     accepted = {int: int, float: int | float, str: str, bool: bool}[kind]
     if hasattr(value, "item"):  # a NumPy scalar

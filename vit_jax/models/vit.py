@@ -1,4 +1,4 @@
-"""The Vision Transformer (arXiv 2010.11929, equations 1 to 4): patches, positions, encoder, head."""
+"""The Vision Transformer (arXiv 2010.11929, equations 1 to 4): stem, patches, positions, encoder, head."""
 
 from typing import TypeAlias
 
@@ -11,10 +11,25 @@ from vit_jax.models.block import Tokens, dropout
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.position import TABLES
+from vit_jax.models.resnet import FeatureMap, ResNet
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
+
+
+def pixels(spec: Spec, images: Images) -> FeatureMap:
+    """Returns the images: their patches are the tokens."""
+    del spec
+    return images
+
+
+def resnet(spec: Spec, images: Images) -> FeatureMap:
+    """Returns the feature map of a ResNet, whose patches are the tokens of a hybrid (section 3.1)."""
+    return ResNet(spec.stem.stages, spec.stem.stem_width, name="stem")(images.astype(spec.dtype))
+
+
+STEMS = {"patches": pixels, "resnet": resnet}
 
 
 class Embed(nn.Module):
@@ -23,14 +38,15 @@ class Embed(nn.Module):
     spec: Spec
 
     @nn.compact
-    def __call__(self, images: Images) -> Tokens:
-        """Returns one token per patch."""
-        size, width = self.spec.stem.patch_size, self.spec.width
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, 3, width))
+    def __call__(self, x: FeatureMap) -> Tokens:
+        """Returns one token per patch of what the stem put out."""
+        stem, width = self.spec.stem, self.spec.width
+        size, channels = stem.kernel_size, stem.channels
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
         bias = self.param("bias", nn.initializers.zeros, (width,))
-        rows, columns = self.spec.grid_of(images.shape[1:3])
-        patches = images.reshape(-1, rows, size, columns, size, 3).swapaxes(2, 3)
-        patches = patches.reshape(-1, rows * columns, size * size * 3).astype(self.spec.dtype)
+        rows, columns = x.shape[1] // size, x.shape[2] // size
+        patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3)
+        patches = patches.reshape(-1, rows * columns, size * size * channels).astype(self.spec.dtype)
         return patches @ kernel.reshape(-1, width).astype(self.spec.dtype) + bias.astype(self.spec.dtype)
 
 
@@ -45,11 +61,12 @@ class ViT(nn.Module):
     ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
         """Returns the logits in float32 and named intermediates, as `Model.apply` documents them."""
         spec = self.spec
-        x = Embed(spec, name="embed")(images)
+        grid = self._grid(images)
+        x = Embed(spec, name="embed")(STEMS[spec.stem.stem](spec, images))
         if spec.class_rows:
             cls = self.param("cls", nn.initializers.zeros, (spec.width,)).astype(x.dtype)
             x = jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, spec.width)), x], axis=1)
-        table = TABLES[spec.position.position](self.param, self._grid(images), spec.class_rows, spec.width)
+        table = TABLES[spec.position.position](self.param, grid, spec.class_rows, spec.width)
         if table is not None:
             x = x + table.astype(x.dtype)
         x = constrain(dropout(self, x), ("batch", "tokens", "width"))

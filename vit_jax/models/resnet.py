@@ -1,0 +1,108 @@
+"""The ResNet under a hybrid: standardised weights, GroupNorm, post-activation bottlenecks (section 3.1, as released)."""
+
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float
+
+from vit_jax.sharding import constrain
+
+FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
+Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
+
+EPSILON = 1e-5
+
+
+def standardise(kernel: Kernel) -> Kernel:
+    """Returns (w - mean) / (deviation + 1e-5), with the mean and the deviation of each filter (1903.10520)."""
+    axes = (0, 1, 2)
+    return (kernel - kernel.mean(axes)) / (kernel.std(axes) + EPSILON)
+
+
+def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
+    """Returns `x`, in its dtype, after GroupNorm over 32 groups (epsilon 1e-6, statistics in float32).
+
+    Args:
+        x: a feature map whose channels are a multiple of 32.
+        name: of the parameters in the calling module.
+        scale: initial value of the scale.
+    """
+    scale_init = nn.initializers.constant(scale)
+    return nn.GroupNorm(32, epsilon=1e-6, dtype=x.dtype, scale_init=scale_init, name=name)(x)
+
+
+class StdConv(nn.Module):
+    """A convolution with standardised weights and no bias, padded so that ceil(rows / stride) rows come out."""
+
+    filters: int
+    size: int  # of the square kernel
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns one channel per filter, in the dtype of `x`."""
+        shape = (self.size, self.size, x.shape[-1], self.filters)
+        kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
+        strides = (self.stride, self.stride)
+        return jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+class Root(nn.Module):
+    """What halves an image twice: a convolution of 7x7, then the largest of 3x3."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns `width` channels at a quarter of the rows and columns."""
+        x = nn.relu(group_norm(StdConv(self.width, 7, stride=2, name="conv")(x), "norm"))
+        return constrain(nn.max_pool(x, (3, 3), (2, 2), "SAME"), ("batch", "rows", "columns", "channels"))
+
+
+class Unit(nn.Module):
+    """A residual bottleneck, ReLU last: 1x1, 3x3 with the stride, 1x1 to four times the width."""
+
+    width: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns `4 * width` channels."""
+        residual, wide = x, 4 * self.width
+        if self.stride > 1 or x.shape[-1] != wide:
+            residual = group_norm(StdConv(wide, 1, self.stride, name="conv_proj")(x), "norm_proj")
+        x = nn.relu(group_norm(StdConv(self.width, 1, name="conv1")(x), "norm1"))
+        x = nn.relu(group_norm(StdConv(self.width, 3, self.stride, name="conv2")(x), "norm2"))
+        x = group_norm(StdConv(wide, 1, name="conv3")(x), "norm3", scale=0.0)  # the unit starts as its residual
+        return constrain(nn.relu(residual + x), ("batch", "rows", "columns", "channels"))
+
+
+class Stage(nn.Module):
+    """Units of one width, the first of which has the stride."""
+
+    units: int
+    width: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns the last unit's output."""
+        for unit in range(self.units):
+            x = Unit(self.width, self.stride if unit == 0 else 1, name=f"unit{unit + 1}")(x)
+        return x
+
+
+class ResNet(nn.Module):
+    """The root, then stages, each but the first at half the rows and columns and twice the width of the one before."""
+
+    stages: tuple[int, ...]  # units in each
+    width: int  # of the root and of the first stage
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns the last stage's output, or the root's if there is none, in the dtype of `x`."""
+        x = Root(self.width, name="root")(x)
+        for stage, units in enumerate(self.stages):
+            x = Stage(units, self.width * 2**stage, 2 if stage else 1, name=f"stage{stage + 1}")(x)
+        return x
