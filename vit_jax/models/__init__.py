@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.position import resample
+from vit_jax.models.position import RESAMPLINGS, resample
 from vit_jax.models.spec import Spec, flatten, replace
 from vit_jax.models.vit import ViT
 
-__all__ = ["CAPTURES", "SIZES", "STEMS", "Model", "Spec", "create", "resample"]
+__all__ = ["CAPTURES", "RESAMPLINGS", "SIZES", "STEMS", "Model", "Spec", "create", "name_of", "resample"]
 
 # Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
 # mu is for tests.
@@ -142,6 +142,16 @@ def create(
         raise UserError(f"{name} names no size; give {', '.join(missing)}.")
     spec = replace(Spec(), **chosen)
     return Model(name, spec, preprocess, None if class_names is None else tuple(class_names), loss)
+
+
+def name_of(fields: dict[str, Any]) -> str:
+    """Returns the name of the models with these fields, by flat keyword: with a size, else `ViT/<patch size>`."""
+    whole = flatten(Spec()) | fields
+    options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
+    if whole["stem"] == "resnet":
+        options = [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
+    fits = [name for name in options if all(whole[field] == value for field, value in _named(name).items())]
+    return next(iter(fits), f"ViT/{whole['patch_size']}")
 
 
 def _named(name: str) -> dict[str, Any]:

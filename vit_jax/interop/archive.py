@@ -1,0 +1,145 @@
+"""An npz as what it is: arrays by name in a zip file, which whoever has it may have made.
+
+Nothing is unpickled, nothing is unpacked to disk, and what an array says of its size is checked before memory is taken.
+"""
+
+import contextlib
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import UserError
+
+# Weights hardly compress. A file may say that it holds this many times its own size, and small ones this much.
+EXPANSION, FLOOR = 20, 2**26
+CHUNK = 2**24  # bytes read at once
+SUFFIX = ".npy"
+# How the dtypes of weights are written; NumPy has no word for bfloat16.
+DTYPES = {"<f2": np.float16, "<f4": np.float32, "<f8": np.float64, "|V2": jax.dtypes.bfloat16}
+
+
+class Header(NamedTuple):
+    """What an array says of itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    columns_first: bool  # the first index runs fastest
+    start: int  # bytes before the values
+
+    @property
+    def is_weights(self) -> bool:
+        """Tells whether the values are numbers that weights are kept in."""
+        return self.dtype in map(np.dtype, DTYPES.values())
+
+
+class Archive(Mapping[str, Header]):
+    """The arrays of an open npz: headers by name; values when asked for."""
+
+    def __init__(self, path: Path, file: zipfile.ZipFile):
+        self.path = path
+        self._file = file
+        self._entries: dict[str, zipfile.ZipInfo] = {}
+        self._headers: dict[str, Header] = {}
+        for entry in file.infolist():
+            name = entry.filename.removesuffix(SUFFIX)
+            if name in self._entries:
+                raise ValueError(f"it holds two arrays called {name}")
+            self._entries[name] = entry
+        declared = sum(entry.file_size for entry in self._entries.values())
+        if declared > max(FLOOR, EXPANSION * path.stat().st_size):
+            raise ValueError(f"it says that it unpacks to {declared / 1e9:.3g} GB, which no such file of weights does")
+        for name, entry in self._entries.items():
+            self._headers[name] = _header(file, name, entry)
+
+    def __getitem__(self, name: str) -> Header:
+        return self._headers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def read(self, name: str, into: np.ndarray) -> None:
+        """Reads an array into one with as many elements, whatever its dtype, dimensions of 1 and strides.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        header = self._headers[name]
+        straight = into.flags.c_contiguous and into.dtype == header.dtype and not header.columns_first
+        values = into.reshape(-1) if straight else np.empty(into.size, header.dtype)
+        with _told(self.path), self._file.open(self._entries[name]) as stream:
+            _fill(stream, header.start, values)
+        if not straight:
+            order = "F" if header.columns_first else "C"
+            np.copyto(into, values.reshape(header.shape, order=order).reshape(into.shape), casting="same_kind")
+
+
+@contextlib.contextmanager
+def open_archive(path: Path) -> Iterator[Archive]:
+    """Opens an npz.
+
+    Raises:
+        UserError: it is none, or it is damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        with _told(path):
+            archive = Archive(path, stack.enter_context(zipfile.ZipFile(path)))
+        yield archive
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an npz, whole or not at all.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} to.")
+    partial = path.with_suffix(".partial")
+    with zipfile.ZipFile(partial, "w", allowZip64=True) as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}{SUFFIX}", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Makes a sentence of whatever the readers of zip files and of NumPy's headers find wrong, in many ways."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise UserError(f"{path} cannot be read as an npz: {reason}.") from error
+
+
+def _header(file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo) -> Header:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed in a way that NumPy does not use")
+    with file.open(entry) as stream:
+        version = np.lib.format.read_magic(stream)
+        parse = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, columns_first, dtype = parse(stream)
+        start = stream.tell()
+    if min(shape, default=0) < 0 or entry.file_size != start + math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} says that it is {dtype}{list(shape)}, which is not its size")
+    return Header(shape, np.dtype(DTYPES.get(dtype.str, dtype)), columns_first, start)
+
+
+def _fill(stream: IO[bytes], start: int, values: np.ndarray) -> None:
+    stream.read(start)
+    raw = memoryview(values.view(np.uint8))
+    for begin in range(0, len(raw), CHUNK):
+        part = stream.read(min(CHUNK, len(raw) - begin))
+        raw[begin : begin + len(part)] = part
+        if len(part) < min(CHUNK, len(raw) - begin):
+            raise EOFError("it is cut short")
+    if stream.read(1):  # at the end the checksum is compared
+        raise ValueError("an array is longer than it says")

@@ -1,0 +1,240 @@
+"""The layouts of Google's published files: vision_transformer's npz (ViT, hybrids, AugReg) and big_vision's.
+
+Both are one table, from our names to where their values lie, with the few names in which they differ as data: a file is
+read by the table, written by the same table, and what it must hold follows from it.
+
+Source of the names: google-research/vision_transformer, vit_jax/checkpoint.py and models; google-research/big_vision,
+models/vit.py.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.interop.archive import Archive, Header
+from vit_jax.interop.table import Leaf, Part, Shapes, Stack, Table, read, split
+from vit_jax.models import Spec
+
+POSITION = "Transformer/posembed_input/pos_embedding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What distinguishes one of the layouts from the others."""
+
+    name: str  # for messages
+    prefix: str  # of every name
+    numbers: tuple[int, int, int, int]  # behind LayerNorm, MultiHeadDotProductAttention, LayerNorm and MlpBlock
+    position: str  # the position table
+    class_row: bool  # the position table has a row for the class token
+    scanned: bool = False  # the blocks are stacked
+
+
+GOOGLE = Layout("google", "", (0, 1, 2, 3), POSITION, class_row=True)
+BIG_VISION = Layout("big_vision", "params/", (0, 0, 1, 0), "pos_embedding", class_row=False)
+
+
+def detect(names: Mapping[str, Any]) -> Layout | None:
+    """Returns the layout that names of arrays are of, or None."""
+    prefix = next((one for one in ("params/", "opt/target/", "") if f"{one}embedding/kernel" in names), None)
+    if prefix is None:
+        return None
+    own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    google = any(re.match(r"Transformer/encoderblock_\d+/MlpBlock_3/", name) for name in own)
+    base = GOOGLE if google else BIG_VISION
+    scanned = any(name.startswith("Transformer/encoderblock/") for name in own)
+    inside = POSITION in own  # as in vision_transformer, and in big_vision's older files
+    return dataclasses.replace(
+        base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
+    )
+
+
+def table(spec: Spec, layout: Layout) -> Table:
+    """Returns where the parameters of a model lie in a layout."""
+    norm1, attention, norm2, mlp = layout.numbers
+    names: Table = {}
+
+    def put(ours: str, theirs: str, kinds: tuple[str, ...] = ("kernel", "bias")) -> None:
+        names.update({f"{ours}/{kind}": Leaf(f"{theirs}/{kind}") for kind in kinds})
+
+    def put_norm(ours: str, theirs: str) -> None:
+        put(ours, theirs, ("scale", "bias"))
+
+    if spec.stem.stem == "resnet":
+        put("stem/root/conv", "conv_root", ("kernel",))
+        put_norm("stem/root/norm", "gn_root")
+        for stage, unit, number in _convolutions(spec):
+            ours, theirs = f"stem/stage{stage}/unit{unit}", f"block{stage}/unit{unit}"
+            sep = "_" if number == "proj" else ""
+            put(f"{ours}/conv{sep}{number}", f"{theirs}/conv{sep}{number}", ("kernel",))
+            put_norm(f"{ours}/norm{sep}{number}", f"{theirs}/gn{sep}{number}")
+    put("embed", "embedding")
+    if spec.class_rows:
+        names["cls"] = Leaf("cls", ones=2)
+    if spec.position.position == "learned":
+        names["position"] = Leaf(layout.position, ones=1)
+
+    blocks = "encoder/blocks"
+    put_norm(f"{blocks}/norm1", f"LayerNorm_{norm1}")
+    put_norm(f"{blocks}/norm2", f"LayerNorm_{norm2}")
+    for number in (0, 1):
+        put(f"{blocks}/mlp/dense{number + 1}", f"MlpBlock_{mlp}/Dense_{number}")
+    heads = f"MultiHeadDotProductAttention_{attention}"
+    put(f"{blocks}/attention/out", f"{heads}/out")
+    for kind, axis in (("kernel", 2), ("bias", 1)):  # behind the layer axis
+        parts = [Leaf(f"{heads}/{part}/{kind}") for part in ("query", "key", "value")]
+        names[f"{blocks}/attention/qkv/{kind}"] = Stack(axis, parts)
+    for name in [name for name in names if name.startswith(blocks)]:
+        names[name] = _layers(names[name], spec.depth, layout.scanned)
+    put_norm("encoder/norm", "Transformer/encoder_norm")
+
+    if spec.head.pooling == "map":
+        names["map_head/probe"] = Leaf("MAPHead_0/probe", ones=2)
+        for part in ("query", "key", "value", "out"):
+            put(f"map_head/attention/{part}", f"MAPHead_0/MultiHeadDotProductAttention_0/{part}")
+        put_norm("map_head/norm", "MAPHead_0/LayerNorm_0")
+        for number in (0, 1):
+            put(f"map_head/mlp/dense{number + 1}", f"MAPHead_0/MlpBlock_0/Dense_{number}")
+    if spec.head.pre_logits:
+        put("pre_logits", "pre_logits")
+    if spec.head.num_classes:
+        put("head", "head")
+    return names
+
+
+def _convolutions(spec: Spec) -> Iterator[tuple[int, int, str]]:
+    """Yields (stage, unit, number) of every convolution of the stages."""
+    for stage, units in enumerate(spec.stem.stages, 1):
+        for unit in range(1, units + 1):
+            yield from ((stage, unit, number) for number in (("1", "2", "3", "proj") if unit == 1 else "123"))
+
+
+def _layers(part: Part, depth: int, scanned: bool) -> Part:
+    """Returns where the stacked values lie of what `part` tells for one block."""
+
+    def of(part: Part, block: str, less: int) -> Part:
+        if isinstance(part, Stack):
+            return Stack(part.axis - less, [of(one, block, less) for one in part.parts])
+        return Leaf(f"Transformer/{block}/{part.name}")
+
+    if scanned:
+        return of(part, "encoderblock", 0)
+    return Stack(0, [of(part, f"encoderblock_{index}", 1) for index in range(depth)])
+
+
+def read_params(archive: Archive, layout: Layout, spec: Spec, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Returns the parameters of a model by our names; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    less = _folded(layout, spec)
+    if less:
+        shapes = shapes | {"position": (shapes["position"][0] - 1, spec.width)}
+    params = read(archive, table(spec, layout), shapes, layout.prefix)
+    if less:
+        params["position"] = np.pad(params["position"], ((1, 0), (0, 0)))
+    return params
+
+
+def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in this layout.
+
+    Raises:
+        UserError: the layout cannot express the model.
+    """
+    positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
+    if spec.position.position not in positions:
+        raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
+    if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
+        raise UserError(f"the {layout.name} layout holds the positions of square images only, not of {spec.grid} patches")
+    if spec.head.pooling == "map" and layout.name == "google":
+        raise UserError("the google layout has no attention pooling")
+    if spec.stem.stem == "resnet" and layout.name == "big_vision":
+        raise UserError("the big_vision layout has no hybrids")
+    if _folded(layout, spec):
+        first, rest = np.split(params["position"], [1])
+        params = params | {"cls": params["cls"] + first[0], "position": rest}
+    return split(table(spec, layout), params, layout.prefix)
+
+
+def _folded(layout: Layout, spec: Spec) -> bool:
+    """Tells whether the class token's position is part of the class token: that sum is all that a model sees."""
+    return bool(spec.class_rows) and spec.position.position == "learned" and not layout.class_row
+
+
+def infer(
+    found: Mapping[str, Header], layout: Layout, resolution: int | tuple[int, int] | None = None
+) -> tuple[Layout, dict[str, Any]]:
+    """Returns the layout, complete, and the fields of the model that arrays of these shapes are of.
+
+    Args:
+        found: headers by name.
+        layout: as detected.
+        resolution: of the images, if known; else the positions are taken for those of square ones.
+
+    Raises:
+        UserError: an array is missing that tells a field, or the positions are not those of square images.
+    """
+
+    def size(name: str, axis: int) -> int:
+        shape = found[layout.prefix + name].shape if layout.prefix + name in found else ()
+        if len(shape) < 2:
+            raise UserError(f"it has no {layout.prefix + name} that tells what model it is")
+        return shape[axis]
+
+    own = {name.removeprefix(layout.prefix) for name in found if name.startswith(layout.prefix)}
+    block = "Transformer/" + ("encoderblock" if layout.scanned else "encoderblock_0")
+    _, attention, _, mlp = layout.numbers
+    query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
+    numbered = {match[0] for name in own if (match := re.match(r"Transformer/encoderblock_\d+/", name))}
+    fields = {
+        "width": size("embedding/kernel", -1),
+        "depth": size(query, 0) if layout.scanned else len(numbered),
+        "mlp_dim": size(f"{block}/MlpBlock_{mlp}/Dense_0/kernel", -1),
+        "num_heads": size(query, -2),
+        "num_classes": size("head/kernel", -1) if "head/kernel" in own else 0,
+        "pooling": "token" if "cls" in own else "map" if "MAPHead_0/probe" in own else "gap",
+        "pre_logits": "pre_logits/kernel" in own,
+        "position": "learned" if layout.position in own else "sincos2d",
+        "patch_size": size("embedding/kernel", 0),
+    }
+    if "conv_root/kernel" in own:
+        units = {match.groups() for name in own if (match := re.match(r"block(\d+)/unit(\d+)/", name))}
+        counts = collections.Counter(int(stage) for stage, _ in units)
+        stages = tuple(counts[stage] for stage in sorted(counts))
+        fields |= {"stem": "resnet", "stages": stages, "stem_width": size("conv_root/kernel", -1)}
+        fields["patch_size"] *= stride(stages)
+    if fields["position"] == "sincos2d":
+        return layout, fields | {"resolution": resolution or _near(224, fields["patch_size"])}
+    rows, cls = size(layout.position, -2), int(fields["pooling"] == "token")
+    for class_row in (layout.class_row,) if layout.name == "google" else (False, True):
+        grid = _grid(rows - cls * class_row, fields["patch_size"], resolution)
+        if grid:
+            stored = tuple(side * fields["patch_size"] for side in grid)
+            return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
+    raise UserError(
+        f"its {rows} position rows are not those of square images; give resolution=(height, width) in pixels"
+    )
+
+
+def _near(resolution: int, patch_size: int) -> int:
+    return max(1, resolution // patch_size) * patch_size
+
+
+def _grid(rows: int, patch_size: int, resolution: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """Returns the (rows, columns) of patches that have so many position rows: square, else of the resolution given."""
+    side = math.isqrt(max(rows, 0))
+    if side and side * side == rows:
+        return side, side
+    if resolution is not None:
+        height, width = resolution if isinstance(resolution, tuple) else (resolution, resolution)
+        if (height // patch_size) * (width // patch_size) == rows:
+            return height // patch_size, width // patch_size
+    return None

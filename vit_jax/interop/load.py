@@ -1,0 +1,106 @@
+"""A model and its parameters from whatever holds them, told by its content."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError, checkpoint, choose, models, tree
+from vit_jax.interop import archive, google, ours, table
+
+Flat = dict[str, np.ndarray]  # parameters by name
+
+
+def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[models.Model, dict[str, Any]]:
+    """Returns the model and the float32 parameters that a path holds.
+
+    What files of other projects do not say is inferred from their arrays, and told on stderr.
+
+    Args:
+        path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
+            `<workdir>/checkpoints/<step>`, or an npz: ours beside its JSON file, vision_transformer's or big_vision's;
+            local or remote.
+        resample: how learned positions go to another resolution: linear, as the authors did, or bicubic.
+        **fields: what to change of the model, as for `vit_jax.create`: resolution, dtype, class_names and the like.
+
+    Raises:
+        UserError: the path holds none of these, or not the arrays of the model: names every one that is wrong.
+    """
+    choose("resample", resample, models.RESAMPLINGS)
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        where = _locate(path)
+        model, params = _read_npz(where, given) if where.is_file() else _read_checkpoint(where, given)
+        if "head/kernel" in params and not params["head/kernel"].any():
+            logging.getLogger(__name__).warning("%s: the head is all zeros, so it is for fine-tuning only", path)
+        return _at_resolution(model, params, given, resample)
+    except UserError as error:
+        raise UserError(f"{path}: {str(error).rstrip('.')}.") from error
+
+
+def _locate(path: str | Path) -> Path:
+    """Returns, here, the npz or the checkpoint folder that is meant."""
+    where = checkpoint.weights_here(path)
+    if not where.exists():
+        raise UserError("does not exist")
+    if where.is_file() or checkpoint.is_checkpoint(where):
+        return where
+    found = where / ours.WEIGHTS if (where / ours.WEIGHTS).is_file() else checkpoint.find(where)
+    if found is None:
+        raise UserError(f"holds neither {ours.WEIGHTS} nor checkpoints")
+    return found
+
+
+def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
+    with archive.open_archive(path) as file:
+        layout = google.detect(file)
+        if layout is None:
+            model = _model(*ours.arguments(ours.described(path)), given)
+            shapes = ours.shapes(model)
+            return model, table.read(file, {name: table.Leaf(name) for name in shapes}, shapes, "")
+        layout, inferred = google.infer(file, layout, given.get("resolution"))
+        model = _model(models.name_of(inferred), inferred | google.use(inferred), given)
+        params = google.read(file, layout, model.spec, ours.shapes(model))
+    print(f"{path.name}: {layout.name} layout, {_describe(model, params)}", file=sys.stderr)
+    return model, params
+
+
+def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
+    params, saved = checkpoint.read_weights(path)
+    model = _model(*ours.arguments(saved["model"]), given)
+    ours.check(model, params)
+    return model, tree.flatten(params)
+
+
+def _model(name: str, known: dict[str, Any], given: dict[str, Any]) -> models.Model:
+    """Returns the model as the user wants it, but at the resolution that it is stored at."""
+    resolution = models.create(name, **known).field("resolution")
+    return models.create(name, **(known | given | {"resolution": resolution}))
+
+
+def _at_resolution(
+    model: models.Model, params: Flat, given: dict[str, Any], method: str
+) -> tuple[models.Model, dict[str, Any]]:
+    about = ours.about(model)
+    old, size = model.spec, models.create(model.name, **(model.fields | given)).spec.position.image_size
+    if size != old.position.image_size:
+        tail = (model.preprocess or "").rpartition("|")[2]
+        pipe = f"resize({size})|{tail}".replace(" ", "") if tail else None
+        model = models.create(model.name, **(model.fields | about | {"preprocess": pipe} | given))
+        if "position" in params:
+            table = models.resample(params["position"], old.grid, model.spec.grid, old.class_rows, method)
+            params = params | {"position": table}
+    return model, tree.unflatten(params)
+
+
+def _describe(model: models.Model, params: Flat) -> str:
+    spec = model.spec
+    told = ("width", "depth", "mlp_dim", "num_heads", "stages", "stem_width")
+    words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
+    height, width = spec.position.image_size
+    words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
+    words += ["a tanh layer"] if spec.head.pre_logits else []
+    words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
+    return ", ".join(words)
