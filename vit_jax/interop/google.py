@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop.archive import Archive, Header
-from vit_jax.interop.table import Leaf, Part, Shapes, Stack, Table, read, split
-from vit_jax.models import Spec
+from vit_jax.interop import table
+from vit_jax.interop.table import Leaf, Part, Stack
+from vit_jax.models import Spec, image_size, stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 
@@ -55,10 +55,10 @@ def detect(names: Mapping[str, Any]) -> Layout | None:
     )
 
 
-def table(spec: Spec, layout: Layout) -> Table:
+def places(spec: Spec, layout: Layout) -> table.Table:
     """Returns where the parameters of a model lie in a layout."""
     norm1, attention, norm2, mlp = layout.numbers
-    names: Table = {}
+    names: table.Table = {}
 
     def put(ours: str, theirs: str, kinds: tuple[str, ...] = ("kernel", "bias")) -> None:
         names.update({f"{ours}/{kind}": Leaf(f"{theirs}/{kind}") for kind in kinds})
@@ -128,7 +128,7 @@ def _layers(part: Part, depth: int, scanned: bool) -> Part:
     return Stack(0, [of(part, f"encoderblock_{index}", 1) for index in range(depth)])
 
 
-def read_params(archive: Archive, layout: Layout, spec: Spec, shapes: Shapes) -> dict[str, np.ndarray]:
+def read(archive: table.Archive, layout: Layout, spec: Spec, shapes: table.Shapes) -> dict[str, np.ndarray]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -137,7 +137,7 @@ def read_params(archive: Archive, layout: Layout, spec: Spec, shapes: Shapes) ->
     less = _folded(layout, spec)
     if less:
         shapes = shapes | {"position": (shapes["position"][0] - 1, spec.width)}
-    params = read(archive, table(spec, layout), shapes, layout.prefix)
+    params = table.read(archive, places(spec, layout), shapes, layout.prefix)
     if less:
         params["position"] = np.pad(params["position"], ((1, 0), (0, 0)))
     return params
@@ -161,7 +161,7 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
     if _folded(layout, spec):
         first, rest = np.split(params["position"], [1])
         params = params | {"cls": params["cls"] + first[0], "position": rest}
-    return split(table(spec, layout), params, layout.prefix)
+    return table.split(places(spec, layout), params, layout.prefix)
 
 
 def _folded(layout: Layout, spec: Spec) -> bool:
@@ -170,7 +170,7 @@ def _folded(layout: Layout, spec: Spec) -> bool:
 
 
 def infer(
-    found: Mapping[str, Header], layout: Layout, resolution: int | tuple[int, int] | None = None
+    found: table.Archive, layout: Layout, resolution: Any = None
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout, complete, and the fields of the model that arrays of these shapes are of.
 
@@ -189,6 +189,7 @@ def infer(
             raise UserError(f"it has no {layout.prefix + name} that tells what model it is")
         return shape[axis]
 
+    given = None if resolution is None else image_size(resolution)
     own = {name.removeprefix(layout.prefix) for name in found if name.startswith(layout.prefix)}
     block = "Transformer/" + ("encoderblock" if layout.scanned else "encoderblock_0")
     _, attention, _, mlp = layout.numbers
@@ -212,10 +213,10 @@ def infer(
         fields |= {"stem": "resnet", "stages": stages, "stem_width": size("conv_root/kernel", -1)}
         fields["patch_size"] *= stride(stages)
     if fields["position"] == "sincos2d":
-        return layout, fields | {"resolution": resolution or _near(224, fields["patch_size"])}
+        return layout, fields | {"resolution": given or (_near(224, fields["patch_size"]),) * 2}
     rows, cls = size(layout.position, -2), int(fields["pooling"] == "token")
     for class_row in (layout.class_row,) if layout.name == "google" else (False, True):
-        grid = _grid(rows - cls * class_row, fields["patch_size"], resolution)
+        grid = _grid(rows - cls * class_row, fields["patch_size"], given)
         if grid:
             stored = tuple(side * fields["patch_size"] for side in grid)
             return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
@@ -224,17 +225,24 @@ def infer(
     )
 
 
+def use(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns how a published model is used, which its file does not say: keywords of `vit_jax.create`.
+
+    Preprocessing as the authors evaluate fine-tuned models (vision_transformer, vit_jax/input_pipeline.py).
+    """
+    height, width = fields["resolution"]
+    return {"preprocess": f"resize(({height},{width}))|value_range(-1,1)"}
+
+
 def _near(resolution: int, patch_size: int) -> int:
     return max(1, resolution // patch_size) * patch_size
 
 
-def _grid(rows: int, patch_size: int, resolution: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the (rows, columns) of patches that have so many position rows: square, else of the resolution given."""
+def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Returns the (rows, columns) of patches that have so many position rows: square, else of images of the size given."""
     side = math.isqrt(max(rows, 0))
     if side and side * side == rows:
         return side, side
-    if resolution is not None:
-        height, width = resolution if isinstance(resolution, tuple) else (resolution, resolution)
-        if (height // patch_size) * (width // patch_size) == rows:
-            return height // patch_size, width // patch_size
+    if size and (size[0] // patch_size) * (size[1] // patch_size) == rows:
+        return size[0] // patch_size, size[1] // patch_size
     return None

@@ -1,5 +1,6 @@
 """A model and its parameters from whatever holds them, told by its content."""
 
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -83,16 +84,19 @@ def _model(name: str, known: dict[str, Any], given: dict[str, Any]) -> models.Mo
 def _at_resolution(
     model: models.Model, params: Flat, given: dict[str, Any], method: str
 ) -> tuple[models.Model, dict[str, Any]]:
-    about = ours.about(model)
-    old, size = model.spec, models.create(model.name, **(model.fields | given)).spec.position.image_size
-    if size != old.position.image_size:
-        tail = (model.preprocess or "").rpartition("|")[2]
-        pipe = f"resize({size})|{tail}".replace(" ", "") if tail else None
-        model = models.create(model.name, **(model.fields | about | {"preprocess": pipe} | given))
-        if "position" in params:
-            table = models.resample(params["position"], old.grid, model.spec.grid, old.class_rows, method)
-            params = params | {"position": table}
-    return model, tree.unflatten(params)
+    old = model.spec
+    resolution = given.get("resolution", model.field("resolution"))
+    spec = models.create(model.name, **(model.fields | {"resolution": resolution})).spec
+    if spec.position.image_size == old.position.image_size:
+        return model, tree.unflatten(params)
+    if "position" in params:
+        positions = models.resample(params["position"], old.grid, spec.grid, old.class_rows, method)
+        params = params | {"position": positions}
+    pipe = given.get("preprocess")
+    if pipe is None and model.preprocess:
+        height, width = spec.position.image_size
+        pipe = f"resize(({height},{width}))|{model.preprocess.rpartition('|')[2]}"
+    return dataclasses.replace(model, spec=spec, preprocess=pipe), tree.unflatten(params)
 
 
 def _describe(model: models.Model, params: Flat) -> str:

@@ -18,6 +18,11 @@ def _at_least_one(part: Any, name: str) -> None:
         raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
 
 
+def stride(stages: tuple[int, ...]) -> int:
+    """Returns the pixels, on a side, under one position of the feature map of a ResNet with such stages."""
+    return 4 * 2 ** max(0, len(stages) - 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stem:
     """How an image becomes tokens: square patches, of its pixels or of a ResNet's feature map, each projected linearly
@@ -45,7 +50,7 @@ class Stem:
     @property
     def stride(self) -> int:
         """Pixels of the image, on a side, under one position of what the patches are taken of."""
-        return 1 if self.stem == "patches" else 4 * 2 ** max(0, len(self.stages) - 1)
+        return 1 if self.stem == "patches" else stride(self.stages)
 
     @property
     def channels(self) -> int:
@@ -207,6 +212,15 @@ def replace(spec: Spec, **flat: Any) -> Spec:
         elif field.name in given:
             changes[field.name] = given[field.name]
     return dataclasses.replace(spec, **changes)
+
+
+def image_size(resolution: Any) -> tuple[int, int]:
+    """Returns (height, width) in pixels of a resolution as a user gives it.
+
+    Raises:
+        UserError: it is not one or two sizes.
+    """
+    return Position(resolution=_typed("resolution", resolution, 0)).image_size
 
 
 def _typed(name: str, value: Any, example: Any) -> Any:
