@@ -1,9 +1,9 @@
 """What the classes of published heads are called, in the order of their logits.
 
 `imagenet2012.txt` holds a synset and its first two lemmas a line, told apart where two synsets had the same;
-`imagenet21k.txt` a synset and its first lemma, in the order of Google's ImageNet-21k checkpoints. Synsets and lemmas are
-those of ImageNet and WordNet, as timm 1.0.31 lists them in `imagenet_synsets.txt`, `imagenet21k_goog_synsets.txt` and
-`imagenet_synset_to_lemma.txt`.
+`imagenet21k.txt` a synset and its first lemma, in the order of Google's ImageNet-21k checkpoints. Synsets and lemmas
+are those of ImageNet and WordNet, as timm 1.0.31 lists them in `imagenet_synsets.txt`, `imagenet21k_goog_synsets.txt`
+and `imagenet_synset_to_lemma.txt`.
 """
 
 import collections

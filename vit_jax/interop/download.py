@@ -91,6 +91,13 @@ def _place(address: str) -> Path:
     return Path(*(quote(name, safe="+") for name in names))
 
 
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Is sent on only to where one may ask."""
+
+    def redirect_request(self, request, answer, code, message, headers, address):
+        return super().redirect_request(request, answer, code, message, headers, _https(address))
+
+
 @contextlib.contextmanager
 def _opened(address: str, path: Path) -> Iterator[Any]:
     """Asks for a file; a proxy is taken from the environment.
@@ -100,7 +107,7 @@ def _opened(address: str, path: Path) -> Iterator[Any]:
     """
     otherwise = f"download it elsewhere and put it at {path}."
     try:
-        answer = urllib.request.urlopen(address, timeout=limits.SECONDS)
+        answer = urllib.request.build_opener(_Redirect).open(address, timeout=limits.SECONDS)
     except urllib.error.HTTPError as error:
         with error:
             status = f"HTTP status {error.code} {error.reason}"
@@ -112,7 +119,6 @@ def _opened(address: str, path: Path) -> Iterator[Any]:
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"cannot reach {address}: {_reason(error)}; {otherwise}") from error
     with answer:
-        _https(answer.url)  # where we were sent on to
         yield answer
 
 
@@ -130,7 +136,9 @@ def _checked(address: str, size: str | None, answer: Any) -> Iterator[bytes]:
     if total is not None and not _fits(total, size):
         raise UserError(f"{address} holds {total} bytes, not the {size} that are listed: it is another file by now.")
     name = unquote(address.rpartition("/")[2])
-    with tqdm(desc=name, total=total, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True) as bar:
+    # Once a second: where it is not drawn over, as in a log file, each update is a line.
+    scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
         while part := _read(address, answer):
             digest.update(part)
             came += len(part)
