@@ -48,7 +48,7 @@ OWNERS = {
     "google": r"vit_jax\.data\.example",  # protobuf
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
-    "tqdm": r"vit_jax\.(log|pack)",
+    "tqdm": r"vit_jax\.(log|pack|interop\.download)",
     "argparse": r"vit_jax\.(evaluate|pack|predict)",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "configs": "nothing",

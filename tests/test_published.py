@@ -1,0 +1,269 @@
+"""The published checkpoints: what is listed of them, how they are downloaded, what their classes are called."""
+
+import base64
+import concurrent.futures
+import contextlib
+import hashlib
+import http.server
+import os
+import re
+import socket
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from vit_jax import UserError, limits
+from vit_jax.interop import classes, download, published
+
+WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
+# Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
+BACKBONES = {
+    "ViT-Ti/16": 5_524_416,
+    "ViT-S/32": 22_493_952,
+    "ViT-S/16": 21_665_664,
+    "ViT-B/32": 87_455_232,
+    "ViT-B/16": 85_798_656,
+    "ViT-B/8": 85_807_872,
+    "ViT-L/32": 305_510_400,
+    "ViT-L/16": 303_301_632,
+    "ViT-H/14": 630_764_800,
+    "R+ViT-Ti/16": 6_144_704,
+    "R26+ViT-S/32": 36_046_912,
+    "R26+ViT-B/32": 100_614_976,
+    "R50+ViT-B/16": 97_890_112,
+    "R50+ViT-L/32": 327_969_856,
+}
+ALL = published.list_models()
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_the_list_is_consistent(one):
+    assert re.fullmatch(r"(R\d*\+)?ViT-(Ti|S|B|L|H)/\d+", one.model)
+    data = one.data.rpartition("+")[2]
+    assert re.fullmatch(rf"{re.escape(one.model)}(-[a-z0-9-]+)?-{data}(-{one.resolution})?", one.name)
+    bucket = {"google": "vit_models", "big_vision": "big_vision"}[one.layout]
+    assert re.fullmatch(rf"https://storage\.googleapis\.com/{bucket}/[\w/%.-]+\.npz", one.address)
+    assert one.data in ("imagenet21k", "imagenet2012", "imagenet21k+imagenet2012")
+    assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and classes.wnids(one.head)
+    assert one.accuracy is None or 50 < one.accuracy < 95
+    assert (one.accuracy is None) == (one.of == "") and one.source
+    assert published.find(one.name) == one
+
+
+def test_names_and_addresses_are_unique():
+    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 75
+
+
+@pytest.mark.parametrize("one", [one for one in ALL if one.size], ids=lambda one: one.name)
+def test_sizes_are_those_of_float32_parameters(one):
+    width = WIDTHS[re.search(r"ViT-(\w+)/", one.model)[1]]
+    count = BACKBONES[one.model] + (width + 1) * one.head
+    if one.name.endswith(f"{one.model}-imagenet21k"):
+        count += (width + 1) * width  # pre_logits
+    number, unit = one.size.split()
+    assert float(number) * download.UNITS[unit] == pytest.approx(4 * count, rel=0.02)
+
+
+def test_searching():
+    assert [one.resolution for one in published.list_models("ViT-B/16-imagenet2012-*")] == [224, 384]
+    assert len(published.list_models("R*+ViT-*")) > 10 and published.find("ViT-B/16-augreg-imagenet2012-384").accuracy
+    assert published.list_models("vit-b*") == () and published.find("ViT-B/17") is None
+
+
+def test_tables_are_aligned():
+    table = published.list_models("ViT-H*")
+    assert repr(table).splitlines() == [
+        "name                  layout  data         resolution   head  accuracy      size  address",
+        "ViT-H/14-imagenet21k  google  imagenet21k         224  21843            2.46 GiB  " + table[0].address,
+    ]
+    assert table._repr_html_().count("<tr>") == 2 and "<td style" in table._repr_html_()
+    assert repr(published.list_models("nothing")).split() == list(published.SHOWN)
+
+
+def test_classes():
+    short, long = classes.names(1000), classes.names(21843)
+    assert (short[0], short[207], short[281]) == ("tench, Tinca tinca", "golden retriever", "tabby, tabby cat")
+    assert {"crane (bird)", "crane (machine)", "maillot", "maillot, tank suit"} <= set(short)
+    assert long[0] == "organism" and classes.wnids(21843)[0] == "n00004475" and "crane (n02012849)" in long
+    for count in (1000, 21843):
+        assert len(set(classes.names(count))) == len(set(classes.wnids(count))) == count
+        assert list(classes.wnids(count)) == sorted(classes.wnids(count))
+        assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in classes.wnids(count)) and all(classes.names(count))
+    # ImageNet-21k as Google packed it has no teddy bear.
+    assert set(classes.wnids(1000)) - set(classes.wnids(21843)) == {"n04399382"}
+    assert classes.names(10) is None and classes.wnids(10) is None
+
+
+CONTENT = os.urandom(3 * 2**20 + 5)
+
+
+def md5(content):
+    return "crc32c=AAAAAA==,md5=" + base64.b64encode(hashlib.md5(content).digest()).decode()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers by the file's name; slowly enough that two ask at once."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        time.sleep(0.02)
+        kind = self.path.rpartition("/")[2]
+        if kind.isdigit():
+            self.send_error(int(kind))
+            return
+        if kind == "elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "http://nobody.invalid/x")
+            self.end_headers()
+            return
+        self.send_response(200)
+        if kind != "unsaid":
+            self.send_header("Content-Length", len(CONTENT) + (7 if kind in ("short", "silent") else 0))
+        if kind in ("right", "wrong"):
+            self.send_header("x-goog-hash", md5(CONTENT if kind == "right" else b""))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # who asked may have gone
+            self.wfile.write(CONTENT)
+        if kind == "silent":
+            time.sleep(0.6)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.asked = []
+        server.address = f"http://127.0.0.1:{server.server_port}/bucket"
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def here(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_file_is_downloaded_once(server, tmp_path, capsys):
+    path = download.fetch(f"{server.address}/a%2Bb/right", "3.00 MiB")
+    assert path == tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "a+b" / "right"
+    assert path.read_bytes() == CONTENT and here(tmp_path) == ["right"]
+    assert "100%" in capsys.readouterr().err
+    assert download.fetch(f"{server.address}/a%2Bb/right") == path and len(server.asked) == 1
+    path.write_bytes(b"damaged")
+    assert download.fetch(f"{server.address}/a%2Bb/right").read_bytes() == b"damaged"
+    assert download.fetch(f"{server.address}/a%2Bb/right", "3 MiB").read_bytes() == CONTENT and len(server.asked) == 2
+    assert download.fetch(f"{server.address}/unsaid").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "sentence"),
+    [
+        ("wrong", None, "/wrong was damaged on its way: its MD5 is not"),
+        ("short", None, rf"/short was cut short after {len(CONTENT)} of {len(CONTENT) + 7} bytes; try again\.$"),
+        ("right", "3.02 MiB", rf"/right holds {len(CONTENT)} bytes, not the 3\.02 MiB that are listed"),
+        ("unsaid", "2 MiB", rf"/unsaid holds {len(CONTENT)} bytes, not the 2 MiB that are listed"),
+        ("silent", None, r"/silent sent nothing for 0\.3 s; try again\.$"),
+        ("404", None, r"^there is no http://127\S+/404 \(HTTP status 404 Not Found\)\.$"),
+        ("403", None, r"^no permission to read http://127\S+/403 \(HTTP status 403 Forbidden\)\.$"),
+        ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* at .*/503\.$"),
+        ("elsewhere", None, r"^cannot download http://nobody\.invalid/x: give https://HOST/PATH"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_leaves_nothing(server, tmp_path, monkeypatch, name, size, sentence):
+    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    with pytest.raises(UserError, match=sentence):
+        download.fetch(f"{server.address}/{name}", size)
+    assert here(tmp_path) == []
+
+
+def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    path = tmp_path / "published" / f"127.0.0.1%3A{port}" / "x.npz"
+    with pytest.raises(UserError) as told:
+        download.fetch(f"http://127.0.0.1:{port}/x.npz")
+    reason = "Connection refused; download it elsewhere and put it at"
+    assert str(told.value) == f"cannot reach http://127.0.0.1:{port}/x.npz: {reason} {path}."
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"1")
+    assert download.fetch(f"http://127.0.0.1:{port}/x.npz") == path
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://host/a/../b",
+        "https://host/a/%2e%2E/b",
+        "https://host//b",
+        "https://host/a/",
+        "https://host",
+        "https://../b",
+        "gs://bucket/../b",
+        "http://host/b",
+        "https://[host/b",
+        "ftp://host/b",
+        "/etc/passwd",
+        "file:///etc/passwd",
+    ],
+)
+def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "build_opener", None)
+    with pytest.raises(UserError, match=r"^cannot download \S+: .*\.$"):
+        download.fetch(address)
+
+
+def test_what_lies_where():
+    place = "storage.googleapis.com/vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
+    address = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
+    assert download._https("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
+    assert str(download._place(address)) == place
+    assert str(download._place("https://host/a%2F..%2Fb c?d/e")) == "host/a%2F..%2Fb%20c%3Fd%2Fe"
+
+
+def test_several_at_once_do_not_disturb_each_other(server, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: download.fetch(f"{server.address}/right"), range(4)))
+    assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT and here(tmp_path) == ["right"]
+
+
+def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_path, monkeypatch):
+    old = tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "x.partial"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"1")
+    os.utime(old, (0, 0))
+
+    def interrupted(address, answer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        download.fetch(f"{server.address}/right")
+    assert here(tmp_path) == []
+
+
+def test_a_disk_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
+    def full(**kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download.tempfile, "NamedTemporaryFile", full)
+        with pytest.raises(UserError, match=r"cannot write to .*/bucket: No space left on device; VIT_JAX_CACHE may"):
+            download.fetch(f"{server.address}/right")
+    with pytest.raises(UserError, match=r"cannot write to .*: File name too long"):
+        download.fetch(f"{server.address}/{'x' * 300}")
+    (tmp_path / "published" / "file").touch()
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "published" / "file"))
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
+        download.fetch(f"{server.address}/right")

@@ -1,0 +1,193 @@
+"""Public files by address, kept below the cache until somebody removes them.
+
+Unlike the copies in `cache`, which are of a user's own data and bounded in size, these never change and are few.
+"""
+
+import base64
+import contextlib
+import hashlib
+import http.client
+import re
+import string
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from tqdm import tqdm
+
+from vit_jax import UserError, cache, limits
+
+GOOGLE = "storage.googleapis.com"
+HERE = ("localhost", "127.0.0.1")  # where nobody listens in
+PART = 2**20  # bytes
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+ABANDONED = 24 * 3600  # seconds after which nobody goes on writing an unfinished file
+
+
+def fetch(address: str, size: str | None = None) -> Path:
+    """Returns where a file lies here, downloaded if it is not here yet.
+
+    Args:
+        address: `https://HOST/PATH`, or `gs://BUCKET/NAME` of a public file.
+        size: as a catalogue lists it, `393.69 MiB`: the file may differ by one of the last digit.
+
+    Raises:
+        UserError: it cannot be reached, is not what it should be, or cannot be written.
+    """
+    address = _https(address)
+    path = cache.root() / "published" / _place(address)
+    with _told(path.parent):
+        if path.is_file() and _fits(path.stat().st_size, size):
+            return path
+    with _opened(address, path) as answer, _told(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        # A name of its own, so that others may do the same meanwhile.
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+            partial = Path(file.name)
+            try:
+                for part in _checked(address, size, answer):
+                    file.write(part)
+                file.flush()
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+    return path
+
+
+def _https(address: str) -> str:
+    """Returns the address to ask.
+
+    Raises:
+        UserError: it is of no kind that can be asked safely.
+    """
+    if address.startswith("gs://"):
+        address = f"https://{GOOGLE}/{quote(address.removeprefix('gs://'))}"
+    address = quote(address, safe=string.punctuation)  # spaces, and letters beyond ASCII
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address)
+        if parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in HERE)):
+            return address
+    raise UserError(f"cannot download {address}: give https://HOST/PATH or gs://BUCKET/NAME.")
+
+
+def _place(address: str) -> Path:
+    """Returns the path relative to our folder, host first, which never leaves it.
+
+    Raises:
+        UserError: the address would.
+    """
+    parts = urlsplit(address)
+    names = [unquote(name) for name in (parts.netloc, *parts.path.removeprefix("/").split("/"))]
+    if parts.query:
+        names[-1] += f"?{parts.query}"
+    if {"", ".", ".."} & set(names):
+        raise UserError(f"cannot download {address}: its path must name a file, without empty parts and without '..'.")
+    return Path(*(quote(name, safe="+") for name in names))
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Is sent on only to where one may ask."""
+
+    def redirect_request(self, request, answer, code, message, headers, address):
+        return super().redirect_request(request, answer, code, message, headers, _https(address))
+
+
+@contextlib.contextmanager
+def _opened(address: str, path: Path) -> Iterator[Any]:
+    """Asks for a file; a proxy is taken from the environment.
+
+    Raises:
+        UserError: nobody answers, or not with the file.
+    """
+    otherwise = f"download it elsewhere and put it at {path}."
+    try:
+        answer = urllib.request.build_opener(_Redirect).open(address, timeout=limits.SECONDS)
+    except urllib.error.HTTPError as error:
+        with error:
+            status = f"HTTP status {error.code} {error.reason}"
+        if error.code == 404:
+            raise UserError(f"there is no {address} ({status}).") from error
+        if error.code in (401, 403):
+            raise UserError(f"no permission to read {address} ({status}).") from error
+        raise UserError(f"cannot read {address} ({status}); try again later, or {otherwise}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"cannot reach {address}: {_reason(error)}; {otherwise}") from error
+    with answer:
+        yield answer
+
+
+def _checked(address: str, size: str | None, answer: Any) -> Iterator[bytes]:
+    """Yields the parts of an answer as they come, and tells their progress.
+
+    Raises:
+        UserError: the server falls silent, or what came is not what it or the catalogue said.
+    """
+    length = answer.headers.get("Content-Length")
+    said = re.search(r"\bmd5=([\w+/]+=*)", ", ".join(answer.headers.get_all("x-goog-hash", [])))
+    digest = hashlib.md5(usedforsecurity=False)
+    came = 0
+    total = None if length is None else int(length)
+    if total is not None and not _fits(total, size):
+        raise UserError(f"{address} holds {total} bytes, not the {size} that are listed: it is another file by now.")
+    name = unquote(address.rpartition("/")[2])
+    # Once a second: where it is not drawn over, as in a log file, each update is a line.
+    scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
+        while part := _read(address, answer):
+            digest.update(part)
+            came += len(part)
+            bar.update(len(part))
+            yield part
+    if total is not None and came != total:
+        raise UserError(f"{address} was cut short after {came} of {total} bytes; try again.")
+    if not _fits(came, size):
+        raise UserError(f"{address} holds {came} bytes, not the {size} that are listed: it is another file by now.")
+    if said and base64.b64decode(said[1]) != digest.digest():
+        raise UserError(f"{address} was damaged on its way: its MD5 is not what the server says; try again.")
+
+
+def _read(address: str, answer: Any) -> bytes:
+    try:
+        return answer.read1(PART)  # what is there: a limit for silence, not for a whole part
+    except TimeoutError as error:
+        raise UserError(f"{address} sent nothing for {limits.SECONDS:g} s; try again.") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"{address} was cut short: {_reason(error)}; try again.") from error
+
+
+def _fits(came: int, size: str | None) -> bool:
+    """Returns whether so many bytes may be a listed size, which is rounded or cut to its last digit."""
+    if not size:
+        return True
+    number, unit = size.split()
+    step = 10.0 ** -len(number.partition(".")[2])
+    return abs(came - float(number) * UNITS[unit]) <= step * UNITS[unit] * (unit != "B")
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed processes left."""
+    for partial in folder.glob("*.partial"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - partial.stat().st_mtime > ABANDONED:
+                partial.unlink()
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write to {folder}: {reason}; VIT_JAX_CACHE may name another folder.") from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns what went wrong, without Python's wrapping."""
+    inner = getattr(error, "reason", error)
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
