@@ -49,7 +49,7 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
     "tqdm": r"vit_jax\.(log|pack|interop\.download)",
-    "argparse": r"vit_jax\.(evaluate|pack|predict)",
+    "argparse": r"vit_jax\.(convert|evaluate|pack|predict)",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "configs": "nothing",
     "tensorflow": "nothing",

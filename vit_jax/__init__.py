@@ -1,6 +1,7 @@
 """The Vision Transformer paper (arXiv 2010.11929) in JAX/Flax.
 
-`create(name, **fields)` makes a model, `load(path)` reads one with its weights, `save(path, model, params)` writes it;
+`create(name, **fields)` makes a model, `load(path)` reads one with its weights, `list_models()` shows the published
+ones, `save(path, model, params)` writes one;
 `vit_jax.train.train(config, workdir)` trains one. Nothing heavy is imported before it is used.
 """
 
@@ -10,7 +11,8 @@ from typing import Any
 from vit_jax.errors import BUGS, NoAnswer, NonFiniteLoss, UserError, choose
 
 __version__ = "0.1.0"
-__all__ = ["BUGS", "NoAnswer", "NonFiniteLoss", "UserError", "choose", "create", "load", "save", "train"]
+__all__ = ["BUGS", "NoAnswer", "NonFiniteLoss", "UserError", "choose", "create", "list_models"]
+__all__ += ["load", "save", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,7 +20,7 @@ def __getattr__(name: str) -> Any:
         from vit_jax.models import create
 
         return create
-    if name in ("load", "save"):
+    if name in ("list_models", "load", "save"):
         from vit_jax import interop
 
         return getattr(interop, name)

@@ -12,12 +12,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import table
+from vit_jax.interop import classes, table
 from vit_jax.interop.table import Leaf, Part, Stack
 from vit_jax.models import Spec, image_size, stride
 
@@ -153,7 +153,9 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
     if spec.position.position not in positions:
         raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
     if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
-        raise UserError(f"the {layout.name} layout holds the positions of square images only, not of {spec.grid} patches")
+        raise UserError(
+            f"the {layout.name} layout holds the positions of square images only, not of {spec.grid} patches"
+        )
     if spec.head.pooling == "map" and layout.name == "google":
         raise UserError("the google layout has no attention pooling")
     if spec.stem.stem == "resnet" and layout.name == "big_vision":
@@ -169,9 +171,7 @@ def _folded(layout: Layout, spec: Spec) -> bool:
     return bool(spec.class_rows) and spec.position.position == "learned" and not layout.class_row
 
 
-def infer(
-    found: table.Archive, layout: Layout, resolution: Any = None
-) -> tuple[Layout, dict[str, Any]]:
+def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout, complete, and the fields of the model that arrays of these shapes are of.
 
     Args:
@@ -228,10 +228,13 @@ def infer(
 def use(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns how a published model is used, which its file does not say: keywords of `vit_jax.create`.
 
-    Preprocessing as the authors evaluate fine-tuned models (vision_transformer, vit_jax/input_pipeline.py).
+    Preprocessing is what the authors evaluate fine-tuned models with (vision_transformer, vit_jax/input_pipeline.py).
+    So many classes as ImageNet and ImageNet-21k have are taken for theirs; the latter was learned by a sigmoid.
     """
     height, width = fields["resolution"]
-    return {"preprocess": f"resize(({height},{width}))|value_range(-1,1)"}
+    names = classes.names(fields["num_classes"])
+    loss = "sigmoid" if names and len(names) > 1000 else "softmax"
+    return {"preprocess": f"resize(({height},{width}))|value_range(-1,1)", "class_names": names, "loss": loss}
 
 
 def _near(resolution: int, patch_size: int) -> int:

@@ -1,15 +1,10 @@
-"""Our own layout: an npz of float32 arrays by name, and a JSON file that says which model they are."""
+"""What a model is, as JSON: beside the npz of our own layout, and in every checkpoint."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from vit_jax import UserError, choose, models, tree
-from vit_jax.interop import archive
+from vit_jax import UserError, choose, models
 
 WEIGHTS = "model.npz"
 
@@ -62,34 +57,8 @@ def described(path: Path) -> Any:
         raise UserError(f"{beside.name} is no JSON: {error}") from error
 
 
-def shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's parameters by name."""
-    spec = model.spec
-    # Fixed positions are no parameters: their table, maybe a large one, need not be made.
-    learned = spec.position.position == "learned"
-    size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
-    wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, *size, 3), jnp.float32))
-    return {name: leaf.shape for name, leaf in tree.flatten(wanted).items()}
-
-
-def check(model: models.Model, params: Mapping[str, Any]) -> None:
-    """Compares parameters with what a model wants.
-
-    Raises:
-        UserError: names every array that is missing, unexpected, or of another shape or type.
-    """
-    wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes(model).items()}
-    if wrong := tree.differences(params, wanted):
-        raise UserError(f"the arrays are not those of the {model.name} described: {'; '.join(wrong)}.")
-
-
-def write(path: Path, model: models.Model, arrays: Mapping[str, Any]) -> None:
-    """Writes the pair of files, each whole or not at all.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    archive.write(path, arrays)
+def write(path: Path, model: models.Model) -> None:
+    """Writes what a model is, whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(about(model), indent=2) + "\n")
-    partial.replace(path.with_suffix(".json"))
+    partial.replace(path)

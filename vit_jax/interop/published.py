@@ -23,6 +23,8 @@ import functools
 import html
 from pathlib import Path
 
+from vit_jax.interop import download
+
 LIST = Path(__file__).with_name("published.csv")
 SHOWN = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")  # in a table
 NUMBERS = ("resolution", "head", "accuracy", "size")  # right-aligned
@@ -95,6 +97,19 @@ def list_models(pattern: str = "*") -> Table:
 def find(name: str) -> Published | None:
     """Returns the published checkpoint of that name, if there is one."""
     return _all().get(name)
+
+
+def bring(name: str) -> Path | None:
+    """Returns where the file of a published checkpoint, or of an https address, lies here, downloaded if need be; None
+    if the name is neither.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    known = find(name)
+    if known:
+        return download.fetch(known.address, known.size or None)
+    return download.fetch(name) if name.startswith(("https://", "http://")) else None
 
 
 @functools.cache

@@ -14,7 +14,19 @@ from vit_jax.models.position import RESAMPLINGS, resample
 from vit_jax.models.spec import Spec, flatten, image_size, replace, stride
 from vit_jax.models.vit import ViT
 
-__all__ = ["CAPTURES", "RESAMPLINGS", "SIZES", "STEMS", "Model", "Spec", "create", "image_size", "name_of", "resample", "stride"]
+__all__ = [
+    "CAPTURES",
+    "RESAMPLINGS",
+    "SIZES",
+    "STEMS",
+    "Model",
+    "Spec",
+    "create",
+    "image_size",
+    "name_of",
+    "resample",
+    "stride",
+]
 
 # Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
 # mu is for tests.

@@ -1,15 +1,20 @@
-"""A model and its parameters from whatever holds them, told by its content."""
+"""A model and its parameters from whatever holds them, told by its content; and into a file of one of the layouts."""
 
 import dataclasses
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, tree
-from vit_jax.interop import archive, google, ours, table
+from vit_jax.interop import archive, google, ours, published, table
+
+LAYOUTS = {"ours": None, "google": google.GOOGLE, "big_vision": google.BIG_VISION}
 
 Flat = dict[str, np.ndarray]  # parameters by name
 
@@ -22,7 +27,7 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
     Args:
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
             `<workdir>/checkpoints/<step>`, or an npz: ours beside its JSON file, vision_transformer's or big_vision's;
-            local or remote.
+            local or remote; or the name of a published checkpoint, see `vit_jax.list_models`, which is downloaded.
         resample: how learned positions go to another resolution: linear, as the authors did, or bicubic.
         **fields: what to change of the model, as for `vit_jax.create`: resolution, dtype, class_names and the like.
 
@@ -41,11 +46,36 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
         raise UserError(f"{path}: {str(error).rstrip('.')}.") from error
 
 
+def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
+    """Writes `<name>.npz`: float32 arrays by the names of a layout.
+
+    Args:
+        path: ends in .npz.
+        model: what the parameters are of.
+        params: its parameters.
+        layout: ours, with `<name>.json` beside it (model, preprocessing, class names); google, vision_transformer's;
+            or big_vision. The last two hold the arrays alone.
+
+    Raises:
+        UserError: the path does not end in .npz, the parameters are not the model's, or the layout cannot express it.
+    """
+    wanted = LAYOUTS[choose("layout", layout, LAYOUTS)]
+    path = Path(path).expanduser()
+    if path.suffix != ".npz":
+        raise UserError(f"cannot write {path.name}: give a path that ends in .npz.")
+    _check(model, params)
+    arrays = {name: np.asarray(leaf, np.float32) for name, leaf in tree.flatten(params).items()}
+    archive.write(path, google.arrays(arrays, model.spec, wanted) if wanted else arrays)
+    if wanted is None:
+        ours.write(path.with_suffix(".json"), model)
+
+
 def _locate(path: str | Path) -> Path:
     """Returns, here, the npz or the checkpoint folder that is meant."""
-    where = checkpoint.weights_here(path)
+    downloaded = published.bring(str(path))
+    where = downloaded or checkpoint.weights_here(path)
     if not where.exists():
-        raise UserError("does not exist")
+        raise UserError("there is no such path, nor such a published checkpoint (vit_jax.list_models() shows them)")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where
     found = where / ours.WEIGHTS if (where / ours.WEIGHTS).is_file() else checkpoint.find(where)
@@ -59,11 +89,11 @@ def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
         layout = google.detect(file)
         if layout is None:
             model = _model(*ours.arguments(ours.described(path)), given)
-            shapes = ours.shapes(model)
+            shapes = _shapes(model)
             return model, table.read(file, {name: table.Leaf(name) for name in shapes}, shapes, "")
         layout, inferred = google.infer(file, layout, given.get("resolution"))
         model = _model(models.name_of(inferred), inferred | google.use(inferred), given)
-        params = google.read(file, layout, model.spec, ours.shapes(model))
+        params = google.read(file, layout, model.spec, _shapes(model))
     print(f"{path.name}: {layout.name} layout, {_describe(model, params)}", file=sys.stderr)
     return model, params
 
@@ -71,7 +101,7 @@ def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
 def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
     params, saved = checkpoint.read_weights(path)
     model = _model(*ours.arguments(saved["model"]), given)
-    ours.check(model, params)
+    _check(model, params)
     return model, tree.flatten(params)
 
 
@@ -97,6 +127,27 @@ def _at_resolution(
         height, width = spec.position.image_size
         pipe = f"resize(({height},{width}))|{model.preprocess.rpartition('|')[2]}"
     return dataclasses.replace(model, spec=spec, preprocess=pipe), tree.unflatten(params)
+
+
+def _shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's parameters by name."""
+    spec = model.spec
+    # Fixed positions are no parameters: their table, maybe a large one, need not be made.
+    learned = spec.position.position == "learned"
+    size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
+    wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, *size, 3), jnp.float32))
+    return {name: leaf.shape for name, leaf in tree.flatten(wanted).items()}
+
+
+def _check(model: models.Model, params: Mapping[str, Any]) -> None:
+    """Compares parameters with what a model wants.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _shapes(model).items()}
+    if wrong := tree.differences(params, wanted):
+        raise UserError(f"the arrays are not those of the {model.name} described: {'; '.join(wrong)}.")
 
 
 def _describe(model: models.Model, params: Flat) -> str:
