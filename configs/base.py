@@ -37,15 +37,15 @@ def get_config() -> ConfigDict:
     config.profile_steps = 0  # steps to trace into <workdir>/profile, from the third of the run on
 
     config.model = ConfigDict()
-    config.model.name = "ViT-B/16"  # ViT-{mu,Ti,S,B,L,H,g,G}/<patch size>
-    config.model.width = placeholder(int)  # unset: as the named model; likewise the next three
+    config.model.name = "ViT-B/16"  # [{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,g,G}/<patch size>, or ViT/<patch size>
+    config.model.width = placeholder(int)  # unset: as the name says, ViT/<patch size> nothing; likewise the next three
     config.model.depth = placeholder(int)
     config.model.mlp_dim = placeholder(int)
     config.model.num_heads = placeholder(int)
     config.model.pooling = "token"  # token (class token), gap (mean of the patches) or map (attention pooling)
     config.model.pre_logits = False  # a tanh layer of the model's width before the head, as in pre-training
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
-    config.model.position = "learned"  # learned, sincos2d (fixed) or none
+    config.model.position = "learned"  # learned, sincos2d, sincos2d_moco (fixed) or none
     config.model.dropout_rate = 0.0  # after every dense layer except qkv, and after adding positions
     config.model.stochastic_depth = 0.0  # rate of dropping a residual branch in the last block, rising linearly to it
     config.model.dtype = "auto"  # of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)

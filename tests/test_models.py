@@ -17,12 +17,15 @@ from vit_jax.models import Spec, create, resample
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.dense import narrow
 from vit_jax.models.norm import normalise
+from vit_jax.models.position import RESAMPLINGS
+from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec import flatten
 
 PARITY = Path(__file__).parent / "data" / "parity"
+BICUBIC = Path(__file__).parent / "data" / "bicubic.npz"
 
 # Parameters at 224 px: backbone; 1000 classes; 21,843 classes with pre_logits. Table 1 rounds them; the authors' own
-# tests state those of the second column up to H/14.
+# tests state those of the second column, but of g, G, R50+ViT-B/32 and R50+ViT-L/16.
 COUNTS = {
     "ViT-Ti/16": (5_524_416, 5_717_416, 9_777_171),
     "ViT-S/32": (22_493_952, 22_878_952, 31_051_347),
@@ -35,12 +38,26 @@ COUNTS = {
     "ViT-H/14": (630_764_800, 632_045_800, 660_385_363),
     "ViT-g/14": (1_011_202_432, 1_012_611_432, 1_043_963_091),
     "ViT-G/14": (1_842_775_680, 1_844_440_680, 1_881_914_835),
+    "R+ViT-Ti/16": (6_144_704, 6_337_704, 10_397_459),
+    "R26+ViT-S/32": (36_046_912, 36_431_912, 44_604_307),
+    "R26+ViT-B/32": (100_614_976, 101_383_976, 118_002_835),
+    "R50+ViT-B/16": (97_890_112, 98_659_112, 115_277_971),
+    "R50+ViT-B/32": (110_176_832, 110_945_832, 127_564_691),
+    "R50+ViT-L/16": (315_458_624, 316_483_624, 338_897_299),
+    "R50+ViT-L/32": (327_969_856, 328_994_856, 351_408_531),
 }
 GAP_COUNTS = {"ViT-B/16": 86_566_120, "ViT-B/32": 88_222_696, "ViT-S/16": 22_049_896, "ViT-S/32": 22_878_184}
 
 
 def tiny(**fields):
     return create("ViT-mu/8", **{"resolution": 32, "depth": 2, "num_classes": 7} | fields)
+
+
+def tiny_hybrid(**fields):
+    """Two stages of one unit: 8 pixels under a position of the feature map, 2x2 positions under a token."""
+    stem = {"stem": "resnet", "stages": (1, 1), "stem_width": 32}
+    shape = {"width": 32, "depth": 1, "mlp_dim": 64, "num_heads": 2}
+    return create("ViT/16", **{"resolution": 32, "num_classes": 7} | stem | shape | fields)
 
 
 def images_of(*shape, seed=0):
@@ -393,24 +410,23 @@ def test_patches_are_a_strided_convolution_in_raster_order():
     np.testing.assert_allclose(tokens, expected.reshape(2, 6, 32) + params["embed"]["bias"], atol=1e-5)
 
 
-def test_sincos_positions():
-    model = create("ViT-mu/8", resolution=(16, 24), width=16, depth=1, position="sincos2d")
-    params = jax.tree.map(jnp.zeros_like, params_of(model))
-    table = np.asarray(apply(model, params, images_of(1, 16, 24, 3))[1]["blocks"][0, 0])
-    assert np.all(table[0] == 0)  # the class token's row
-    for row in range(2):
-        for column in range(3):
-            for i in range(4):
-                frequency = 10_000.0 ** -(i / 3)
-                x, y = column * frequency, row * frequency
-                found = table[1 + row * 3 + column, i::4]
-                np.testing.assert_allclose(found, [np.sin(x), np.cos(x), np.sin(y), np.cos(y)], atol=1e-6)
-
-
 def test_fixed_positions_take_any_tiled_image():
     for position in ("sincos2d", "none"):
         model = tiny(position=position)
         assert apply(model, params_of(model), images_of(2, 16, 48, 3))[1]["tokens"].shape == (2, 13, 32)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("sincos2d", 3), ("sincos2d_moco", 4)])
+def test_sincos_positions(name, steps):
+    model = create("ViT-mu/8", resolution=(16, 24), width=16, depth=1, position=name)
+    params = jax.tree.map(jnp.zeros_like, params_of(model))
+    table = np.asarray(apply(model, params, images_of(1, 16, 24, 3))[1]["blocks"][0, 0])
+    assert np.all(table[0] == 0)  # the class token's row
+    for row, column, i in np.ndindex(2, 3, 4):
+        x, y = column * 10_000.0 ** -(i / steps), row * 10_000.0 ** -(i / steps)
+        expected = [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]
+        expected = expected if name == "sincos2d" else expected[2:] + expected[:2]
+        np.testing.assert_allclose(table[1 + row * 3 + column, i::4], expected, atol=1e-6)
 
 
 GRIDS = [((14, 14), (24, 24)), ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((24, 24), (14, 14)), ((7, 7), (9, 14))]
@@ -428,11 +444,88 @@ def test_resampling_is_the_authors(old, new, class_rows):
     np.testing.assert_array_equal(found[:class_rows], table[:class_rows])
 
 
-def test_resampling_to_the_same_grid_changes_nothing():
+def test_bicubic_resampling_is_that_of_torch():
+    """tests/data/bicubic.npz: torch 2.15's interpolate(mode="bicubic", antialias=True) of random grids."""
+    stored = np.load(BICUBIC)
+    for name in {key.split("/")[0] for key in stored}:
+        old, new = stored[f"{name}/old"], stored[f"{name}/new"]
+        for class_rows in (0, 1):
+            table = np.pad(old.reshape(-1, old.shape[2]), ((class_rows, 0), (0, 0)))
+            found = resample(table, old.shape[:2], new.shape[:2], class_rows, method="bicubic")
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found[:class_rows], 0)
+            np.testing.assert_allclose(found[class_rows:].reshape(new.shape), new, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("method", RESAMPLINGS)
+def test_resampling_to_the_same_grid_changes_nothing(method):
     table = np.random.default_rng(0).normal(size=(17, 8)).astype(np.float32)
-    np.testing.assert_array_equal(resample(jnp.asarray(table), (4, 4), (4, 4), 1), table)
+    np.testing.assert_array_equal(resample(jnp.asarray(table), (4, 4), (4, 4), 1, method), table)
+    constant = np.ones((17, 8), np.float32)
+    np.testing.assert_allclose(resample(constant, (4, 4), (3, 7), 1, method), np.ones((22, 8)), rtol=1e-6)
+    with pytest.raises(UserError, match="unknown method of resampling 'cubic'; did you mean 'bicubic'"):
+        resample(table, (4, 4), (8, 8), 1, "cubic")
     with pytest.raises(ValueError, match="17 rows"):
         resample(table, (4, 4), (8, 8), 0)
+
+
+# Hybrids.
+
+
+def test_standardised_convolutions_ignore_scale_and_offset_of_a_filter():
+    images = images_of(2, 9, 8, 3)
+    kernel = 0.1 * images_of(3, 3, 3, 8, seed=1)
+    scale, offset = np.random.default_rng(0).uniform([[0.5], [-3]], [[20], [3]], (2, 8)).astype(np.float32)
+    conv = StdConv(8, 3, stride=2)
+    found, moved = (conv.apply({"params": {"kernel": k}}, images) for k in (kernel, kernel * scale + offset))
+    assert found.shape == (2, 5, 4, 8)
+    np.testing.assert_allclose(found, moved, atol=2e-3)  # 1e-5 is added to the deviation
+    standard = np.asarray(standardise(kernel), np.float64)
+    np.testing.assert_allclose(standard.mean((0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose((standard**2).mean((0, 1, 2)), 1, atol=1e-3)
+
+
+def test_a_hybrid_starts_as_published():
+    params = jax.jit(tiny_hybrid().init)(jax.random.key(0), images_of())
+    assert {name: list(values) for name, values in params["stem"].items()} == {
+        "root": ["conv", "norm"],
+        "stage1": ["unit1"],
+        "stage2": ["unit1"],
+    }
+    unit = params["stem"]["stage2"]["unit1"]
+    shapes = {name: values["kernel"].shape for name, values in unit.items() if "kernel" in values}
+    assert shapes == {
+        "conv1": (1, 1, 128, 64),
+        "conv2": (3, 3, 64, 64),
+        "conv3": (1, 1, 64, 256),
+        "conv_proj": (1, 1, 128, 256),
+    }
+    assert params["stem"]["root"]["conv"]["kernel"].shape == (7, 7, 3, 32)
+    assert params["embed"]["kernel"].shape == (2, 2, 256, 32)
+    np.testing.assert_allclose(unit["conv2"]["kernel"].std(), (3 * 3 * 64) ** -0.5, rtol=0.05)
+    for name in ("norm1", "norm2", "norm3", "norm_proj"):
+        assert np.all(unit[name]["scale"] == (name != "norm3")) and np.all(unit[name]["bias"] == 0)
+
+
+def test_the_number_of_r_vit_ti_is_not_its_stride():
+    spec = create("R+ViT-Ti/16").spec
+    assert spec.grid == (7, 7) and spec.stem.kernel_size == 8 and spec.stem.channels == 64
+    assert create("R50+ViT-B/16").spec.grid == (14, 14) and create("R50+ViT-B/32").spec.stem.channels == 2048
+
+
+def test_a_hybrid_in_bfloat16_on_images_that_are_not_square():
+    model = tiny_hybrid(resolution=(32, 48), pre_logits=True)
+    params = params_of(model)
+    images = images_of(2, 32, 48, 3)
+    expected, out = apply(model, params, images)
+    assert out["tokens"].shape == (2, 1 + 2 * 3, 32)
+    narrow = tiny_hybrid(resolution=(32, 48), pre_logits=True, dtype="bfloat16")
+    logits, out = apply(narrow, params, images)
+    assert out["tokens"].dtype == jnp.bfloat16 and logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, expected, atol=0.1)
+    assert not np.array_equal(logits, expected)
+    shifted = apply(model, params, jnp.roll(images, 16, axis=2))[0]
+    assert np.abs(shifted - expected).max() > 1e-3
 
 
 # Creating.
@@ -447,6 +540,12 @@ def test_fields_recreate_the_model():
     again = create(model.name, **fields)
     assert again == model and hash(again) == hash(model)
     assert create("ViT-S/16").fields == {}
+    hybrid = create("R50+ViT-S/32", num_classes=10)
+    assert hybrid.fields == {"num_classes": 10} and create(hybrid.name, **hybrid.fields) == hybrid
+    shape = {"width": 768, "depth": 2, "mlp_dim": 3072, "num_heads": 12}
+    unnamed = create("ViT/16", stem="resnet", stages=[1, 2, 1], **shape)
+    assert unnamed.fields == {"stem": "resnet", "stages": (1, 2, 1), **shape}
+    assert create(unnamed.name, **json.loads(json.dumps(unnamed.fields))) == unnamed
     assert create("ViT-S/16", resolution=[224, 224], width=384) == create("ViT-S/16")
     described = create("ViT-S/16", preprocess="value_range(-1,1)", class_names=["cat", "dog"])
     assert described.preprocess == "value_range(-1,1)" and described.class_names == ("cat", "dog")
@@ -465,7 +564,17 @@ def test_field_names_are_unique():
     [
         ("ViT-X/16", {}, "unknown model 'ViT-X/16'; did you mean 'ViT-"),
         ("ViT-B16", {}, "did you mean 'ViT-B/16'"),
-        ("resnet", {}, "unknown model 'resnet'"),
+        ("resnet", {}, "unknown model 'resnet'; vit_jax/models/__init__.py lists them"),
+        ("R50+ViT-B/14", {}, "unknown model 'R50+ViT-B/14'; did you mean 'R50+ViT-B/1"),
+        ("R50+ViT/16", {"width": 8}, "unknown model 'R50+ViT/16'; did you mean"),
+        ("ViT/16", {"width": 8, "depth": 1}, "ViT/16 names no size; give mlp_dim, num_heads."),
+        ("ViT-B/16", {"stem": "resnets"}, "unknown stem 'resnets'; did you mean 'resnet'"),
+        ("ViT-B/16", {"stages": (3, 4)}, "stages and stem_width are a ResNet's; give stem='resnet'"),
+        ("R50+ViT-B/16", {"patch_size": 24}, "patch_size must be a multiple of 16, the stem's stride, not 24"),
+        ("R50+ViT-B/16", {"stages": (3, 0)}, "each of the stages must have at least 1 unit, not (3, 0)"),
+        ("R50+ViT-B/16", {"stages": 3}, "stages must be a list of whole numbers, not 3"),
+        ("R50+ViT-B/16", {"stages": [3, "4"]}, "stages must be a whole number, not '4'"),
+        ("R50+ViT-B/16", {"stem_width": 48}, "stem_width must be a multiple of 32"),
         ("ViT-B/16", {"num_class": 10}, "field 'num_class'; did you mean 'num_classes'"),
         ("ViT-B/16", {"pooling": "gab"}, "unknown pooling 'gab'; did you mean 'gap'"),
         ("ViT-B/16", {"attention": "auto"}, "unknown attention 'auto'"),
@@ -477,6 +586,7 @@ def test_field_names_are_unique():
         ("ViT-B/16", {"resolution": (224, 100)}, "do not tile 224x100"),
         ("ViT-B/16", {"resolution": (1, 2, 3)}, "one size or"),
         ("ViT-B/16", {"width": 42, "num_heads": 2, "position": "sincos2d"}, "divisible by 4, not 42"),
+        ("ViT-B/16", {"width": 4, "num_heads": 2, "position": "sincos2d_moco"}, "sincos2d_moco needs a width of 8"),
         ("ViT-B/16", {"depth": 0}, "depth must be at least 1"),
         ("ViT-B/16", {"depth": "12"}, "depth must be a whole number, not '12'"),
         ("ViT-B/16", {"depth": True}, "depth must be a whole number"),
@@ -513,4 +623,5 @@ def test_words_of_the_spec_are_those_implemented():
     assert set(spec.ATTENTIONS) == set(models.attention.ATTENTIONS)
     assert set(spec.POOLINGS) == set(models.head.POOLINGS)
     assert set(spec.POSITIONS) == set(models.position.TABLES)
+    assert set(spec.STEMS) == set(models.vit.STEMS)
     assert set(spec.REMATS) - {"none"} == set(models.encoder.POLICIES)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, data, optim, settings, sharding, tree
+from vit_jax import UserError, data, models, optim, settings, sharding, tree
 from vit_jax.evals import classify
 from vit_jax.program import make_program
 from vit_jax.step import Update
@@ -58,6 +58,18 @@ def test_every_mesh_gives_the_losses_of_one_device(tiny, single, copies, fsdp):
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     biases = sum(leaf.nbytes for name, leaf in tree.flatten(state).items() if "bias" in name)
     assert whole / fsdp <= held <= whole / fsdp + biases
+
+
+def test_a_hybrid_gives_the_losses_of_one_device_on_a_mesh(tiny, monkeypatch):
+    monkeypatch.setitem(models.STEMS, ("R26", 32), ((1, 1), 8))
+    tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
+    expected, _ = losses(build(tiny), steps=4)
+    tiny.mesh.data, tiny.mesh.fsdp = 2, 4
+    found, state = losses(build(tiny, devices=8), steps=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    unit = state.params["stem"]["stage2"]["unit1"]
+    assert unit["conv2"]["kernel"].addressable_shards[0].data.shape == (3, 3, 128, 32)
+    assert unit["norm_proj"]["scale"].addressable_shards[0].data.shape == (128,)
 
 
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):

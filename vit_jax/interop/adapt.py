@@ -8,8 +8,18 @@ from vit_jax import UserError, models, tree
 REPLACED = ("head/", "pre_logits/")
 
 # What must be the same for the rest to carry over.
-MUST_AGREE = ("stem", "stages", "stem_width", "patch_size", "width", "depth", "mlp_dim", "num_heads")
-MUST_AGREE += ("pooling", "position")
+MUST_AGREE = (
+    "patch_size",
+    "stem",
+    "stages",
+    "stem_width",
+    "width",
+    "depth",
+    "mlp_dim",
+    "num_heads",
+    "pooling",
+    "position",
+)
 
 
 def adapt(source: models.Model, params: dict[str, Any], target: models.Model, wanted: dict[str, Any]) -> dict[str, Any]:

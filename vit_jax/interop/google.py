@@ -195,7 +195,13 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     _, attention, _, mlp = layout.numbers
     query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
     numbered = {match[0] for name in own if (match := re.match(r"Transformer/encoderblock_\d+/", name))}
-    fields = {
+    patch_size, stages = size("embedding/kernel", 0), ()
+    if "conv_root/kernel" in own:
+        units = {match.groups() for name in own if (match := re.match(r"block(\d+)/unit(\d+)/", name))}
+        counts = collections.Counter(int(stage) for stage, _ in units)
+        stages = tuple(counts[stage] for stage in sorted(counts))
+        patch_size *= stride(stages)
+    fields: dict[str, Any] = {
         "width": size("embedding/kernel", -1),
         "depth": size(query, 0) if layout.scanned else len(numbered),
         "mlp_dim": size(f"{block}/MlpBlock_{mlp}/Dense_0/kernel", -1),
@@ -204,21 +210,17 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
         "pooling": "token" if "cls" in own else "map" if "MAPHead_0/probe" in own else "gap",
         "pre_logits": "pre_logits/kernel" in own,
         "position": "learned" if layout.position in own else "sincos2d",
-        "patch_size": size("embedding/kernel", 0),
+        "patch_size": patch_size,
     }
     if "conv_root/kernel" in own:
-        units = {match.groups() for name in own if (match := re.match(r"block(\d+)/unit(\d+)/", name))}
-        counts = collections.Counter(int(stage) for stage, _ in units)
-        stages = tuple(counts[stage] for stage in sorted(counts))
         fields |= {"stem": "resnet", "stages": stages, "stem_width": size("conv_root/kernel", -1)}
-        fields["patch_size"] *= stride(stages)
     if fields["position"] == "sincos2d":
-        return layout, fields | {"resolution": given or (_near(224, fields["patch_size"]),) * 2}
+        return layout, fields | {"resolution": given or (_near(224, patch_size),) * 2}
     rows, cls = size(layout.position, -2), int(fields["pooling"] == "token")
     for class_row in (layout.class_row,) if layout.name == "google" else (False, True):
-        grid = _grid(rows - cls * class_row, fields["patch_size"], given)
+        grid = _grid(rows - cls * class_row, patch_size, given)
         if grid:
-            stored = tuple(side * fields["patch_size"] for side in grid)
+            stored = tuple(side * patch_size for side in grid)
             return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
     raise UserError(
         f"its {rows} position rows are not those of square images; give resolution=(height, width) in pixels"
@@ -242,7 +244,7 @@ def _near(resolution: int, patch_size: int) -> int:
 
 
 def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the (rows, columns) of patches that have so many position rows: square, else of images of the size given."""
+    """Returns the (rows, columns) of patches with so many position rows: square, else those of images of this size."""
     side = math.isqrt(max(rows, 0))
     if side and side * side == rows:
         return side, side

@@ -47,7 +47,7 @@ def described(path: Path) -> Any:
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise UserError(
-            f"its arrays are in no layout known here, and {beside.name}, which would say what ours are, is not beside it"
+            f"its arrays are in no layout known here, and no {beside.name} beside it says that they are in ours"
         )
     if beside.stat().st_size > LARGEST:
         raise UserError(f"{beside.name} is too large to be the description of a model")

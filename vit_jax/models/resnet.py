@@ -1,4 +1,4 @@
-"""The ResNet under a hybrid: standardised weights, GroupNorm, post-activation bottlenecks (section 3.1, as released)."""
+"""The ResNet under a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released)."""
 
 from typing import TypeAlias
 

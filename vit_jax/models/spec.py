@@ -45,9 +45,8 @@ class Stem:
         if self.stem_width < 1 or self.stem_width % 32:
             raise UserError(f"stem_width must be a multiple of 32, the groups of its norms, not {self.stem_width}.")
         if self.patch_size % self.stride:
-            raise UserError(
-                f"patch_size must be a multiple of {self.stride}, the stem's stride, not {self.patch_size}."
-            )
+            size, stride = self.patch_size, self.stride
+            raise UserError(f"patch_size must be a multiple of {stride}, the stem's stride, not {size}.")
 
     @property
     def stride(self) -> int:
