@@ -60,6 +60,15 @@ def read(path: str) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def exists(path: str) -> bool:
+    """Returns whether there is a remote file.
+
+    Raises:
+        UserError: the store cannot be asked.
+    """
+    return _ask("read", path, lambda store, name, _: store.exists(name))
+
+
 def glob(pattern: str) -> list[str]:
     """Returns the sorted paths of the files that a pattern with `*`, `?` and `[...]` names.
 

@@ -44,14 +44,15 @@ def bring(workdir: str, *whole: int) -> Path:
 
 
 def bring_weights(path: str) -> Path:
-    """Returns a file or folder here that stands for a remote `model.npz`, checkpoint folder or workdir (its
-    `model.npz`, else its newest checkpoint).
+    """Returns a file or folder here that stands for a remote npz (with its JSON file, if there is one), checkpoint
+    folder or workdir (its `model.npz`, else its newest checkpoint).
 
     Raises:
         UserError: it is not there, or cannot be read.
     """
     if path.endswith(".npz"):
-        return Path(files.local(path, f"{path.rpartition('/')[2].removesuffix('.npz')}.json"))
+        beside = f"{path.removesuffix('.npz')}.json"
+        return Path(files.local(path, *([beside.rpartition("/")[2]] if files.exists(beside) else [])))
     names = files.find(path)
     if "model.npz" in names:
         return Path(files.local(files.join(path, "model.npz"), "model.json"))

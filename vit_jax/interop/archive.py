@@ -8,7 +8,7 @@ import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -73,12 +73,12 @@ class Archive(Mapping[str, Header]):
         """
         header = self._headers[name]
         straight = into.flags.c_contiguous and into.dtype == header.dtype and not header.columns_first
-        values = into.reshape(-1) if straight else np.empty(into.size, header.dtype)
-        with _told(self.path), self._file.open(self._entries[name]) as stream:
+        values: np.ndarray = into.reshape(-1) if straight else np.empty(into.size, header.dtype)
+        with _told(), self._file.open(self._entries[name]) as stream:
             _fill(stream, header.start, values)
         if not straight:
-            order = "F" if header.columns_first else "C"
-            np.copyto(into, values.reshape(header.shape, order=order).reshape(into.shape), casting="same_kind")
+            shaped = values.reshape(header.shape[::-1]).T if header.columns_first else values
+            np.copyto(into, shaped.reshape(into.shape), casting="same_kind")
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
         UserError: it is none, or it is damaged.
     """
     with contextlib.ExitStack() as stack:
-        with _told(path):
+        with _told():
             archive = Archive(path, stack.enter_context(zipfile.ZipFile(path)))
         yield archive
 
@@ -111,13 +111,13 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told() -> Iterator[None]:
     """Makes a sentence of whatever the readers of zip files and of NumPy's headers find wrong, in many ways."""
     try:
         yield
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        raise UserError(f"{path} cannot be read as an npz: {reason}.") from error
+        raise UserError(f"cannot be read as an npz: {reason}") from error
 
 
 def _header(file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo) -> Header:
@@ -133,9 +133,9 @@ def _header(file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo) -> Header:
     return Header(shape, np.dtype(DTYPES.get(dtype.str, dtype)), columns_first, start)
 
 
-def _fill(stream: IO[bytes], start: int, values: np.ndarray) -> None:
+def _fill(stream: zipfile.ZipExtFile, start: int, values: np.ndarray) -> None:
     stream.read(start)
-    raw = memoryview(values.view(np.uint8))
+    raw = values.view(np.uint8).data
     for begin in range(0, len(raw), CHUNK):
         part = stream.read(min(CHUNK, len(raw) - begin))
         raw[begin : begin + len(part)] = part

@@ -83,8 +83,8 @@ def places(spec: Spec, layout: Layout) -> table.Table:
     blocks = "encoder/blocks"
     put_norm(f"{blocks}/norm1", f"LayerNorm_{norm1}")
     put_norm(f"{blocks}/norm2", f"LayerNorm_{norm2}")
-    for number in (0, 1):
-        put(f"{blocks}/mlp/dense{number + 1}", f"MlpBlock_{mlp}/Dense_{number}")
+    for dense in (0, 1):
+        put(f"{blocks}/mlp/dense{dense + 1}", f"MlpBlock_{mlp}/Dense_{dense}")
     heads = f"MultiHeadDotProductAttention_{attention}"
     put(f"{blocks}/attention/out", f"{heads}/out")
     for kind, axis in (("kernel", 2), ("bias", 1)):  # behind the layer axis
@@ -99,8 +99,8 @@ def places(spec: Spec, layout: Layout) -> table.Table:
         for part in ("query", "key", "value", "out"):
             put(f"map_head/attention/{part}", f"MAPHead_0/MultiHeadDotProductAttention_0/{part}")
         put_norm("map_head/norm", "MAPHead_0/LayerNorm_0")
-        for number in (0, 1):
-            put(f"map_head/mlp/dense{number + 1}", f"MAPHead_0/MlpBlock_0/Dense_{number}")
+        for dense in (0, 1):
+            put(f"map_head/mlp/dense{dense + 1}", f"MAPHead_0/MlpBlock_0/Dense_{dense}")
     if spec.head.pre_logits:
         put("pre_logits", "pre_logits")
     if spec.head.num_classes:
@@ -195,12 +195,10 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     _, attention, _, mlp = layout.numbers
     query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
     numbered = {match[0] for name in own if (match := re.match(r"Transformer/encoderblock_\d+/", name))}
-    patch_size, stages = size("embedding/kernel", 0), ()
-    if "conv_root/kernel" in own:
-        units = {match.groups() for name in own if (match := re.match(r"block(\d+)/unit(\d+)/", name))}
-        counts = collections.Counter(int(stage) for stage, _ in units)
-        stages = tuple(counts[stage] for stage in sorted(counts))
-        patch_size *= stride(stages)
+    units = {match.groups() for name in own if (match := re.match(r"block(\d{1,3})/unit(\d{1,3})/", name))}
+    counts = collections.Counter(int(stage) for stage, _ in units)
+    stages = tuple(counts[stage] for stage in sorted(counts))
+    patch_size = size("embedding/kernel", 0) * (stride(stages) if "conv_root/kernel" in own else 1)
     fields: dict[str, Any] = {
         "width": size("embedding/kernel", -1),
         "depth": size(query, 0) if layout.scanned else len(numbered),

@@ -43,10 +43,10 @@ def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[st
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    wanted = {}
+    wanted: dict[str, np.ndarray] = {}
     for name, part in table.items():
         if math.prod(shapes[name]) > LARGEST:
-            raise UserError(f"{archive.path} describes a model too large to be one: {name} is {list(shapes[name])}")
+            raise UserError(f"no model is so large: {name} would be {list(shapes[name])}")
         wanted |= dict(pieces(part, np.broadcast_to(np.float32(0), shapes[name]), prefix))
     found = {name: archive[name] for name in archive if name.startswith(prefix)}
     wrong = [f"missing {name}" for name in wanted if name not in found]
@@ -59,7 +59,7 @@ def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[st
             wrong.append(f"{name} is {found[name].dtype}, not float32")
     if wrong:
         raise UserError("; ".join(wrong))
-    arrays = {name: np.empty(shapes[name], np.float32) for name in table}
+    arrays: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
     for name, part in table.items():
         for theirs, view in pieces(part, arrays[name], prefix):
             archive.read(theirs, view)

@@ -1,0 +1,367 @@
+"""Checkpoints in and out: the authors' logits from their files, the same after every layout, and clear refusals."""
+
+import io
+import json
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import UserError, convert, models
+from vit_jax.interop import LAYOUTS
+
+FOLDERS = (ROOT / "tests" / "data" / "parity", ROOT.parent / "shared" / "parity")
+HERE = {"google_vit_in21k_tanh", "google_hybrid_stem_only"}
+HERE |= {"big_vision_tok", "big_vision_gap_scan", "big_vision_gap_sincos", "big_vision_map"}
+ELSEWHERE = {"google_vit_token", "google_vit_gap", "google_hybrid_3stage", "google_hybrid_4stage"}
+
+
+def fixture(name):
+    for folder in FOLDERS:
+        if (folder / f"{name}.npz").is_file():
+            return folder / f"{name}.npz"
+    pytest.skip(f"{name} is not here")
+
+
+def load(name, **fields):
+    """A fixture; the resolution of fixed positions is in no file."""
+    return vit_jax.load(fixture(name), **({"resolution": 32} if "sincos" in name else {}) | fields)
+
+
+def errors(model, params, name):
+    """The largest differences from the authors' logits and pre_logits, as shares of the largest value."""
+    expected = np.load(fixture(name).with_suffix(".io.npz"))
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, expected["images"])
+    pairs = ((logits, expected["logits"]), (out["pre_logits"], expected["pre_logits"]))
+    return [float(abs(np.asarray(ours) - theirs).max() / abs(theirs).max()) for ours, theirs in pairs]
+
+
+def equal(a, b):
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def arrays_of(path):
+    return dict(np.load(path))
+
+
+def layout_of(name):
+    return "google" if name.startswith("google") else "big_vision"
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Makes a file of a fixture's arrays after `change`, which works in place or returns other ones."""
+
+    def make(name, change=lambda arrays: None, **kinds):
+        arrays = arrays_of(fixture(name))
+        path = tmp_path / "changed.npz"
+        np.savez(path, **(change(arrays) or arrays))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("attention", ["heads_first", "tokens_first"])
+@pytest.mark.parametrize("name", sorted(HERE | ELSEWHERE))
+def test_logits_equal_the_authors(name, attention):
+    model, params = load(name, attention=attention)
+    assert max(errors(model, params, name)) < 2e-6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(HERE | ELSEWHERE))
+def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, tmp_path):
+    model, params = load(name)
+    impossible = {"google": ("sincos", "map"), "big_vision": ("hybrid",), "ours": ()}[layout]
+    if any(word in name for word in impossible):
+        with pytest.raises(UserError, match=f"the {layout} layout has no"):
+            vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
+        return assert_nothing_is_left(tmp_path)
+    vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
+    again, back = vit_jax.load(tmp_path / "x.npz", resolution=model.field("resolution"))
+    assert again.spec == model.spec
+    if layout == "big_vision" and name in ("google_vit_token", "google_vit_in21k_tanh"):
+        # The class token's position is part of the class token there: the same model in other numbers.
+        assert not back["position"][0].any()
+        np.testing.assert_array_equal(back["cls"], params["cls"] + params["position"][0])
+        assert max(errors(again, back, name)) < 2e-6
+    else:
+        assert equal(back, params)
+
+
+@pytest.mark.parametrize("name", sorted(HERE - {"big_vision_gap_scan"}))  # blocks are written one by one
+def test_what_is_written_in_its_own_layout_is_the_file_again(name, tmp_path):
+    vit_jax.save(tmp_path / "x.npz", *load(name), layout=layout_of(name))
+    written, original = arrays_of(tmp_path / "x.npz"), arrays_of(fixture(name))
+    assert written.keys() == original.keys()
+    assert all(np.array_equal(written[key], original[key]) for key in original)
+
+
+def assert_nothing_is_left(folder):
+    assert not list(folder.iterdir())
+
+
+def test_says_what_it_inferred(capsys):
+    load("google_hybrid_stem_only")
+    told = capsys.readouterr().err
+    words = "google layout, ViT/16, width 24, depth 2, mlp_dim 48, num_heads 3, 64x64 pixels, learned positions, token"
+    assert words in told and "11 classes, 44,635 parameters" in told
+
+
+def test_names_of_files_do_not_matter_but_their_content(changed):
+    """A training state: the model lies under a prefix, beside what the optimizer keeps."""
+    inside = {"opt/target/": "google_vit_in21k_tanh", "params/": "big_vision_map"}
+    for prefix, name in inside.items():
+
+        def nest(arrays, prefix=prefix):
+            nested = {prefix + key.removeprefix("params/"): value for key, value in arrays.items()}
+            return nested | {"opt/state/step": np.int32(7), "opt/state/cls/grad_ema": arrays.popitem()[1]}
+
+        model, params = vit_jax.load(changed(name, nest))
+        assert equal(params, load(name)[1])
+        assert max(errors(model, params, name)) < 2e-6
+
+
+def test_old_positions_of_big_vision_have_a_row_for_the_class_token(changed):
+    first = np.random.default_rng(0).normal(size=24).astype(np.float32)
+
+    def age(arrays):
+        rows = arrays.pop("params/pos_embedding")
+        arrays["params/Transformer/posembed_input/pos_embedding"] = np.concatenate([first[None, None], rows], 1)
+        arrays["params/cls"] = arrays["params/cls"] - first
+
+    model, params = vit_jax.load(changed("big_vision_tok", age))
+    assert max(errors(model, params, "big_vision_tok")) < 5e-6
+
+
+def test_kinds_of_numbers(changed):
+    _, params = load("google_vit_in21k_tanh")
+
+    def vary(arrays):
+        arrays["cls"] = arrays["cls"].astype(np.float64)
+        arrays["head/bias"] = arrays["head/bias"].astype(np.float16)
+        arrays["head/kernel"] = np.asfortranarray(arrays["head/kernel"])
+        arrays["pre_logits/bias"] = arrays["pre_logits/bias"].astype(jnp.bfloat16).view("V2")
+
+    _, varied = vit_jax.load(changed("google_vit_in21k_tanh", vary))
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(varied))
+    np.testing.assert_array_equal(varied["head"]["bias"], params["head"]["bias"].astype(np.float16))
+    np.testing.assert_array_equal(varied["pre_logits"]["bias"], params["pre_logits"]["bias"].astype(jnp.bfloat16))
+    assert equal([varied["cls"], varied["head"]["kernel"]], [params["cls"], params["head"]["kernel"]])
+
+
+def test_names_every_array_that_does_not_fit(changed):
+    def spoil(arrays):
+        del arrays["Transformer/encoderblock_1/LayerNorm_2/bias"]
+        arrays["Transformer/encoderblock_1/surplus"] = np.zeros(3, np.float32)
+        arrays["Transformer/encoderblock_0/LayerNorm_0/scale"] = np.zeros(23, np.float32)
+        arrays["head/bias"] = np.zeros(11, np.int64)
+
+    with pytest.raises(UserError) as caught:
+        vit_jax.load(changed("google_vit_in21k_tanh", spoil))
+    for words in (
+        "missing Transformer/encoderblock_1/LayerNorm_2/bias",
+        "unexpected Transformer/encoderblock_1/surplus",
+        "Transformer/encoderblock_0/LayerNorm_0/scale is [23], not [24]",
+        "head/bias is int64, not float32",
+    ):
+        assert words in str(caught.value)
+
+
+def test_fields_given_are_believed():
+    with pytest.raises(UserError, match=r"head/kernel is \[24, 11\], not \[24, 5\]"):
+        load("google_vit_in21k_tanh", num_classes=5)
+    model, _ = load(
+        "google_vit_in21k_tanh", class_names=list("abcdefghijk"), preprocess="value_range(0,1)", loss="sigmoid"
+    )
+    assert model.class_names[2] == "c" and (model.preprocess, model.loss) == ("value_range(0,1)", "sigmoid")
+
+
+@pytest.mark.parametrize("name", ["google_vit_in21k_tanh", "big_vision_map", "google_hybrid_stem_only"])
+@pytest.mark.parametrize("method", ["linear", "bicubic"])
+@pytest.mark.parametrize("size", [96, (32, 64), 16])
+def test_another_resolution_resamples_the_positions(name, method, size):
+    model, params = load(name)
+    patch = model.field("patch_size")
+    size = size if size != 16 or patch < 16 else 32
+    other, resampled = load(name, resolution=size, resample=method)
+    assert other.spec.position.image_size == (size if isinstance(size, tuple) else (size, size))
+    expected = models.resample(params["position"], model.spec.grid, other.spec.grid, model.spec.class_rows, method)
+    np.testing.assert_array_equal(resampled["position"], expected)
+    height, width = other.spec.position.image_size
+    assert other.preprocess == f"resize(({height},{width}))|value_range(-1,1)"
+    assert other.apply(resampled, np.zeros((1, height, width, 3), np.float32))[0].shape == (1, 11)
+
+
+def test_positions_of_images_that_are_not_square(changed, tmp_path):
+    def stretch(arrays):
+        arrays["Transformer/posembed_input/pos_embedding"] = np.ones((1, 1 + 2 * 4, 24), np.float32)
+
+    path = changed("google_vit_in21k_tanh", stretch)
+    with pytest.raises(UserError, match=r"9 position rows .* give resolution=\(height, width\)"):
+        vit_jax.load(path)
+    model, params = vit_jax.load(path, resolution=(16, 32))
+    assert model.spec.grid == (2, 4)
+    with pytest.raises(UserError, match="square images only"):
+        vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+    vit_jax.save(tmp_path / "x.npz", model, params)
+    again, back = vit_jax.load(tmp_path / "x.npz")
+    assert again == model and equal(back, params)
+
+
+@pytest.mark.parametrize(("count", "first", "loss"), [(1000, "tench", "softmax"), (21843, "organism", "sigmoid")])
+def test_so_many_classes_are_those_of_imagenet(changed, count, first, loss):
+    def widen(arrays):
+        arrays |= {"head/kernel": np.ones((24, count), np.float32), "head/bias": np.zeros(count, np.float32)}
+        return arrays
+
+    model, _ = vit_jax.load(changed("google_vit_in21k_tanh", widen))
+    assert len(set(model.class_names)) == count and model.loss == loss
+    assert count != 1000 or first in model.class_names[0]
+
+
+def test_a_head_of_zeros_is_told(changed, caplog):
+    def clear(arrays):
+        arrays["head/kernel"][:] = 0
+
+    vit_jax.load(changed("google_vit_in21k_tanh", clear))
+    assert "fine-tuning only" in caplog.text
+
+
+def test_named_models_are_recognised(tmp_path):
+    for name in ("ViT-Ti/16", "R+ViT-Ti/16"):
+        model = models.create(name, num_classes=3)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
+        params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+        vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+        again, _ = vit_jax.load(tmp_path / "x.npz")
+        assert (again.name, again.spec) == (name, model.spec)
+
+
+def test_convert(tmp_path, capsys):
+    source, target = str(fixture("big_vision_tok")), str(tmp_path / "x.npz")
+    convert.main(["convert", source, target, "--layout=google", "--resolution=64", "--resample=bicubic"])
+    assert capsys.readouterr().out == f"{target}: ViT/8, google layout\n"
+    model, params = vit_jax.load(target)
+    assert model.field("resolution") == 64
+    assert equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
+    with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
+        convert.main(["convert", source, target, "--layout=googel"])
+
+
+def test_unknown_things_are_told():
+    with pytest.raises(UserError, match=r"^nowhere\.npz: there is no such path, nor such a published checkpoint"):
+        vit_jax.load("nowhere.npz")
+    with pytest.raises(UserError, match="unknown resample 'cubic'"):
+        load("google_vit_in21k_tanh", resample="cubic")
+    with pytest.raises(UserError, match="resolution must be"):
+        load("google_vit_in21k_tanh", resolution="large")
+    with pytest.raises(UserError, match=r"resolution \d+ would do"):
+        load("google_vit_in21k_tanh", resolution=33)
+
+
+# Files that somebody made to do harm, or that were damaged.
+
+
+def zip_of(path, *entries, **options):
+    """An npz of (name, bytes) entries."""
+    with zipfile.ZipFile(path, "w", **options) as file:
+        for name, content in entries:
+            file.writestr(name, content)
+    return path
+
+
+def npy(array, **header):
+    """An array as an npy file, whatever its header says."""
+    stream = io.BytesIO()
+    said = {"descr": "<f4", "fortran_order": False, "shape": array.shape} | header
+    np.lib.format.write_array_header_1_0(stream, said)
+    return stream.getvalue() + array.tobytes()
+
+
+def test_refuses_what_unpacks_to_far_more_than_it_is(tmp_path):
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, **{"embedding/kernel": np.zeros((16, 16, 3, 52_000), np.float32)})
+    assert path.stat().st_size < 200_000
+    with pytest.raises(UserError, match=r"says that it unpacks to 0\.16 GB"):
+        vit_jax.load(path)
+
+
+ONE = np.ones(4, np.float32)
+HOSTILE = {
+    "shape": ([("embedding/kernel.npy", npy(ONE, shape=(2**40,)))], "not its size"),
+    "negative": ([("a.npy", npy(ONE, shape=(-4,)))], "not its size"),
+    "short": ([("a.npy", npy(ONE)[:-4])], "not its size"),
+    "long": ([("a.npy", npy(ONE) + b"....")], "not its size"),
+    "twice": ([("a.npy", npy(ONE)), ("a.npy", npy(ONE))], "two arrays called a"),
+    "no array": ([("readme.txt", b"hello")], "cannot be read"),
+    "nested": ([("a.npy", npy(ONE)[:10] + b"(" * 100 + npy(ONE)[110:])], "cannot be read"),
+    "empty": ([], "no layout known here"),
+    "up": ([("../../up.npy", npy(ONE))], "no layout known here"),
+    "other": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(ONE))], "no layout known here"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_refuses_files_that_are_not_what_they_say(kind, tmp_path):
+    entries, words = HOSTILE[kind]
+    with pytest.raises(UserError, match=words):
+        vit_jax.load(zip_of(tmp_path / "x.npz", *entries))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_refuses_what_would_have_to_be_run(changed, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path.joinpath("exploded").touch, ())
+
+    def load_bomb(arrays):
+        arrays["head/bias"] = np.array([Bomb()] * 11, object)
+
+    with pytest.raises(UserError, match="not its size"):
+        vit_jax.load(changed("google_vit_in21k_tanh", load_bomb))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_refuses_other_compressions_and_damaged_values(tmp_path):
+    with pytest.raises(UserError, match="in a way that NumPy does not use"):
+        vit_jax.load(zip_of(tmp_path / "x.npz", ("a.npy", npy(ONE)), compression=zipfile.ZIP_LZMA))
+    content = bytearray(fixture("google_vit_in21k_tanh").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as an npz: Bad CRC-32"):
+        vit_jax.load(tmp_path / "x.npz")
+    (tmp_path / "x.npz").write_bytes(b"hello")
+    with pytest.raises(UserError, match="cannot be read as an npz: File is not a zip file"):
+        vit_jax.load(tmp_path / "x.npz")
+
+
+DESCRIPTIONS = ("[]", "{}", "null", "[" * 100_000, "{", '{"model": 3}', "\x00")
+
+
+@pytest.mark.parametrize("about", DESCRIPTIONS)
+def test_refuses_descriptions_of_no_model(about, tmp_path):
+    vit_jax.save(tmp_path / "x.npz", *load("google_vit_in21k_tanh"))
+    (tmp_path / "x.json").write_text(about)
+    with pytest.raises(UserError, match=r"x\.npz: "):
+        vit_jax.load(tmp_path / "x.npz")
+
+
+WRONG = [{"depth": 10**12}, {"width": 10**30}, {"resolution": [10**9, 8]}, {"stem": "resnet", "stages": [10**9]}]
+WRONG += [{"name": "x"}, {"preprocess": 3}, {"num_classes": 10**18}, {"mlp_dim": 1.5}, {"patch_size": None}]
+
+
+@pytest.mark.parametrize("fields", WRONG)
+def test_refuses_descriptions_of_another_model(fields, tmp_path):
+    vit_jax.save(tmp_path / "x.npz", *load("google_vit_in21k_tanh"))
+    about = json.loads((tmp_path / "x.json").read_text())
+    about["fields"] |= fields
+    (tmp_path / "x.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"x\.npz: "):
+        vit_jax.load(tmp_path / "x.npz")
