@@ -9,7 +9,11 @@ from jaxtyping import Array, Float
 from vit_jax.sharding import constrain
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
+Reduced: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
 Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
+
+# Pinned after every layer: left free, the gradients follow the kernels' shards and are gathered over the batch.
+DIMENSIONS = ("batch", "rows", "columns", "channels")
 
 EPSILON = 1e-5
 
@@ -29,7 +33,8 @@ def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
         scale: initial value of the scale.
     """
     scale_init = nn.initializers.constant(scale)
-    return nn.GroupNorm(32, epsilon=1e-6, dtype=x.dtype, scale_init=scale_init, name=name)(x)
+    norm = nn.GroupNorm(32, epsilon=1e-6, dtype=x.dtype, scale_init=scale_init, name=name)
+    return constrain(norm(x), DIMENSIONS)
 
 
 class StdConv(nn.Module):
@@ -40,12 +45,13 @@ class StdConv(nn.Module):
     stride: int = 1
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> FeatureMap:
+    def __call__(self, x: FeatureMap) -> Reduced:
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
-        strides = (self.stride, self.stride)
-        return jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
+        return constrain(x, DIMENSIONS)
 
 
 class Root(nn.Module):
@@ -54,10 +60,10 @@ class Root(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> FeatureMap:
+    def __call__(self, x: FeatureMap) -> Reduced:
         """Returns `width` channels at a quarter of the rows and columns."""
         x = nn.relu(group_norm(StdConv(self.width, 7, stride=2, name="conv")(x), "norm"))
-        return constrain(nn.max_pool(x, (3, 3), (2, 2), "SAME"), ("batch", "rows", "columns", "channels"))
+        return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
 class Unit(nn.Module):
@@ -67,7 +73,7 @@ class Unit(nn.Module):
     stride: int = 1
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> FeatureMap:
+    def __call__(self, x: FeatureMap) -> Reduced:
         """Returns `4 * width` channels."""
         residual, wide = x, 4 * self.width
         if self.stride > 1 or x.shape[-1] != wide:
@@ -75,7 +81,7 @@ class Unit(nn.Module):
         x = nn.relu(group_norm(StdConv(self.width, 1, name="conv1")(x), "norm1"))
         x = nn.relu(group_norm(StdConv(self.width, 3, self.stride, name="conv2")(x), "norm2"))
         x = group_norm(StdConv(wide, 1, name="conv3")(x), "norm3", scale=0.0)  # the unit starts as its residual
-        return constrain(nn.relu(residual + x), ("batch", "rows", "columns", "channels"))
+        return nn.relu(residual + x)
 
 
 class Stage(nn.Module):
@@ -86,7 +92,7 @@ class Stage(nn.Module):
     stride: int
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> FeatureMap:
+    def __call__(self, x: FeatureMap) -> Reduced:
         """Returns the last unit's output."""
         for unit in range(self.units):
             x = Unit(self.width, self.stride if unit == 0 else 1, name=f"unit{unit + 1}")(x)
@@ -100,7 +106,7 @@ class ResNet(nn.Module):
     width: int  # of the root and of the first stage
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> FeatureMap:
+    def __call__(self, x: FeatureMap) -> Reduced:
         """Returns the last stage's output, or the root's if there is none, in the dtype of `x`."""
         x = Root(self.width, name="root")(x)
         for stage, units in enumerate(self.stages):

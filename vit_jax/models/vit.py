@@ -11,20 +11,20 @@ from vit_jax.models.block import Tokens, dropout
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.position import TABLES
-from vit_jax.models.resnet import FeatureMap, ResNet
+from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
-def pixels(spec: Spec, images: Images) -> FeatureMap:
+def pixels(spec: Spec, images: Images) -> Reduced:
     """Returns the images: their patches are the tokens."""
     del spec
     return images
 
 
-def resnet(spec: Spec, images: Images) -> FeatureMap:
+def resnet(spec: Spec, images: Images) -> Reduced:
     """Returns the feature map of a ResNet, whose patches are the tokens of a hybrid (section 3.1)."""
     return ResNet(spec.stem.stages, spec.stem.stem_width, name="stem")(images.astype(spec.dtype))
 
