@@ -126,6 +126,7 @@ class Model:
 
 def create(
     name: str,
+    /,
     *,
     preprocess: str | None = None,
     class_names: tuple[str, ...] | list[str] | None = None,

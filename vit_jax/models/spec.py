@@ -11,6 +11,7 @@ STEMS = ("patches", "resnet")
 ATTENTIONS = ("heads_first", "tokens_first")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
+MOST_UNITS = 100  # of a ResNet; one of 200 layers has 66
 
 
 def _at_least_one(part: Any, name: str) -> None:
@@ -40,6 +41,10 @@ class Stem:
         choose("stem", self.stem, STEMS)
         if self.stem == "patches" and (self.stages or self.stem_width != 64):
             raise UserError("stages and stem_width are a ResNet's; give stem='resnet' as well.")
+        if sum(self.stages) > MOST_UNITS:
+            raise UserError(
+                f"a ResNet of {sum(self.stages):,} units is too deep to be traced; {MOST_UNITS} are the most."
+            )
         if min(self.stages, default=1) < 1:
             raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
         if self.stem_width < 1 or self.stem_width % 32:
