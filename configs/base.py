@@ -17,9 +17,11 @@ def get_config() -> ConfigDict:
     config.batch = 4096  # images per optimizer step, over all hosts and devices
     config.batch_eval = placeholder(int)  # images per evaluation step; unset: as batch
     config.accum_steps = 1  # parts into which a batch is cut to save memory; the gradient stays that of the batch
-    config.total_steps = placeholder(int)  # length of training in steps
+    config.total_steps = placeholder(int)  # length of training in steps; 0: only evaluates and exports
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
     config.init_from = placeholder(str)  # workdir, checkpoint folder or model.npz whose weights start this run
+    config.keep_head = False  # init_from keeps head and pre_logits: for plain evaluation or to go on
+    config.resample = "linear"  # of its position embeddings to another grid: linear (the authors') or bicubic (timm's)
 
     config.base_lr = 1e-3  # the learning rate after warm-up
     config.warmup_steps = placeholder(int)  # linear warm-up from 0, in steps

@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks import input, loader, train_step
 from tests.conftest import ROOT
-from vit_jax import cli, data, evaluate, main, pack, predict, settings, sharding
+from vit_jax import cli, data, evaluate, main, pack, predict, settings, sharding, sweep
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
@@ -34,6 +34,7 @@ MODULES = {
     "vit_jax.evaluate": evaluate,
     "vit_jax.pack": pack,
     "vit_jax.predict": predict,
+    "vit_jax.sweep": sweep,
     "benchmarks.input": input,
     "benchmarks.loader": loader,
     "benchmarks.train_step": train_step,
@@ -68,6 +69,9 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert subprocess.run(["bash", "-n", "-c", line]).returncode == 0
     for name, *words in commands(line):
+        if name == "vit_jax.sweep":
+            for run in sweep.combinations([name, *words]):
+                settings.check(run.config)
         if name == "vit_jax.main":
             config, _ = main.parse([name, *words])
             settings.check(config)
@@ -79,8 +83,8 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
 
 def test_what_is_only_dry_run_is_listed():
     for word in DRY:
-        assert sum(word in line for line in LINES) == 1, word
-    assert "The TFDS, the TPU and the bucket command are dry-run by the tests" in README
+        assert any(word in line for line in LINES), word
+    assert "The TFDS, the TPU and the bucket commands are dry-run by the tests" in README
 
 
 def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
@@ -99,8 +103,10 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
         if any(word in line for word in DRY):
             continue
         for name, *words in commands(line):
-            if name == "vit_jax.main":
-                words += SHORT + (PHOTOS if "photos" in line else [])
+            if name in ("vit_jax.main", "vit_jax.sweep"):
+                words = [re.sub("(--sweep.*?,.*?),.*", r"\1", word) for word in words]  # two values
+                words += SHORT[1:] if "total_steps=0" in line else SHORT
+                words += PHOTOS if "photos" in line else []
             if name == "benchmarks.input":
                 words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
             if name == "benchmarks.loader":
@@ -109,7 +115,8 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
             MODULES[name].main([name, *words])
             ran.append(name)
-    assert ran.count("vit_jax.main") == 5 and {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict"} <= set(ran)
+    assert ran.count("vit_jax.main") == 7
+    assert {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict", "vit_jax.sweep"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
 
     [code] = [text for language, text in BLOCKS if language == "python"]

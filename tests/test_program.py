@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, data, models, optim, settings, sharding, tree
+from vit_jax import UserError, banner, data, models, optim, settings, sharding, tree
 from vit_jax.evals import classify
 from vit_jax.program import make_program
 from vit_jax.step import Update
@@ -91,6 +91,14 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     for name, leaf in tree.flatten(grads).items():
         difference = np.linalg.norm(leaf - tree.flatten(grads_in_parts)[name])
         assert difference <= 1e-5 * np.linalg.norm(leaf), name
+
+
+def test_the_table_of_parameters_shows_what_is_frozen(tiny):
+    tiny.optim.rates = "head/.*=10,embed/.*=0"
+    tiny.mesh.fsdp = 8
+    lines = {line.split()[0]: line.split("  ")[-1].strip() for line in banner.parameter_table(build(tiny, devices=8))}
+    assert lines["head/bias"] == "rate x 10" and lines["embed/kernel"] == "frozen, split over fsdp"
+    assert lines["cls"] == "split over fsdp"
 
 
 def test_a_bad_batch_changes_nothing_but_the_counters(tiny):

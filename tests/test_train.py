@@ -17,7 +17,7 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, predict, report, train, tree
+from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, predict, report, train, tree
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -126,8 +126,82 @@ def test_fine_tuning_at_another_resolution_with_another_head(run, quick, tmp_pat
     np.testing.assert_allclose(*grids, rtol=1e-6)
 
     quick.model.width = 32
-    with pytest.raises(UserError, match=r"init_from=.*: it holds a model with width 16, not 32; give"):
+    with pytest.raises(
+        UserError, match=r"init_from=.*: it holds .* width 16, not 32; it fits with --config\.model\.width=16$"
+    ):
         train.train(quick, tmp_path / "wider")
+
+
+def test_what_differs_ends_with_the_flags_to_paste():
+    source = models.create("ViT-S/16", num_classes=1000, pooling="gap", pre_logits=True)
+
+    def sentence(target, keep_head=False):
+        with pytest.raises(UserError) as raised:
+            interop.adapt(source, {}, target, {}, keep_head)
+        return str(raised.value)
+
+    target = models.create("ViT-B/16", num_classes=10)
+    found = sentence(target)
+    assert found.startswith(
+        "it holds a model with width 384, not 768, mlp_dim 1536, not 3072, num_heads 6, not 12, pool"
+    )
+    assert found.endswith("; it fits with --config.model.name=ViT-S/16 --config.model.pooling=gap")
+    assert sentence(target, True).endswith("-S/16 --config.model.pooling=gap --config.model.pre_logits=True")
+    target = models.create("ViT-mu/4", width=384, depth=3, pooling="gap")
+    assert sentence(target).endswith("; it fits with --config.model.name=ViT-S/16 --config.model.depth=12")
+    target = models.create("ViT-S/16", num_classes=10, pooling="gap", pre_logits=True)
+    assert (
+        sentence(target, True) == "its head is for 1,000 classes, not 10; without --config.keep_head a new one starts."
+    )
+    source = models.create("ViT/8", width=64, depth=2, mlp_dim=128, num_heads=2, num_classes=10)
+    flags = " ".join(
+        f"--config.model.{flag}" for flag in ("name=ViT/8", "width=64", "depth=2", "mlp_dim=128", "num_heads=2")
+    )
+    assert sentence(target).endswith(f"; it fits with {flags} --config.model.pooling=token")
+    source = models.create("R50+ViT-B/16")
+    assert sentence(models.create("ViT-B/16")).endswith("; it fits with --config.model.name=R50+ViT-B/16")
+    source = models.create("ViT-S/16", pooling="gap", patch_size=8)
+    assert sentence(models.create("ViT-S/16")).endswith("; no field of config.model gives patch_size 8")
+
+
+def test_positions_are_resampled_as_is_said():
+    source, target = (models.create("ViT-mu/4", resolution=size, num_classes=3) for size in (16, 24))
+    shapes, wanted = (
+        jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, size, size, 3), np.float32))
+        for model, size in ((source, 16), (target, 24))
+    )
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
+    linear, bicubic = (
+        interop.adapt(source, params, target, wanted, method=method)["position"] for method in ("linear", "bicubic")
+    )
+    np.testing.assert_array_equal(bicubic, models.resample(params["position"], (4, 4), (6, 6), 1, "bicubic"))
+    assert np.abs(linear - bicubic).max() > 1e-3
+
+
+def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, quick, tmp_path):
+    _, workdir, metrics = run
+    quick.model.position, quick.mesh.data = "learned", 8
+    quick.init_from, quick.keep_head, quick.total_steps = str(workdir), True, 0
+    for _ in range(2):
+        assert train.train(quick, tmp_path / "kept") == metrics
+        assert rows(tmp_path / "kept") == [{"step": 0, **metrics}]  # once, however often it is asked for
+    _, before = vit_jax.load(workdir)
+    _, after = vit_jax.load(tmp_path / "kept")
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    text = (tmp_path / "kept" / "train.log").read_text()
+    assert f"Starting from {workdir}, head included." in text and "Length: 0 steps, 0 epochs" in text
+    assert "Nothing to train: total_steps is 0." in text and "complete" not in text and "ETA" not in text
+
+    quick.total_steps, quick.warmup_steps, quick.log_every = 1, 1, 1  # the rate of the first step is 0
+    assert train.train(quick, tmp_path / "kept")["test/accuracy"] == metrics["test/accuracy"]
+    assert [line["step"] for line in rows(tmp_path / "kept")] == [1, 1]
+    quick.total_steps = 0
+    with pytest.raises(UserError, match="at step 1 already, beyond total_steps=0"):
+        train.train(quick, tmp_path / "kept")
+    quick.init_from = None
+    with pytest.raises(UserError, match=r"keep_head=True keeps the head of init_from; set --config\.init_from too\."):
+        train.train(quick, tmp_path / "kept")
 
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):

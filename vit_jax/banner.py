@@ -32,10 +32,10 @@ def lines(config: ConfigDict, program: Any) -> list[str]:
 
 
 def parameter_table(program: Any) -> list[str]:
-    """Returns a line for each parameter: name, shape, count and placement; then the total."""
+    """Returns a line for each parameter: name, shape, count, rate if not the usual, and placement; then the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
-        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _split(places[name]))
+        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _note(program.factors[name], places[name]))
         for name, leaf in shapes.items()
     ]
     rows.append(("total", "", f"{tree.count(shapes):,}", ""))
@@ -43,6 +43,7 @@ def parameter_table(program: Any) -> list[str]:
     return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
 
 
-def _split(place: jax.sharding.NamedSharding) -> str:
+def _note(factor: float, place: jax.sharding.NamedSharding) -> str:
     axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
-    return f"split over {', '.join(axes)}" if axes else ""
+    rate = "" if factor == 1 else f"rate x {factor:g}" if factor else "frozen"
+    return ", ".join(filter(None, [rate, f"split over {', '.join(axes)}" if axes else ""]))

@@ -19,7 +19,7 @@ class Log:
     """Writes to `<workdir>/{train.log, metrics.jsonl}`, TensorBoard events and the terminal; on the first host only.
 
     Lines of metrics.jsonl are `{"step": n, "train/loss": ..., ...}`. Those after step `start` are dropped when a run
-    resumes there, so that the file reads as if it had never stopped.
+    resumes there, so that the file reads as if it had never stopped; all, when it starts anew.
     """
 
     def __init__(self, workdir: Path, start: int, total: int, batch: int, wrote: Callable[[], None] = lambda: None):
@@ -140,10 +140,10 @@ def _number(name: str, value: float) -> str:
 
 
 def _cut(path: Path, last: int) -> Path:
-    """Drops the lines after step `last`, and a line that was cut short, from a metrics file."""
+    """Drops the lines after step `last`, that of step 0, and a line that was cut short, from a metrics file."""
     if path.exists():
         lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(line for line in lines if json.loads(line)["step"] <= last))
+        partial.write_text("".join(line for line in lines if 0 < json.loads(line)["step"] <= last))
         partial.replace(path)
     return path

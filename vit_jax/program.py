@@ -31,6 +31,7 @@ class Program:
         init: (key, given) -> state, made in place; `given` are parameters by name to use instead of random ones.
         train_step: (state, batch) -> (state, metrics); consumes the state.
         predict: (params, images) -> logits.
+        factors: of the learning rate, by parameter; 0: frozen.
     """
 
     mesh: Mesh
@@ -44,6 +45,7 @@ class Program:
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     predict: Callable[[Any, jax.Array], jax.Array]
+    factors: dict[str, float]
 
 
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
@@ -108,6 +110,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
             donate_argnums=0,
         ),
         predict=jax.jit(predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding),
+        factors={name: optim.factor(rates, name) for name in tree.flatten(state.params)},
     )
 
 

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose
 
 CHOICES = {
+    "resample": ("linear", "bicubic"),
     "decay_type": ("cosine", "linear", "rsqrt", "constant"),
     "data.bad_images": ("fail", "replace"),
     "task.loss": ("softmax", "sigmoid"),
@@ -26,7 +27,7 @@ RANGES = {
     "batch_eval": (1, math.inf),
     "resolution": (1, math.inf),
     "accum_steps": (1, math.inf),
-    "total_steps": (1, math.inf),
+    "total_steps": (0, math.inf),
     "total_epochs": (0, math.inf),
     "warmup_steps": (0, math.inf),
     "warmup_epochs": (0, math.inf),
@@ -91,6 +92,8 @@ def check(config: ConfigDict) -> None:
     if not len(config.evals):
         raise UserError("config.evals is empty: declare an evaluation, as configs/base.py does.")
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], [f"{n}/{m}" for n in config.evals for m in BEST])
+    if flat["keep_head"] and flat["init_from"] is None:
+        raise UserError("keep_head=True keeps the head of init_from; set --config.init_from too.")
     for key in DURATIONS:
         if flat[key] is not None and flat[epochs(key)] is not None:
             raise UserError(f"set {key} or {epochs(key)}, not both.")
@@ -131,10 +134,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         for key, value in steps.items():
             config[key], config[epochs(key)] = value, None
         config.warmup_steps = config.warmup_steps or 0
-        config.eval_every = config.eval_every or config.total_steps
-    if config.total_steps < 1:
-        raise UserError(f"{config.data.num_examples} examples and batch={config.batch} make no step.")
-    if config.warmup_steps > config.total_steps:
+        config.eval_every = config.eval_every or max(config.total_steps, 1)
+    if config.warmup_steps > config.total_steps > 0:
         excess = f"{config.warmup_steps} steps of warm-up are more than the run's {config.total_steps}"
         raise UserError(f"{excess}; set --config.warmup_steps or --config.warmup_epochs.")
     return config.lock()

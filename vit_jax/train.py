@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, evals, settings, sharding
 from vit_jax.profile import Trace
-from vit_jax.program import make_program
+from vit_jax.program import Program, make_program
 from vit_jax.report import Report
 from vit_jax.workdir import Workdir, check_place
 
@@ -26,12 +26,8 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
         UserError: something in the configuration, the data or the workdir is wrong.
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
     """
-    settings.check(config)
     check_place(workdir)
-    mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
-    config = settings.resolve(config)
-    program = make_program(config, mesh, data.spec(config))
+    config, info, program = prepare(config)
     evaluators = evals.make(config, program, info.opened)
 
     with contextlib.ExitStack() as stack:
@@ -63,9 +59,24 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
                 folder.save(state, done, {})
             raise
         if start == end:
-            log.say("This run is complete.")
+            log.say("This run is complete." if end else "Nothing to train: total_steps is 0.")
             metrics = evals.run(evaluators, state.weights)
+            log.write(0, {} if end else metrics)
         if batches.replaced:
             log.say(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")
         return metrics
+
+
+def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
+    """Returns what a run is made of: the configuration, completed from the data and with its durations in steps, what
+    else the data tells, and the program. Nothing is written or compiled.
+
+    Raises:
+        UserError: something in the configuration or the data is wrong.
+    """
+    settings.check(config)
+    mesh = sharding.make_mesh(config)
+    config, info = data.complete(config)
+    config = settings.resolve(config)
+    return config, info, make_program(config, mesh, data.spec(config))

@@ -69,12 +69,15 @@ class Workdir:
                 raise UserError(f"{self.place} was trained on other data ({saved}, now {now}); choose a new --workdir.")
             return state, f"Resuming {self.place} after step {self.start}."
         state = program.init(jax.random.key(self._config.seed), self._given)
-        return state, f"Starting from {source or 'random weights'}."
+        kept = ", head included" if self._config.keep_head else ""
+        return state, f"Starting from {source or 'random weights'}{kept}."
 
     def _adapt(self, source: str) -> dict[str, Any]:
+        config, program = self._config, self._program
         try:
             model, params = interop.load(source)
-            return interop.adapt(model, params, self._program.model, self._program.state.params)
+            wanted = program.state.params
+            return interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
         except UserError as error:
             raise UserError(f"init_from={source}: {error}") from error
 

@@ -5,45 +5,68 @@ from typing import Any
 from vit_jax import UserError, models, tree
 
 # The whole pre-training head goes; the new one starts at zero.
-REPLACED = ("head/", "pre_logits/")
+HEAD = ("head/", "pre_logits/")
 
-# What must be the same for the rest to carry over.
-MUST_AGREE = (
-    "patch_size",
-    "stem",
-    "stages",
-    "stem_width",
-    "width",
-    "depth",
-    "mlp_dim",
-    "num_heads",
-    "pooling",
-    "position",
-)
+# Fields of config.model besides the name that must be the same for the rest to carry over; with its head, one more.
+SAID = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position")
+SAID_OF_HEAD = ("pre_logits",)
+UNSAID = ("patch_size", "stem", "stages", "stem_width")  # only the name says them
 
 
-def adapt(source: models.Model, params: dict[str, Any], target: models.Model, wanted: dict[str, Any]) -> dict[str, Any]:
+def adapt(
+    source: models.Model,
+    params: dict[str, Any],
+    target: models.Model,
+    wanted: dict[str, Any],
+    keep_head: bool = False,
+    method: str = "linear",
+) -> dict[str, Any]:
     """Returns, by name, what `target` takes over from `source`: all but the head, with the position embeddings
-    resampled to the target's grid of patches (linear, corners aligned, the class token's row untouched).
+    resampled to the target's grid of patches, the class token's row untouched.
 
     Args:
         source: the model that the parameters are of.
         params: its parameters.
         target: the model to start.
         wanted: shapes of the parameters of `target`.
+        keep_head: take over the head too.
+        method: of resampling; see `models.resample`.
 
     Raises:
-        UserError: the models differ in more than head and resolution; names every array concerned.
+        UserError: the models differ in more than head and resolution; ends with the flags to set, or names every array
+            concerned.
     """
-    had, want = ({key: model.field(key) for key in MUST_AGREE} for model in (source, target))
-    if had != want:
-        differ = [f"{key} {had[key]}, not {want[key]}" for key in MUST_AGREE if had[key] != want[key]]
-        raise UserError(f"it holds a model with {', '.join(differ)}; give this run the same --config.model fields.")
-    leaves = {name: leaf for name, leaf in tree.flatten(params).items() if not name.startswith(REPLACED)}
+    said = SAID + SAID_OF_HEAD if keep_head else SAID
+    differ = [key for key in UNSAID + said if source.field(key) != target.field(key)]
+    if differ:
+        found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
+        raise UserError(f"it holds a model with {found}; {_remedy(source, target, said)}")
+    classes, own = source.field("num_classes"), target.field("num_classes")
+    if keep_head and classes != own:
+        raise UserError(
+            f"its head is for {classes:,} classes, not {own:,}; without --config.keep_head a new one starts."
+        )
+    leaves, rest = (
+        {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD)}
+        for all in (params, wanted)
+    )
     old, new = source.spec, target.spec
     if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample(leaves["position"], old.grid, new.grid, old.class_rows)
-    rest = {name: leaf for name, leaf in tree.flatten(wanted).items() if not name.startswith(REPLACED)}
+        leaves["position"] = models.resample(leaves["position"], old.grid, new.grid, old.class_rows, method)
     if wrong := tree.differences(leaves, rest):
-        raise UserError(f"it cannot start a {target.name}: {'; '.join(wrong)}.")
+        remedy = f"; {_remedy(source, target, said)}" if source.name != target.name else ""
+        raise UserError(f"it cannot start a {target.name}: {'; '.join(wrong)}{remedy}")
     return leaves
+
+
+def _remedy(source: models.Model, target: models.Model, said: tuple[str, ...]) -> str:
+    """Returns what of `config.model` to change so that the target is as the source, or what cannot be."""
+    if unsaid := [f"{key} {source.field(key)}" for key in UNSAID if key in source.fields]:
+        return f"no field of config.model gives {', '.join(unsaid)}"
+
+    def differs(key: str) -> bool:  # under the source's name; the target keeps what its config says besides
+        return target.fields[key] != source.field(key) if key in target.fields else key in source.fields
+
+    flags = [f"name={source.name}"] if source.name != target.name else []
+    flags += [f"{key}={source.field(key)}" for key in said if differs(key)]
+    return f"it fits with {' '.join(f'--config.model.{flag}' for flag in flags)}"

@@ -1,0 +1,139 @@
+"""Sweeps: every combination once, whatever stops them; what diverges; mistakes before anything starts."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from vit_jax import NonFiniteLoss, UserError, cli, sweep, train
+
+SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
+SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
+RATES = "--sweep.base_lr=0.001,1e30,0.02"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.setattr(cli, "join_pod", lambda: None)  # this process has used its devices already
+    monkeypatch.setattr(cli, "use_compilation_cache", lambda: None)
+
+
+def words(workdir, *more):
+    return ["sweep.py", f"--config={ROOT}/configs/smoke.py", *SHORT, *more, f"--workdir={workdir}"]
+
+
+def rows(workdir, *more):
+    return [dataclasses.replace(row, seconds=0.0) for row in sweep.sweep(sweep.combinations(words(workdir, *more)))]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder and the rows of a sweep that nothing stopped."""
+    workdir = tmp_path_factory.mktemp("sweep") / "whole"
+    return workdir, rows(workdir, RATES)
+
+
+def test_best_first_and_what_diverges_last(whole):
+    workdir, found = whole
+    assert sorted(row.name for row in found[:2]) == ["base_lr=0.001", "base_lr=0.02"] and found[0].last >= found[1].last
+    assert (found[2].name, found[2].last, found[2].steps) == ("base_lr=1e30", None, 2)
+    for row in found:
+        lines = [json.loads(line) for line in (workdir / row.name / "metrics.jsonl").read_text().splitlines()]
+        scores = {line["step"]: line["test/accuracy"] for line in lines if "test/accuracy" in line}
+        assert (row.last, row.best, row.steps) == (scores.get(4), max(scores.values()), max(scores))
+        assert (workdir / row.name / "model.npz").exists() == (row.last is not None)
+
+
+def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path, monkeypatch):
+    make, run, begun, stops = train.make_program, train.train, [], [True]
+
+    def stopped(config, *args):
+        program = make(config, *args)
+
+        def train_step(state, batch):
+            if config.base_lr == 0.02 and int(state.step) == 3 and stops:
+                raise cli.Terminated
+            return program.train_step(state, batch)
+
+        return type(program)(**{**vars(program), "train_step": train_step})
+
+    def recorded(config, workdir):
+        begun.append(workdir.name)
+        return run(config, workdir)
+
+    monkeypatch.setattr(train, "make_program", stopped)
+    monkeypatch.setattr(train, "train", recorded)
+    with pytest.raises(cli.Terminated):
+        rows(tmp_path, RATES)
+    stops.clear()
+    assert rows(tmp_path, RATES) == whole[1]
+    assert begun == ["base_lr=0.001", "base_lr=1e30", "base_lr=0.02", "base_lr=0.02"]
+    assert "Resuming" in (tmp_path / "base_lr=0.02" / "train.log").read_text()
+    assert rows(tmp_path, "--sweep.base_lr=0.02") == [row for row in whole[1] if row.name == "base_lr=0.02"]
+    assert len(begun) == 4
+
+
+def test_what_is_printed(whole, capsys):
+    workdir, found = whole
+    best = found[0].name
+    sweep.main(words(workdir, RATES))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "test/accuracy" and [line.split()[0] for line in lines[2:5]] == [row.name for row in found]
+    assert lines[4].split()[1] == "diverged" and lines[5] == f"Best: {best}"
+    assert lines[6].startswith(f"python -m vit_jax.main --config={ROOT}/configs/smoke.py --config.total_steps=4 ")
+    assert lines[6].endswith(f" --config.{best} --workdir={workdir}/{best}")
+    sweep.main(words(workdir, RATES, "--json"))
+    told = json.loads(capsys.readouterr().out)
+    assert (told["metric"], told["best"], told["command"]) == ("test/accuracy", best, lines[6])
+    assert [sweep.Row(**{**row, "seconds": 0.0}) for row in told["runs"]] == found
+    with pytest.raises(NonFiniteLoss, match="every combination diverged"):
+        sweep.main(words(workdir, "--sweep.base_lr=1e30"))
+    sweep.main(["sweep.py", "--help"])
+    assert capsys.readouterr().out.endswith(f"{sweep.__doc__}\n")
+
+
+def test_another_configuration_in_the_folder_is_refused(whole):
+    workdir, _ = whole
+    with pytest.raises(
+        UserError, match=r"base_lr=0\.02 was run with another optim, warmup_steps; choose a new --workd"
+    ):
+        rows(workdir, "--sweep.base_lr=0.02", "--config.warmup_steps=2", "--config.optim.beta1=0.8")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "say what to vary with --sweep.KEY=VALUE,VALUE"),
+        (["--sweep.bse_lr=1,2"], "unknown config field 'bse_lr'; did you mean 'base_lr'?"),
+        (["--sweep.base_lr=0.1,fast"], "--config.base_lr=fast: the field takes a number."),
+        (["--sweep.base_lr=0.1,"], "--sweep.base_lr=0.1, gives no values"),
+        (["--sweep.base_lr"], "--sweep.base_lr gives no values"),
+        (["--sweep.base_lr=0.1", "--config.base_lr=0.2"], "--sweep.base_lr gives base_lr a second time."),
+        (["--sweep.base_lr=0.1", "--sweep.base_lr=0.2"], "--sweep.base_lr gives base_lr a second time."),
+        (["--sweep.base_lr=0.1,-1"], "base_lr=-1.0 must be at least 0"),
+        (["--sweep.data.split=train,trian"], "unknown split 'trian'"),
+        (["--sweep.model.name=ViT-mu/4,ViT-X/4"], "unknown model 'ViT-X/4'"),
+        (["--sweep.base_lr=0.1", "--workdir=gs://bucket/sweep"], "a sweep cannot work in gs://bucket/sweep"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(more, sentence, tmp_path):
+    given = [word for word in words(tmp_path / "run") if not (word.startswith("--workdir") and "gs" in str(more))]
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        sweep.main([*given, *more])
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_and_the_command_of_the_whole_split(tmp_path):
+    flags = [f"--config={ROOT}/configs/finetune.py:dataset=cifar10,split=dev", "--config.accum_steps=8"]
+    flags += ["--sweep.model.name=ViT-B/16,ViT-B/32", "--sweep.base_lr=0.003,0.01", "--workdir=runs"]
+    runs = sweep.combinations(["sweep.py", *flags])
+    assert [str(run.folder) for run in runs] == [
+        f"runs/base_lr={rate},model.name=ViT-B_{patch}" for patch in (16, 32) for rate in ("0.003", "0.01")
+    ]
+    assert [(run.config.model.name, run.config.base_lr) for run in runs][1] == ("ViT-B/16", 0.01)
+    assert sweep.command(runs[1]) == (
+        f"python -m vit_jax.main --config={ROOT}/configs/finetune.py:dataset=cifar10,split=full --config.accum_steps=8 "
+        "--config.model.name=ViT-B/16 --config.base_lr=0.01 --workdir=runs/full"
+    )

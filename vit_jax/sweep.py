@@ -1,0 +1,200 @@
+"""Trains with every combination of some fields' values, one after the other, and tells which is best.
+
+Example:
+  python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=5
+
+  --config   as for vit_jax.main; likewise --config.KEY=VALUE
+  --sweep.KEY=VALUE,VALUE,...   the values of a field to try; several fields: all combinations
+  --workdir  local folder of the sweep [workdirs/<config name>]; each combination trains in a folder in it
+  --json     print one JSON object
+
+The same command goes on where it was stopped: what is finished, or has diverged, is not run again. The best is that of
+the largest checkpoint.best_metric at the end. Exit codes as of vit_jax.main.
+"""
+
+import dataclasses
+import gc
+import itertools
+import json
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+import vit_jax
+from vit_jax import NonFiniteLoss, UserError, cli
+from vit_jax.main import parse
+
+RESULT = "sweep.json"  # in the folder of a combination, once it is finished
+Grid = dict[str, list[str]]  # field -> values as written
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What came of a combination; of one that diverged, up to then.
+
+    Attributes:
+        name: KEY=VALUE,... as written, and the name of its folder.
+        last: the metric at the end; None: it diverged.
+        best: the largest value of the metric on the way; None: it was never evaluated.
+        steps: that it ran.
+        seconds: that it took, without those before an interruption.
+    """
+
+    name: str
+    last: float | None
+    best: float | None
+    steps: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A combination: its name, the command line that asks for it, its configuration and its folder."""
+
+    name: str
+    words: list[str]
+    config: ConfigDict
+    folder: Path
+
+
+def sweep(runs: list[Run]) -> list[Row]:
+    """Trains what is not finished, and returns a row for each run, best first.
+
+    Raises:
+        UserError: one of the configurations is wrong, or a folder holds another; then nothing was begun. Or: something
+            in the data or the workdir is wrong.
+    """
+    done = [finished(run) for run in runs]
+    rows = []
+    for number, (run, row) in enumerate(zip(runs, done, strict=True), start=1):
+        print(f"[{number}/{len(runs)}] {run.name}{'' if row is None else ': done before'}", file=sys.stderr, flush=True)
+        rows.append(train(run) if row is None else row)
+    return sorted(rows, key=lambda row: (row.last is None, -(row.last or 0.0)))
+
+
+def finished(run: Run) -> Row | None:
+    """Returns the row that `train` left, or None if it did not come to its end.
+
+    Raises:
+        UserError: the configuration is wrong, or the folder holds a run of another.
+    """
+    config, _, _ = vit_jax.train.prepare(run.config)
+    begun, result = run.folder / "config.json", run.folder / RESULT
+    if not begun.is_file():
+        return None
+    old, new = json.loads(begun.read_text()), json.loads(json.dumps(config.to_dict()))
+    if differ := [key for key in new if old.get(key) != new[key]]:
+        raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
+    return Row(**json.loads(result.read_text())) if result.is_file() else None
+
+
+def train(run: Run) -> Row:
+    """Trains a combination, from where it stands, and leaves its row in its folder."""
+    gc.collect()  # what the run before left on the devices
+    metric, start = run.config.checkpoint.best_metric, time.monotonic()
+    try:
+        last = vit_jax.train.train(run.config, run.folder)[metric]
+    except NonFiniteLoss as error:
+        print(f"{run.name}: {error}", file=sys.stderr, flush=True)
+        last = None
+    log = run.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    best = max((line[metric] for line in lines if line.get(metric) is not None), default=last)
+    steps = max((line["step"] for line in lines), default=0)
+    row = Row(run.name, last, best, steps, round(time.monotonic() - start, 1))
+    if jax.process_index() == 0:
+        partial = run.folder / f"{RESULT}.partial"
+        partial.write_text(json.dumps(dataclasses.asdict(row)) + "\n")
+        partial.replace(run.folder / RESULT)
+    return row
+
+
+def combinations(argv: list[str]) -> list[Run]:
+    """Returns the combinations that a command line asks for.
+
+    Raises:
+        UserError: nothing or no field is varied, one is varied twice, or as `vit_jax.main.parse`.
+    """
+    grid: Grid = {}
+    words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
+    for word in argv:
+        if word.startswith("--sweep."):
+            key, _, values = word.removeprefix("--sweep.").partition("=")
+            if not all(values.split(",")):
+                raise UserError(f"{word} gives no values; write --sweep.base_lr=0.003,0.01.")
+            if key in grid or any(other.startswith(f"--config.{key}=") for other in words):
+                raise UserError(f"--sweep.{key} gives {key} a second time.")
+            grid[key] = list(dict.fromkeys(values.split(",")))
+    if not grid:
+        raise UserError("say what to vary with --sweep.KEY=VALUE,VALUE, for example --sweep.base_lr=0.003,0.01.")
+    runs = []
+    for chosen in itertools.product(*grid.values()):
+        pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
+        given = [*words, *(f"--config.{pair}" for pair in pairs)]
+        config, workdir = parse(given)
+        if "://" in workdir:
+            raise UserError(f"a sweep cannot work in {workdir}: its --workdir is a local folder, or one mounted here.")
+        name = ",".join(sorted(pairs))
+        runs.append(Run(name, given[1:], config, Path(workdir).expanduser() / re.sub(r"[^\w.,=+-]", "_", name)))
+    return runs
+
+
+def command(run: Run) -> str:
+    """Returns the command of a run; if that held a part of the training split back, split=dev in the config's argument,
+    the one that trains on the whole.
+    """
+    words = [word for word in run.words if not word.startswith("--workdir=")]
+    whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
+    folder = run.folder if whole == words else run.folder.parent / "full"
+    return f"python -m vit_jax.main {shlex.join([*whole, f'--workdir={folder}'])}"
+
+
+def report(rows: list[Row], runs: list[Run]) -> dict[str, Any]:
+    """Returns what there is to tell, as JSON."""
+    [best] = [run for run in runs if run.name == rows[0].name]
+    told = {"metric": best.config.checkpoint.best_metric, "runs": [dataclasses.asdict(row) for row in rows]}
+    return told | {"best": best.name, "command": command(best)}
+
+
+def table(rows: list[Row]) -> str:
+    """Returns a line for each row."""
+    width = max(len(row.name) for row in rows)
+    lines = [f"{'':{width}}  {'at the end':>10}  {'best':>8}  {'steps':>7}  {'seconds':>9}"]
+    for row in rows:
+        last, best = ("-" if value is None else f"{value:.4f}" for value in (row.last, row.best))
+        last = "diverged" if row.last is None else last
+        lines.append(f"{row.name:{width}}  {last:>10}  {best:>8}  {row.steps:>7,}  {row.seconds:>9,.1f}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `combinations` and `sweep`.
+        NonFiniteLoss: every combination diverged.
+    """
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__)
+        return
+    runs = combinations(argv)
+    cli.join_pod()
+    cli.use_compilation_cache()
+    rows = sweep(runs)
+    told = report(rows, runs)
+    if jax.process_index() == 0:
+        print(json.dumps(told) if "--json" in argv else f"{told['metric']}\n{table(rows)}")
+    if rows[0].last is None:
+        raise NonFiniteLoss("every combination diverged; try lower rates, or set grad_norm_clip.")
+    if jax.process_index() == 0 and "--json" not in argv:
+        print(f"Best: {told['best']}\n{told['command']}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
