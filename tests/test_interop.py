@@ -333,7 +333,7 @@ def test_refuses_other_compressions_and_damaged_values(tmp_path):
     content = bytearray(fixture("google_vit_in21k_tanh").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read as an npz: Bad CRC-32"):
+    with pytest.raises(UserError, match="cannot be read as an npz: the checksum of"):
         vit_jax.load(tmp_path / "x.npz")
     (tmp_path / "x.npz").write_bytes(b"hello")
     with pytest.raises(UserError, match="cannot be read as an npz: File is not a zip file"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop.archive import Archive
 
+READERS = 4  # threads
 LARGEST = 2**40  # elements of an array: no file holds more
 
 
@@ -60,9 +62,9 @@ def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[st
     if wrong:
         raise UserError("; ".join(wrong))
     arrays: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
-    for name, part in table.items():
-        for theirs, view in pieces(part, arrays[name], prefix):
-            archive.read(theirs, view)
+    parts = split(table, arrays, prefix)
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(archive.read, parts.keys(), parts.values()))
     return arrays
 
 
@@ -76,7 +78,7 @@ def pieces(part: Part, array: np.ndarray, prefix: str) -> Iterator[tuple[str, np
 
 
 def split(table: Table, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns arrays of theirs by name."""
+    """Returns arrays of theirs by name: views of ours."""
     return {name: view for ours, part in table.items() for name, view in pieces(part, arrays[ours], prefix)}
 
 
