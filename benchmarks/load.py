@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 KINDS = ("numpy", "vit_jax")
+ROOT = Path(__file__).parent.parent
 
 
 def peak():
@@ -60,12 +61,12 @@ def write(path, name, layout):
     vit_jax.save(path, model, params, layout=layout)
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ViT-L/16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--read", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv[1:])
     if args.read:
         return read(*args.read)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ def main():
             for _ in range(args.rounds):
                 for kind in KINDS:
                     command = [sys.executable, "-m", "benchmarks.load", "--read", kind, str(path)]
-                    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
                     results[kind].append(json.loads(done.stdout))
             path.unlink()
             print(f"{layout}, {results['numpy'][0]['bytes'] / 1e9:.2f} GB")
@@ -91,4 +92,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

@@ -13,13 +13,13 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
 
     config.seed = 0  # of the initial weights, the data order, augmentation, dropout and MixUp
-    config.resolution = 224  # pixels on a side; preprocessing refers to it as {resolution}
+    config.resolution = 224  # pixels on a side; the preprocessing refers to it as {resolution}
     config.batch = 4096  # images per optimizer step, over all hosts and devices
     config.batch_eval = placeholder(int)  # images per evaluation step; unset: as batch
     config.accum_steps = 1  # parts into which a batch is cut to save memory; the gradient stays that of the batch
     config.total_steps = placeholder(int)  # length of training in steps; 0: only evaluates and exports
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
-    config.init_from = placeholder(str)  # workdir, checkpoint folder or model.npz whose weights start this run
+    config.init_from = placeholder(str)  # whose weights start this run: workdir, checkpoint, npz or published name
     config.keep_head = False  # init_from keeps head and pre_logits: for plain evaluation or to go on
     config.resample = "linear"  # of its position embeddings to another grid: linear (the authors') or bicubic (timm's)
 

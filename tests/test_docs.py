@@ -4,6 +4,7 @@ a cloud or data that is not here, parsed and dry-run.
 
 import re
 import shlex
+import shutil
 import subprocess
 
 import jax
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import input, loader, train_step
+from benchmarks import input, load, loader, train_step
 from tests.conftest import ROOT
-from vit_jax import cli, data, evaluate, main, pack, predict, settings, sharding, sweep
+from vit_jax import cli, convert, data, evaluate, main, pack, predict, settings, sharding, sweep
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
@@ -31,11 +32,13 @@ DRY = {"gcloud": "needs a cloud", "tensorflow_datasets": "needs a prepared datas
 
 MODULES = {
     "vit_jax.main": main,
+    "vit_jax.convert": convert,
     "vit_jax.evaluate": evaluate,
     "vit_jax.pack": pack,
     "vit_jax.predict": predict,
     "vit_jax.sweep": sweep,
     "benchmarks.input": input,
+    "benchmarks.load": load,
     "benchmarks.loader": loader,
     "benchmarks.train_step": train_step,
 }
@@ -98,6 +101,7 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
             pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
     Image.fromarray(pixels).save(tmp_path / "photo.png")
+    shutil.copy(ROOT / "tests" / "data" / "parity" / "google_vit_in21k_tanh.npz", tmp_path / "pretrained.npz")
     ran = []
     for line in LINES:
         if any(word in line for word in DRY):
@@ -111,17 +115,20 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
             if name == "benchmarks.loader":
                 words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
+            if name == "benchmarks.load":
+                words = ["--model=ViT-mu/16", "--rounds=1"]
             if name == "benchmarks.train_step":
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
             MODULES[name].main([name, *words])
             ran.append(name)
     assert ran.count("vit_jax.main") == 7
-    assert {"vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict", "vit_jax.sweep"} <= set(ran)
+    assert {"vit_jax.convert", "vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict", "vit_jax.sweep"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
 
-    [code] = [text for language, text in BLOCKS if language == "python"]
     scope = {}
-    exec(code, scope)
+    for code in [text for language, text in BLOCKS if language == "python"]:
+        exec(code, scope)
+    assert (tmp_path / "copy.npz").exists() and scope["source"].field("resolution") == 48
     assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
     assert scope["model"].spec.position.resolution == 384 and (tmp_path / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)

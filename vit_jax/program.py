@@ -54,7 +54,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     Raises:
         UserError: the model cannot be built or cannot take such images.
     """
-    model = make_model(config, mesh, spec.num_classes)
+    model = make_model(config, mesh, spec)
     task = tasks.make(config, spec.num_classes)
     rates = optim.rates(config)
 
@@ -114,12 +114,15 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     )
 
 
-def make_model(config: ConfigDict, mesh: Mesh, num_classes: int) -> models.Model:
-    """Returns the model of `config.model`, with what `auto` leaves open chosen by the mesh's devices."""
+def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
+    """Returns the model of `config.model` for images of the shape that preprocessing gives them, square or not, with
+    what `auto` leaves open chosen by the mesh's devices.
+    """
     platform = mesh.devices.flat[0].platform
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
         fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
     if fields["attention"] == "auto":
         fields["attention"] = "heads_first" if platform == "cpu" else "tokens_first"
-    return models.create(config.model.name, num_classes=num_classes, resolution=config.resolution, **fields)
+    resolution = spec.image_shape[:2]
+    return models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)

@@ -79,7 +79,7 @@ class Workdir:
             wanted = program.state.params
             return interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
         except UserError as error:
-            raise UserError(f"init_from={source}: {error}") from error
+            raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
     def log(self, origin: str) -> Log:
         """Returns the writer of the run's metrics from here on, once it has said and written what the run is.

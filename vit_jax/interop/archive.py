@@ -118,7 +118,7 @@ class Archive(Mapping[str, Header]):
                     raise EOFError("it is cut short")
                 checksum = zlib.crc32(part, checksum)
         if checksum != entry.CRC:
-            raise ValueError(f"the checksum of {entry.filename} is wrong: the file is damaged")
+            raise ValueError(f"Bad CRC-32 for file {entry.filename!r}")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ An accuracy is what the authors report, not what we measured; an empty field was
 
 import csv
 import dataclasses
+import difflib
 import fnmatch
 import functools
 import html
@@ -97,6 +98,12 @@ def list_models(pattern: str = "*") -> Table:
 def find(name: str) -> Published | None:
     """Returns the published checkpoint of that name, if there is one."""
     return _all().get(name)
+
+
+def nearest(name: str) -> str:
+    """Returns what to try instead of a name that is none."""
+    near = difflib.get_close_matches(name, _all(), n=1)
+    return f"did you mean {near[0]!r}?" if near else "vit_jax.list_models() shows those"
 
 
 def bring(name: str) -> Path | None:

@@ -43,7 +43,7 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
             logging.getLogger(__name__).warning("%s: the head is all zeros, so it is for fine-tuning only", path)
         return _at_resolution(model, params, given, resample)
     except UserError as error:
-        raise UserError(f"{path}: {str(error).rstrip('.')}.") from error
+        raise UserError(f"{path}: {error}") from error
 
 
 def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
@@ -75,7 +75,7 @@ def _locate(path: str | Path) -> Path:
     downloaded = published.bring(str(path))
     where = downloaded or checkpoint.weights_here(path)
     if not where.exists():
-        raise UserError("there is no such path, nor such a published checkpoint (vit_jax.list_models() shows them)")
+        raise UserError(f"does not exist, nor is it a published checkpoint; {published.nearest(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where
     found = where / ours.WEIGHTS if (where / ours.WEIGHTS).is_file() else checkpoint.find(where)
