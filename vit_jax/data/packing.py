@@ -237,7 +237,7 @@ def prepare(
     numbers = list(range(first.num_classes))
     rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in opened.items()}
     if only is not None:
-        numbers = classes.parse(only, first.class_names, first.num_classes, first.name)
+        numbers = classes.parse(only, first.class_names, first.num_classes, origin.source)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             rows = {split: with_classes(source, split, set(numbers), pool) for split, source in opened.items()}
     info = {
