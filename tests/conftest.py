@@ -51,30 +51,35 @@ def quick():
 
 @pytest.fixture
 def tfds_folder(tmp_path):
-    """A prepared TFDS data set of 12 + 5 PNG images, written without TensorFlow."""
+    """A prepared TFDS data set of 12 + 5 images of three classes."""
+    write_tfds(tmp_path, "tiny", "1.2.3", ["a", "b", "c"], {"train": 12, "test": 5})
+    return tmp_path
+
+
+def write_tfds(folder, name, version, classes, counts):
+    """Writes PNG images that count themselves as TFDS prepares them, without TensorFlow; the classes take turns."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 
     features = tfds.features.FeaturesDict(
-        {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=["a", "b", "c"])}
+        {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=classes)}
     )
-    where = tmp_path / "tiny" / "1.2.3"
+    where = folder / name / version
     where.mkdir(parents=True)
     serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
-    for split, count in (("train", 12), ("test", 5)):
-        writer = ArrayRecordWriter(str(where / f"tiny-{split}.array_record-00000-of-00001"), "group_size:1")
+    for split, count in counts.items():
+        writer = ArrayRecordWriter(str(where / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
         for number in range(count):
             encoded = io.BytesIO()
             Image.fromarray(np.full((6, 8, 3), number, np.uint8)).save(encoded, "PNG")
-            writer.write(serializer.serialize_example({"image": encoded.getvalue(), "label": number % 3}))
+            writer.write(serializer.serialize_example({"image": encoded.getvalue(), "label": number % len(classes)}))
         writer.close()
     features.save_metadata(where)
     (where / "features.json").write_text(json.dumps(features.to_json()))
     template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     listed = [
-        {"name": name, "shardLengths": [str(count)], "numBytes": "1", "filepathTemplate": template}
-        for name, count in (("train", 12), ("test", 5))
+        {"name": split, "shardLengths": [str(count)], "numBytes": "1", "filepathTemplate": template}
+        for split, count in counts.items()
     ]
-    info = {"name": "tiny", "version": "1.2.3", "fileFormat": "array_record", "splits": listed}
+    info = {"name": name, "version": version, "fileFormat": "array_record", "splits": listed}
     (where / "dataset_info.json").write_text(json.dumps(info))
-    return tmp_path

@@ -144,6 +144,17 @@ def test_mistakes_on_the_command_line(words, sentence):
         parse(*words)
 
 
+def test_the_stages_of_cifar5():
+    parsed = [main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")]
+    first, second = map(settings.flatten, parsed)
+    assert {key for key in first if key.startswith("model.") and first[key] != second[key]} == set()
+    assert (first["resolution"], second["resolution"]) == (32, 48)
+    assert [flat["data.source"][-3:] for flat in (first, second)] == ["0-4", "5-9"]
+    for arg in ("stage=fine", "finetune", "stage="):
+        with pytest.raises(UserError, match=f"'{arg}' is not stage=STAGE with one of the stages pretrain, finetune"):
+            main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
+
+
 def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="--config=FILE"):
         main.parse(["main.py"])

@@ -136,6 +136,83 @@ def test_multi_label_data_is_packed_anew(tmp_path):
     assert everything(again, "train") == everything(where, "train")
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("3,1", [3, 1]), ("0-4", [0, 1, 2, 3, 4]), ("8-9,2,0-0", [8, 9, 2, 0]), ("0-9", list(range(10)))],
+)
+def test_some_classes(tmp_path, words, wanted):
+    where = packed("digits", tmp_path / "out", f"--classes={words}", "--shards=3")
+    for split in ("train", "test"):
+        chosen = [example for example in everything("digits", split) if example[2] in wanted]
+        assert everything(where, split) == [(*image, wanted.index(label)) for *image, label in chosen]
+    source = open_source(where, "train")
+    assert source.class_names == tuple(map(str, wanted)) and source.num_classes == len(wanted)
+    assert source.fingerprint != open_source(packed("digits", tmp_path / "all"), "train").fingerprint
+
+
+def test_some_classes_of_prepared_data_and_folders(tfds_folder, photos, tmp_path, monkeypatch):
+    where = packed("tfds:tiny", tmp_path / "out", f"--data-dir={tfds_folder}", "--classes=c,a")
+    before = open_source("tfds:tiny", "test", data_dir=str(tfds_folder))
+    after = open_source(where, "test")
+    kept = [before.read("test", index)[0].data for index in (0, 2, 3)]
+    assert [after.read("test", index)[0].data for index in range(3)] == kept
+    assert [example["label"] for example in after] == [1, 0, 1] and after.class_names == ("c", "a")
+
+    read, original = [], images.Encoded.decode
+    monkeypatch.setattr(images.Encoded, "decode", lambda image: (read.append(image.name), original(image))[1])
+    where = packed(f"folder:{photos}", tmp_path / "photos-b", "--classes=b", "--workers=1", "--shards=1")
+    assert len(open_source(where, "train")) + len(open_source(where, "validation")) == 11
+    assert read and all("/b/" in name for name in read)
+
+
+def test_some_classes_of_multi_label_data(tmp_path):
+    source = write_set(tmp_path / "set", SEVERAL, max_labels=3)
+    where = packed(source, tmp_path / "out", "--classes=3,0")
+    assert [labels for *_, labels in everything(where, "train")] == [[0, -1], [1, -1], [0, 1]]
+    assert open_source(where, "train").max_labels == 2
+    again = packed(where, tmp_path / "again", "--classes=1")
+    assert [labels for *_, labels in everything(again, "train")] == [[0], [0]]
+
+
+def test_a_record_without_a_label_is_named_or_left_out(tmp_path, monkeypatch):
+    source, original = write_set(tmp_path / "set", [[0], [1], [2], [1]], total=1), shards.read
+
+    def read(shard, row):
+        if row == 2:
+            raise ValueError("damaged")
+        return original(shard, row)
+
+    monkeypatch.setattr(shards, "read", read)
+    with pytest.raises(UserError, match=r"cannot read record 2 of .*: damaged; repair it"):
+        packed(source, tmp_path / "out", "--classes=1")
+    packed(source, tmp_path / "out", "--classes=1", "--bad-images=skip")
+    [entry] = json.loads((tmp_path / "out" / "info.json").read_text())["splits"]["train"]
+    assert entry["records"] == 2 and [image["index"] for image in entry["left_out"]] == [2]
+
+
+def test_some_classes_go_on_where_they_were_killed(tmp_path, monkeypatch):
+    words, original, written = ["--classes=8,0-3", "--shards=4"], shards.write, []
+    packed("digits", tmp_path / "whole", *words)
+
+    def killed(path, examples):
+        written.append(path)
+        if len(written) == 6:
+            raise KeyboardInterrupt
+        return original(path, examples)
+
+    monkeypatch.setattr(shards, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        packed("digits", tmp_path / "out", *words)
+    for other, change in (
+        (["--classes=0-3,8"], r"class_names: .* -> .*; made_from.classes: \[8, 0, 1, 2, 3\] -> \[0, 1, 2, 3, 8\]"),
+        ([], r"num_classes: 5 -> 10; .*made_from.classes: \[8, 0, 1, 2, 3\] -> None"),
+    ):
+        with pytest.raises(UserError, match=rf"out was packed in another way \(.*{change}.*change it back"):
+            packed("digits", tmp_path / "out", "--shards=4", *other)
+    packed("digits", tmp_path / "out", *words)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole") and len(written) == 6 + 3
+
+
 def test_what_is_killed_goes_on(photos, tmp_path, monkeypatch, capsys):
     source = f"folder:{photos}"
     packed(source, tmp_path / "whole", "--shards=4")
@@ -239,6 +316,11 @@ def test_unreadable_images(photos, tmp_path):
         (["digits", "x", "--splits=train,val"], "unknown split 'val'"),
         (["digits", "x", "--splits=train[:50%]"], r"cannot pack train\[:50%\]: splits are packed whole"),
         (["digits", "x", "--splits=test,train+test"], r"cannot pack train\+test: splits are packed whole"),
+        (["digits", "x", "--classes=0,sevn"], "unknown class 'sevn'; choose from 0, 1, 2"),
+        (["digits", "x", "--classes="], "unknown class ''; choose from 0, 1"),
+        (["digits", "x", "--classes=5-10"], "digits has no classes 5-10: they are 0 to 9, and 0-1 are the first two"),
+        (["digits", "x", "--classes=4-0"], "digits has no classes 4-0: they are 0 to 9"),
+        (["digits", "x", "--classes=0-4,3"], "class 3 is listed twice in 0-4,3"),
         (["digits", "x", "--quality=101"], "--quality=101 must be at most 100"),
         (["folder:/nowhere", "x"], "there is no folder /nowhere"),
     ],
@@ -248,6 +330,19 @@ def test_mistakes(tmp_path, monkeypatch, words, sentence):
     with pytest.raises(UserError, match=sentence):
         packed(*words)
     assert not list(tmp_path.iterdir())
+
+
+def test_mistaken_classes(tfds_folder, photos, tmp_path):
+    (photos / "val").rename(tmp_path / "val")
+    (photos / "train" / "b").rename(photos / "train" / "cat")
+    with pytest.raises(UserError, match=r"^unknown class 'cats'; did you mean 'cat'\?$"):
+        packed(f"folder:{photos}", tmp_path / "out", "--classes=a,cats")
+    source = write_set(tmp_path / "set", [[0], [1], [1]], total=1)
+    with pytest.raises(UserError, match=r"classes of array_record:.*set have no names: write numbers .* 'cat', as"):
+        packed(source, tmp_path / "out", "--classes=cat")
+    with pytest.raises(UserError, match=r"^no image of the split train has one of the classes; leave the split out"):
+        packed(source, tmp_path / "out", "--classes=3")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_empty_split(tmp_path):

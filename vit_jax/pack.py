@@ -2,7 +2,7 @@
 
 All splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the source:
 images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (a turned JPEG is encoded
-anew), large ones made smaller if asked. The same command goes on where it was stopped,
+anew), large ones made smaller and some classes left out if asked. The same command goes on where it was stopped,
 and packs those shards of a folder anew whose image files have changed.
 
 Example:
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("out", help="folder to write the shards and info.json into")
     parser.add_argument("--shards", type=positive, help="of each split, at most one an image [about 256 MB each]")
     parser.add_argument("--splits", help="which, as train,validation [all]")
+    parser.add_argument("--classes", metavar="NAME,0-4", help="only images of these, labels in this order [all]")
     parser.add_argument("--shorter-side", type=positive, metavar="PX", help="make larger images so small, as JPEG")
     parser.add_argument("--quality", type=positive, default=95, help="of a JPEG that is encoded anew, 1 to 100 [95]")
     parser.add_argument("--bad-images", choices=("fail", "skip"), default="fail", help="the unreadable ones [fail]")
@@ -50,11 +51,12 @@ def main(argv: list[str]) -> None:
         packing.Origin(args.source, args.data_dir, args.num_classes, args.max_labels),
         packing.Form(args.shorter_side, args.quality, not args.no_decode),
         splits=args.splits and args.splits.split(","),
+        only=args.classes,
         count=args.shards,
         skip=args.bad_images == "skip",
         workers=args.workers,
     )
-    with tqdm(total=sum(map(len, work.opened.values())), unit="image", unit_scale=True, disable=None) as bar:
+    with tqdm(total=sum(map(len, work.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
         packed = work.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
     if args.json:

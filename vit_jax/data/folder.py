@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -83,9 +84,13 @@ class Folder:
             UserError: its store does not answer.
         """
         split = "validation" if split == "val" else split
-        return read_image(self.path(split, index)), int(self.labels[split][index])
+        return read_image(self.path(split, index)), self.label(split, index)
 
-    def stamp(self, split: str, rows: range) -> str:
+    def label(self, split: str, index: int) -> int:
+        """Returns the label of file `index` of a split."""
+        return int(self.labels[split][index])
+
+    def stamp(self, split: str, rows: Sequence[int]) -> str:
         """Returns a short text that differs when sizes or times of these files do; of remote files it is empty.
 
         It is no part of the digest: a copy of the folder trains as the folder does.

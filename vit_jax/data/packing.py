@@ -1,5 +1,6 @@
 """Packs all splits of a source into shards, resumably; `records` says in which format."""
 
+import array
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -8,20 +9,21 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import UserError, choose
-from vit_jax.data import shards
+from vit_jax.data import classes, shards
 from vit_jax.data.encode import Form
 from vit_jax.data.images import DecodeError
-from vit_jax.data.sources import Origin, Source, open_split, split_names
+from vit_jax.data.sources import Label, Origin, Source, open_split, split_names
 
 SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
 SAMPLE = 64  # examples of a split that tell its size
 CHUNK = 8  # images that a thread reads at a time
+LABELS = 1000  # labels likewise
 PROGRESS = "progress.jsonl"  # in OUT while it is packed: what is packed and, line by line, the shards that are done
 
 
@@ -56,7 +58,7 @@ class Job(NamedTuple):
 
     split: str
     name: str
-    rows: range
+    rows: Sequence[int]
     stamp: str
 
 
@@ -66,6 +68,8 @@ class Packing:
 
     Attributes:
         opened: split -> all its examples.
+        rows: split -> which of them.
+        labels: number of each class in the source -> its label; other labels are dropped.
         info: what info.json will say, but for the shards.
         form: of the images.
         skip: leave unreadable images out instead of failing.
@@ -74,6 +78,8 @@ class Packing:
     """
 
     opened: dict[str, Source]
+    rows: dict[str, Sequence[int]]
+    labels: dict[int, int]
     info: dict[str, Any]
     form: Form
     skip: bool
@@ -112,9 +118,9 @@ class Packing:
     def jobs(self, counts: Mapping[str, int]) -> Iterator[Job]:
         """Iterates over the shards of all splits, given the number of each split's; looks at their files only then."""
         for split, count in counts.items():
-            source = self.opened[split]
+            source, total = self.opened[split], len(self.rows[split])
             for number in range(count):
-                rows = range(len(source) * number // count, len(source) * (number + 1) // count)
+                rows = self.rows[split][total * number // count : total * (number + 1) // count]
                 stamp = source.stamp(split, rows) if source.stamp else ""
                 yield Job(split, shards.file_name(split, number, count), rows, stamp)
 
@@ -142,10 +148,10 @@ class Packing:
 
     def count(self, split: str) -> int:
         """Returns the number of shards of a split."""
-        total = len(self.opened[split])
+        total = len(self.rows[split])
         if self.shards:
             return min(self.shards, total)
-        sample = [self.read(split, index) for index in range(0, total, -(-total // SAMPLE))]
+        sample = [self.read(split, index) for index in self.rows[split][:: -(-total // SAMPLE)]]
         return max(1, round(total * np.mean([len(image or b"") for image, _ in sample]) / SHARD))
 
     def read(self, split: str, index: int) -> tuple[bytes | None, Any]:
@@ -160,13 +166,13 @@ class Packing:
             return None, str(error)
         except OSError as error:  # of the source: what is written is written elsewhere
             raise UserError(f"cannot read image {index} of the split {split}: {error}") from error
-        labels = [int(label)] if isinstance(label, int) else label[label >= 0].tolist()
-        if wrong := [number for number in labels if not 0 <= number < source.num_classes]:
+        numbers = listed(label)
+        if wrong := [number for number in numbers if not 0 <= number < source.num_classes]:
             raise UserError(
                 f"image {index} of the split {split} has the label {wrong[0]}, but there are {source.num_classes} "
                 "classes; leave the split out with --splits"
             )
-        return encoded, labels
+        return encoded, [self.labels[number] for number in numbers if number in self.labels]
 
     def examples(
         self,
@@ -177,10 +183,10 @@ class Packing:
     ) -> Iterator[tuple[bytes, list[int]]]:
         """Iterates over images and labels in order, read ahead by the threads; fills `left_out`."""
 
-        def read(chunk: range) -> list[tuple[int, bytes | None, Any]]:
+        def read(chunk: Sequence[int]) -> list[tuple[int, bytes | None, Any]]:
             return [(index, *self.read(job.split, index)) for index in chunk]
 
-        def submit(chunk: range) -> concurrent.futures.Future:
+        def submit(chunk: Sequence[int]) -> concurrent.futures.Future:
             return pool.submit(read, chunk)
 
         chunks = iter([job.rows[start : start + CHUNK] for start in range(0, len(job.rows), CHUNK)])
@@ -201,6 +207,7 @@ def prepare(
     form: Form,
     *,
     splits: list[str] | None = None,
+    only: str | None = None,
     count: int | None = None,
     skip: bool = False,
     workers: int = 0,
@@ -210,13 +217,14 @@ def prepare(
     Args:
         origin: where the examples come from.
         form: of the images.
-        splits: which, each whole; None: all.
+        splits: which; None: all.
+        only: the classes to take, in the order of their labels, as `classes.parse` reads them; None: all.
         count: of the shards of each split; None: so many that one has about 256 MB.
         skip: leave unreadable images out instead of failing.
         workers: threads; 0: one for each core.
 
     Raises:
-        UserError: the source or a split is absent, or one is not whole.
+        UserError: the source, a split or a class is absent, or a split is not whole.
     """
     whole = split_names(origin)
     for split in splits or []:
@@ -225,19 +233,62 @@ def prepare(
         choose("split", split, whole)
     opened = {split: open_split(origin, split) for split in splits or whole}
     first = next(iter(opened.values()))
+    workers = workers or os.cpu_count() or 1
+    numbers = list(range(first.num_classes))
+    rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in opened.items()}
+    if only is not None:
+        numbers = classes.parse(only, first.class_names, first.num_classes, origin.source)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            rows = {split: with_classes(source, split, set(numbers), pool) for split, source in opened.items()}
     info = {
         "version": shards.VERSION,
         "name": first.name.removeprefix("array_record:"),
-        "num_classes": first.num_classes,
-        "class_names": first.class_names and list(first.class_names),
-        "max_labels": first.max_labels,
+        "num_classes": len(numbers),
+        "class_names": first.class_names and [first.class_names[number] for number in numbers],
+        "max_labels": first.max_labels and min(first.max_labels, len(numbers)),
         "made_from": {
             "source": origin.source,
             "fingerprints": {split: source.fingerprint for split, source in opened.items()},
             **dataclasses.asdict(form),
+            **({"classes": numbers} if only is not None else {}),
         },
     }
-    return Packing(opened, info, form, skip, workers or os.cpu_count() or 1, count)
+    labels = {number: label for label, number in enumerate(numbers)}
+    return Packing(opened, rows, labels, info, form, skip, workers, count)
+
+
+def listed(label: Label) -> list[int]:
+    """Returns the labels of an image."""
+    return [label] if isinstance(label, int) else label[label >= 0].tolist()
+
+
+def with_classes(
+    source: Source, split: str, numbers: Collection[int], pool: concurrent.futures.Executor
+) -> Sequence[int]:
+    """Returns the positions, in a whole split, of the images that have one of the classes; decodes none.
+
+    An image whose label is unreadable is among them: what reads it next says so.
+
+    Raises:
+        UserError: there are none.
+    """
+
+    def is_one(index: int) -> bool:
+        try:
+            label = source.label(split, index) if source.label else source.read(split, index)[1]
+        except (DecodeError, OSError):
+            return True
+        return any(number in numbers for number in listed(label))
+
+    def of_chunk(chunk: Sequence[int]) -> list[int]:
+        return list(filter(is_one, chunk))
+
+    whole = range(len(source))
+    chunks = [whole[start : start + LABELS] for start in whole[::LABELS]]
+    found = array.array("q", itertools.chain.from_iterable(pool.map(of_chunk, chunks)))
+    if not found:
+        raise UserError(f"no image of the split {split} has one of the classes; leave the split out with --splits")
+    return found
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ them.
 import dataclasses
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +37,7 @@ class Source:
             None: every image has one.
         stamp: (whole split, positions) -> a short text that differs when the files there changed since, their names
             being the same; None where the digest says what there is.
+        label: (whole split, position) -> label, where it is known without reading the image; else None.
     """
 
     name: str
@@ -46,7 +47,8 @@ class Source:
     class_names: tuple[str, ...] | None = None
     digest: str = ""
     max_labels: int | None = None
-    stamp: Callable[[str, range], str] | None = None
+    stamp: Callable[[str, Sequence[int]], str] | None = None
+    label: Callable[[str, int], Label] | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -174,7 +176,8 @@ def open_folder(origin: Origin, name: str, split: str) -> Source:
     opened = folder.Folder(name, splits.names(split))
     parts = tuple(splits.select(split, opened.counts))
     names = opened.class_names
-    return Source("folder", parts, opened.read, len(names), names, opened.digest, stamp=opened.stamp)
+    details = len(names), names, opened.digest
+    return Source("folder", parts, opened.read, *details, stamp=opened.stamp, label=opened.label)
 
 
 def open_records(origin: Origin, name: str, split: str) -> Source:

@@ -1,0 +1,56 @@
+"""A small ViT pre-trained on half of CIFAR-10's classes at 32 pixels and fine-tuned on the other half at 48.
+
+Its learned position embeddings are resampled from 8x8 to 12x12 patches, its head starts at zero.
+
+Ours: 80.52 % of the 5,000 test images of the classes 5-9 after 300 steps of fine-tuning; 71.24 % after the same 300
+steps from random weights; pre-training ends at 74.42 % of those of the classes 0-4. 12, 15 and 36 minutes on two CPU
+cores that did other work besides (46 to 72, 42 to 57 and 70 to 470 images a second; 450 with the cores idle). Both
+were tried for 150 steps on 90 % of the images, with these accuracies on the other 10 %: fine-tuning at 1e-3 and 3e-3
+78.88 and 79.56 %; from scratch at 1e-3, 3e-3 and 1e-2 62.76, 64.52 and 45.52 %.
+    python -m vit_jax.pack tfds:cifar10 packed/cifar10_0-4 --classes=0-4 --data-dir=FOLDER
+    python -m vit_jax.pack tfds:cifar10 packed/cifar10_5-9 --classes=5-9 --data-dir=FOLDER
+    python -m vit_jax.main --config=configs/cifar5.py --workdir=RUN
+    python -m vit_jax.main --config=configs/cifar5.py:stage=finetune --config.init_from=RUN --workdir=RUN_finetune
+    python -m vit_jax.main --config=configs/cifar5.py:stage=finetune --workdir=RUN_scratch
+
+FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord).
+"""
+
+from ml_collections import ConfigDict
+
+from configs import cifar10
+
+# Stage -> classes of CIFAR-10, pixels on a side, pixels that a crop is cut from.
+STAGES = {"pretrain": ("0-4", 32, 36), "finetune": ("5-9", 48, 54)}
+
+
+def get_config(arg: str = "stage=pretrain") -> ConfigDict:
+    """Returns the recipe of a stage, `:stage=pretrain` or `:stage=finetune`.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    key, _, stage = arg.partition("=")
+    if key != "stage" or stage not in STAGES:
+        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(STAGES)}")
+    classes, resolution, around = STAGES[stage]
+    config = cifar10.get_config()
+    config.resolution = resolution
+    config.log_every = 50
+    config.model.pooling = "token"
+    config.model.position = "learned"
+
+    config.data.source = f"array_record:packed/cifar10_{classes}"
+    config.data.num_classes = 5
+    config.data.num_examples = 25_000
+    config.data.preprocess = f"resize({around})|random_crop({resolution})|flip_lr|value_range(-1,1)"
+    config.evals.test.preprocess = f"resize({around})|central_crop({resolution})|value_range(-1,1)"
+    if stage == "pretrain":
+        config.total_epochs = 12.0
+    else:
+        config.base_lr = 3e-3
+        config.total_epochs = None
+        config.total_steps = 300
+        config.warmup_epochs = None
+        config.warmup_steps = 30
+    return config
