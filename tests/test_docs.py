@@ -28,7 +28,7 @@ PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48
 CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are fewer here
 
 # A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
-DRY = {"gcloud": "needs a cloud", "gs://": "needs a cloud"}
+DRY = {"gcloud": "needs a cloud", "gs://": "needs a cloud", "-imagenet21k": "needs a download"}
 
 MODULES = {
     "vit_jax.main": main,

@@ -45,7 +45,8 @@ OWNERS = {
     "simplejpeg": r"vit_jax\.data(\..*)?",
     "sklearn": r"vit_jax\.data(\..*)?",
     "array_record": r"vit_jax\.data\.shards",
-    "google": r"vit_jax\.data\.example",  # protobuf
+    "google.protobuf": r"vit_jax\.data\.example",
+    "google.colab": r"vit_jax\.analysis\.notebook",
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
     "tqdm": r"vit_jax\.(log|pack|interop\.download)",
@@ -59,9 +60,10 @@ OWNERS = {
 
 @pytest.mark.parametrize("module", FILES)
 def test_libraries_stay_with_their_owner(module):
-    roots = {name.split(".")[0] for name in imports(SOURCES[module])}
-    for library in roots & set(OWNERS):
-        assert re.fullmatch(OWNERS[library], module), f"{module} imports {library}"
+    for name in imports(SOURCES[module]):
+        for library, owner in OWNERS.items():
+            if f"{name}.".startswith(f"{library}."):
+                assert re.fullmatch(owner, module), f"{module} imports {library}"
 
 
 def test_only_command_lines_read_flags():

@@ -13,6 +13,7 @@ import tensorboardX
 from tqdm import tqdm
 
 Metrics = dict[str, float]
+Watch = Callable[[int, Metrics], None]
 
 
 class Log:
@@ -22,9 +23,27 @@ class Log:
     resumes there, so that the file reads as if it had never stopped; all, when it starts anew.
     """
 
-    def __init__(self, workdir: Path, start: int, total: int, batch: int, wrote: Callable[[], None] = lambda: None):
-        """Begins; `wrote` is called after each line of metrics."""
-        self._wrote = wrote
+    def __init__(
+        self,
+        workdir: Path,
+        start: int,
+        total: int,
+        batch: int,
+        wrote: Callable[[], None] = lambda: None,
+        watch: Watch | None = None,
+    ):
+        """Begins.
+
+        Args:
+            workdir: the folder of the files.
+            start: steps done before.
+            total: steps of the whole run.
+            batch: images of a step.
+            wrote: called after each line of metrics.
+            watch: called with the metrics of each line, those kept included; they are then not told on the terminal,
+                where a bar is drawn.
+        """
+        self._wrote, self._watch = wrote, watch
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._bar = None
@@ -32,16 +51,21 @@ class Log:
         if not self._writes:
             return
         self._text = (workdir / "train.log").open("a")
-        self._jsonl = _cut(workdir / "metrics.jsonl", start).open("a")
+        path = _cut(workdir / "metrics.jsonl", start)
+        if watch and path.exists():
+            for step, metrics in _read(path):
+                watch(step, metrics)
+        self._jsonl = path.open("a")
         self._events = tensorboardX.SummaryWriter(str(workdir), purge_step=start + 1 if start else None)
-        if sys.stderr.isatty():
+        if watch or sys.stderr.isatty():  # a notebook is no terminal, but draws a bar
             self._bar = tqdm(initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05)
 
-    def say(self, text: str) -> None:
-        """Writes lines of text."""
+    def say(self, text: str, aloud: bool = True) -> None:
+        """Writes lines of text to the file and, aloud, to the terminal."""
         if not self._writes:
             return
-        tqdm.write(text, file=sys.stderr)
+        if aloud:
+            tqdm.write(text, file=sys.stderr)
         self._text.write(text + "\n")
         self._text.flush()
 
@@ -83,8 +107,10 @@ class Log:
         self._jsonl.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
-        self.say(self._line(step, metrics))
+        self.say(self._line(step, metrics), aloud=self._watch is None)
         self._wrote()
+        if self._watch:
+            self._watch(step, metrics)
 
     def flush(self) -> None:
         """Writes out what is still in memory."""
@@ -137,6 +163,14 @@ def _number(name: str, value: float) -> str:
     if "images_per_sec" in name:
         return f"{value:,.1f}"
     return f"{value:.4g}"
+
+
+def _read(path: Path) -> Iterator[tuple[int, Metrics]]:
+    """Yields steps and their metrics."""
+    for line in path.read_text().splitlines():
+        values = json.loads(line)
+        step = values.pop("step")
+        yield step, {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _cut(path: Path, last: int) -> Path:

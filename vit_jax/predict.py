@@ -15,11 +15,12 @@ import numpy as np
 from vit_jax import UserError, cli, data, interop
 
 
-def predict(checkpoint: str | Path, images: Sequence[str | Path], top: int = 5) -> list[dict]:
+def predict(checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
     Probabilities are softmax or sigmoid of the logits, as the model was trained. Images are turned upright as their
-    EXIF data says, and preprocessed as in the evaluation of the run that made the checkpoint.
+    EXIF data says, and preprocessed as in the evaluation of the run that made the checkpoint. An image may be RGB uint8
+    [height, width, 3] as well; its path is then its number.
 
     Raises:
         UserError: the checkpoint or an image cannot be read.
@@ -31,11 +32,11 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path], top: int = 5) 
     apply = jax.jit(lambda params, image: activation(model.apply(params, image[None])[0][0]))
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     results = []
-    for path in images:
-        row = np.asarray(apply(params, data.read(path, model.preprocess)))
+    for number, image in enumerate(images):
+        row = np.asarray(apply(params, data.read(image, model.preprocess)))
         order = np.argsort(-row, kind="stable")[:top]
         classes = [{"class": names[i], "probability": float(row[i])} for i in order]
-        results.append({"image": str(path), "classes": classes})
+        results.append({"image": str(number if isinstance(image, np.ndarray) else image), "classes": classes})
     return results
 
 

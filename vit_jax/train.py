@@ -1,6 +1,7 @@
 """The training loop: build, restore, step, log, evaluate, save."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,7 +14,9 @@ from vit_jax.report import Report
 from vit_jax.workdir import Workdir, check_place
 
 
-def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
+def train(
+    config: ConfigDict, workdir: str | Path, watch: Callable[[int, dict[str, float]], None] | None = None
+) -> dict[str, float]:
     """Trains, or goes on training, and returns the metrics of the last evaluation.
 
     Runs in the calling process: parses no flags, joins no pod, never exits.
@@ -21,6 +24,8 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
     Args:
         config: a configuration with the fields of `configs/base.py`.
         workdir: the run's folder; if it holds a run of the same configuration, that run goes on.
+        watch: called on the first host with each step and its metrics that are logged, the earlier ones of a run that
+            goes on included, which are then not told on the terminal; `vit_jax.analysis.plot.Live` draws them.
 
     Raises:
         UserError: something in the configuration, the data or the workdir is wrong.
@@ -33,7 +38,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(contextlib.closing(Workdir(workdir, config, program, info)))
         state, origin = folder.begin()
-        log = stack.enter_context(contextlib.closing(folder.log(origin)))
+        log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)

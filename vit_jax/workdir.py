@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, banner, data, interop, settings
 from vit_jax.checkpoint import Checkpoints, latest
-from vit_jax.log import Log
+from vit_jax.log import Log, Watch
 from vit_jax.mirror import check_place, open_mirror
 from vit_jax.program import Program
 
@@ -81,8 +81,9 @@ class Workdir:
         except UserError as error:
             raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
-    def log(self, origin: str) -> Log:
-        """Returns the writer of the run's metrics from here on, once it has said and written what the run is.
+    def log(self, origin: str, watch: Watch | None = None) -> Log:
+        """Returns the writer of the run's metrics from here on, once it has said and written what the run is; `watch`
+        is told them too.
 
         Raises:
             UserError: the workdir is remote and cannot be written to.
@@ -92,7 +93,8 @@ class Workdir:
             if self.start < self._config.total_steps:
                 with self._writing():
                     self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
-        log = self._log = Log(self.path, self.start, self._config.total_steps, self._config.batch, self._mirror.push)
+        total, batch = self._config.total_steps, self._config.batch
+        log = self._log = Log(self.path, self.start, total, batch, self._mirror.push, watch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         if not self.start:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))

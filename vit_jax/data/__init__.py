@@ -111,14 +111,28 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     return completed, Info(source.class_names, fingerprint, pipe.text, opened)
 
 
-def read(path: str | os.PathLike, preprocess: str) -> Float32[np.ndarray, "height width 3"]:
-    """Returns an image file, local or remote, turned upright as its EXIF data says, as a model with such preprocessing
-    reads it.
+def read(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
+    """Returns an image file, local or remote, turned upright as its EXIF data says, or pixels, as a model with such
+    preprocessing reads it.
 
     Raises:
         UserError: the file is no readable image, or the preprocessing leaves its size open.
     """
-    return transforms.parse(preprocess, 0)(images.read_image(path), np.random.default_rng(0))
+    given = image if isinstance(image, np.ndarray) else images.read_image(image)
+    return transforms.parse(preprocess, 0)(given, np.random.default_rng(0))
+
+
+def examples(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
+    """Returns some images, spread over a split, as they are before preprocessing, and the names of their classes.
+
+    Raises:
+        UserError: the source is wrong or absent, or has no such split.
+    """
+    source = sources.open_source(config, split)
+    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
+    names = source.class_names or range(source.num_classes)
+    labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
+    return [np.asarray(row["image"]) for row in rows], [", ".join(told) for told in labels]
 
 
 def train_preprocess(config: ConfigDict) -> transforms.Preprocess:

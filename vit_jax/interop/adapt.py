@@ -70,3 +70,8 @@ def _remedy(source: models.Model, target: models.Model, said: tuple[str, ...]) -
     flags = [f"name={source.name}"] if source.name != target.name else []
     flags += [f"{key}={source.field(key)}" for key in said if differs(key)]
     return f"it fits with {' '.join(f'--config.model.{flag}' for flag in flags)}"
+
+
+def fields(source: models.Model) -> dict[str, Any]:
+    """Returns the fields of `config.model`, besides the name, with which a run can start from a model."""
+    return {name: source.field(name) for name in SAID}

@@ -1,0 +1,1 @@
+"""Looking at runs and models: what notebooks need besides training."""
