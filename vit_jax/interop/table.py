@@ -1,6 +1,7 @@
 """Where the values of our arrays lie in a file of another layout: read and written by the same table."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop.archive import Archive
 
-READERS = 4  # threads
+READERS = min(os.cpu_count() or 1, 4)  # threads
 LARGEST = 2**40  # elements of an array: no file holds more
 
 
