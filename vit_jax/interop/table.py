@@ -54,7 +54,7 @@ def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[st
     found = {name: archive[name] for name in archive if name.startswith(prefix)}
     wrong = [f"missing {name}" for name in wanted if name not in found]
     wrong += [f"unexpected {name}" for name in found if name not in wanted]
-    for name in wanted.keys() & found.keys():
+    for name in [name for name in wanted if name in found]:
         shape = found[name].shape
         if _bare(shape) != _bare(wanted[name].shape):
             wrong.append(f"{name} is {list(shape)}, not {list(wanted[name].shape)}")
