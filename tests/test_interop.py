@@ -11,7 +11,7 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import UserError, convert, models
+from vit_jax import UserError, convert, models, predict
 from vit_jax.interop import LAYOUTS
 
 FOLDERS = (ROOT / "tests" / "data" / "parity", ROOT.parent / "shared" / "parity")
@@ -243,13 +243,15 @@ def test_named_models_are_recognised(tmp_path):
 
 def test_convert(tmp_path, capsys):
     source, target = str(fixture("big_vision_tok")), str(tmp_path / "x.npz")
-    convert.main(["convert", source, target, "--layout=google", "--resolution=64", "--resample=bicubic"])
+    convert.main(["convert", source, target, "--layout=google", "--resolution=64x64", "--resample=bicubic"])
     assert capsys.readouterr().out == f"{target}: ViT/8, google layout\n"
     model, params = vit_jax.load(target)
     assert model.field("resolution") == 64
     assert equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
     with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
         convert.main(["convert", source, target, "--layout=googel"])
+    with pytest.raises(UserError, match=r"--resolution=64X64 must be one size or HEIGHTxWIDTH"):
+        convert.main(["convert", source, target, "--resolution=64X64"])
 
 
 def test_unknown_things_are_told():
@@ -300,6 +302,9 @@ HOSTILE = {
     "long": ([("a.npy", npy(ONE) + b"....")], "not its size"),
     "twice": ([("a.npy", npy(ONE)), ("a.npy", npy(ONE))], "two arrays called a"),
     "no array": ([("readme.txt", b"hello")], "cannot be read"),
+    "headers": ([(f"{i}.npy", npy(ONE, shape=(1,) * 300 + (4,))) for i in range(2)], "cannot be read"),
+    "dimensions": ([("a.npy", npy(ONE, shape=(1,) * 8 + (4,)))], "a shape that no array of a model has"),
+    "many": ([(f"{i}.npy", b"") for i in range(10_001)], "holds 10,001 arrays"),
     "nested": ([("a.npy", npy(ONE)[:10] + b"(" * 100 + npy(ONE)[110:])], "cannot be read"),
     "empty": ([], "no layout known here"),
     "up": ([("../../up.npy", npy(ONE))], "no layout known here"),
@@ -324,7 +329,7 @@ def test_refuses_what_would_have_to_be_run(changed, tmp_path):
     def load_bomb(arrays):
         arrays["head/bias"] = np.array([Bomb()] * 11, object)
 
-    with pytest.raises(UserError, match="not its size"):
+    with pytest.raises(UserError, match="holds Python objects"):
         vit_jax.load(changed("google_vit_in21k_tanh", load_bomb))
     assert not (tmp_path / "exploded").exists()
 
@@ -341,6 +346,97 @@ def test_refuses_other_compressions_and_damaged_values(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"hello")
     with pytest.raises(UserError, match="cannot be read as an npz: File is not a zip file"):
         vit_jax.load(tmp_path / "x.npz")
+
+
+def test_refuses_a_compressed_array_that_ends_early(tmp_path):
+    """Nothing that lay in memory before may pass for weights."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, array in arrays_of(fixture("google_hybrid_stem_only")).items():
+            content = npy(array)
+            file.writestr(f"{name}.npy", content[:5000])  # the longer ones are cut
+            file.getinfo(f"{name}.npy").file_size = len(content)
+    with pytest.raises(UserError, match="cut short"):
+        vit_jax.load(tmp_path / "x.npz")
+
+
+def test_refuses_numbers_that_float32_cannot_hold(changed):
+    def enlarge(arrays):
+        arrays["cls"] = arrays["cls"].astype(np.float64) + 1e300
+
+    with pytest.raises(UserError, match="overflow"):
+        vit_jax.load(changed("google_vit_in21k_tanh", enlarge))
+
+
+def test_words_of_a_file_do_nothing_to_a_terminal(changed):
+    def name(arrays):
+        arrays["Transformer/encoderblock_0/a\nvit_jax: all is well\x1b[2J"] = ONE
+
+    with pytest.raises(UserError) as caught:
+        vit_jax.load(changed("google_vit_in21k_tanh", name))
+    assert r"a\nvit_jax: all is well\x1b[2J" in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        (["Transformer/posembed_input/pos_embedding"], "missing Transformer/posembed_input/pos_embedding"),
+        (["cls"], "missing cls: one of its 17 position rows"),
+        (
+            ["embedding/kernel", "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"],
+            "missing embedding/kernel; missing",
+        ),
+    ],
+)
+def test_names_what_would_tell_the_model(lost, told, changed):
+    with pytest.raises(UserError, match=told):
+        vit_jax.load(changed("google_vit_in21k_tanh", lambda arrays: [arrays.pop(name) for name in lost] and None))
+
+
+def test_a_square_of_positions_with_a_class_row_is_not_taken_for_another_shape(changed):
+    def age(arrays):  # 1 + 7x7 rows are as many as 5x10
+        arrays.pop("params/pos_embedding")
+        arrays["params/Transformer/posembed_input/pos_embedding"] = np.ones((1, 50, 24), np.float32)
+
+    model, params = vit_jax.load(changed("big_vision_tok", age), resolution=(40, 80))
+    assert model.spec.grid == (5, 10) and params["position"].shape == (51, 24)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"class_names": ["a"]}, {"class_names": range(11)}, {"loss": "mse"}, {"preprocess": 5}, {"pooling": np.ones(2)}],
+)
+def test_refuses_wrong_keywords(fields):
+    with pytest.raises(UserError):
+        load("google_vit_in21k_tanh", **fields)
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    model, params = load("google_vit_in21k_tanh")
+    (tmp_path / "x.npz").mkdir()
+    for path in (tmp_path / "x.npz", tmp_path / "absent" / "x.npz", tmp_path / f"{'x' * 300}.npz"):
+        with pytest.raises(UserError, match=r"cannot write .*x\.npz: "):
+            vit_jax.save(path, model, params)
+    with pytest.raises(UserError, match="local path"):
+        vit_jax.save("s3://bucket/x.npz", model, params)
+    with pytest.raises(UserError, match=r"cls is float64"):
+        vit_jax.save(tmp_path / "y.npz", model, params | {"cls": params["cls"].astype(np.float64)})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_paths_that_are_none():
+    for path in ("~nobody/x.npz", "x" * 300, "\0"):
+        with pytest.raises(UserError, match="is no path|does not exist"):
+            vit_jax.load(path)
+
+
+def test_predicting_without_a_head(changed, tmp_path):
+    path = changed(
+        "google_vit_in21k_tanh", lambda arrays: [arrays.pop(f"head/{kind}") for kind in ("kernel", "bias")] and None
+    )
+    with pytest.raises(UserError, match="has no head"):
+        predict.predict(path, ["x.png"])
+    with pytest.raises(UserError, match="top must be at least 1"):
+        predict.predict(fixture("google_vit_in21k_tanh"), ["x.png"], top=0)
 
 
 DESCRIPTIONS = ("[]", "{}", "null", "[" * 100_000, "{", '{"model": 3}', "\x00")

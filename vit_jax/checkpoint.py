@@ -201,7 +201,10 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
     handlers = _handlers() | {"metrics": ocp.JsonCheckpointHandler(filename="metrics")}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
-        saved = reader.metadata(path.absolute()).item_metadata.state.tree
+        described = reader.metadata(path.absolute()).item_metadata.state
+        if described is None:
+            raise UserError(f"{path} is not a checkpoint: its state is empty.")
+        saved = described.tree
         which = "params" if saved["ema"] is None else "ema"
         item = {which: saved[which]}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)

@@ -6,7 +6,7 @@ Example:
 
 import argparse
 
-from vit_jax import cli, interop
+from vit_jax import UserError, choose, cli, interop
 
 
 def main(argv: list[str]) -> None:
@@ -17,12 +17,26 @@ def main(argv: list[str]) -> None:
     parser.add_argument("source", help="whatever vit_jax.load reads: a workdir, a checkpoint, an npz, a published name")
     parser.add_argument("target", help="the npz to write")
     parser.add_argument("--layout", default="ours", help=f"one of {', '.join(interop.LAYOUTS)} [ours]")
-    parser.add_argument("--resolution", type=int, help="pixels on a side; learned positions are resampled")
+    parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
     parser.add_argument("--resample", default="linear", help="how: linear, as published, or bicubic [linear]")
     args = parser.parse_args(argv[1:])
-    model, params = interop.load(args.source, resolution=args.resolution, resample=args.resample)
+    choose("layout", args.layout, interop.LAYOUTS)
+    resolution = None if args.resolution is None else size(args.resolution)
+    model, params = interop.load(args.source, resolution=resolution, resample=args.resample)
     interop.save(args.target, model, params, layout=args.layout)
     print(f"{args.target}: {model.name}, {args.layout} layout")
+
+
+def size(text: str) -> int | tuple[int, ...]:
+    """Returns a resolution as `vit_jax.load` takes it.
+
+    Raises:
+        UserError: it is not one or two whole numbers.
+    """
+    sides = text.split("x")
+    if not all(side.isdecimal() for side in sides):
+        raise UserError(f"--resolution={text} must be one size or HEIGHTxWIDTH, as in 384 or 384x512.")
+    return int(text) if len(sides) == 1 else tuple(map(int, sides))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,12 @@ class NonFiniteLoss(Exception):
     """More non-finite losses in a row than allowed: command lines print the sentence and exit with code 1."""
 
 
+def shown(text: object, most: int = 20_000) -> str:
+    """Returns a text that may be a stranger's as one line that does nothing to a terminal, cut to `most` characters."""
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[: most + 1])
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
 def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str:
     """Returns `word` if it is one of `options`; `where` says where they are listed, if they are many.
 
@@ -28,7 +34,7 @@ def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str
     options = list(options)
     if word in options:
         return word
-    near = difflib.get_close_matches(word, options, n=1)
+    near = difflib.get_close_matches(str(word), options, n=1)
     otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
     hint = f"did you mean {near[0]!r}?" if near else otherwise
     raise UserError(f"unknown {what} {word!r}; {hint}")

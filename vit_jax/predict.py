@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax import UserError, cli, data, interop
+from vit_jax import UserError, cli, data, interop, shown
 
 
 def predict(checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5) -> list[dict]:
@@ -28,6 +28,8 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], t
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
         raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
+    if not model.spec.head.num_classes or top < 1:
+        raise UserError(f"{checkpoint} has no head." if top > 0 else f"top must be at least 1, not {top}.")
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
     apply = jax.jit(lambda params, image: activation(model.apply(params, image[None])[0][0]))
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> None:
             continue
         print(result["image"])
         for entry in result["classes"]:
-            print(f"  {entry['probability']:7.2%}  {entry['class']}")
+            print(f"  {entry['probability']:7.2%}  {shown(entry['class'])}")
 
 
 if __name__ == "__main__":

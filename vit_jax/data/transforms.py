@@ -250,6 +250,8 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
     return name.id, arguments
 
 
+MOST_PIXELS = 10_000  # on a side
+
 # Largest values of numbers that must not be negative.
 LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
 LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
@@ -260,8 +262,10 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
     for name, value in arguments.items():
         if name == "size":
             sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
-            if not all(type(side) is int and side > 0 for side in sides):
-                allowed = "a positive whole number" + ("" if op == "resize_small" else " or (height, width)")
+            if not all(type(side) is int and 0 < side <= MOST_PIXELS for side in sides):
+                allowed = f"a whole number from 1 to {MOST_PIXELS:,}" + (
+                    "" if op == "resize_small" else " or (height, width)"
+                )
                 return f"size must be {allowed}, not {value!r}"
         elif name == "method":
             if value not in resizing.METHODS:

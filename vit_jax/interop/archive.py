@@ -20,7 +20,9 @@ import numpy as np
 from vit_jax import UserError
 
 # Weights hardly compress. A file may say that it holds this many times its own size, and small ones this much.
-EXPANSION, FLOOR = 20, 2**26
+EXPANSION, FLOOR = 4, 2**26
+# Far more than any model's file has: arrays, bytes of a header, dimensions, elements along one of them.
+ARRAYS, HEADER, DIMENSIONS, LONGEST = 10_000, 1_000, 8, 2**40
 CHUNK = 2**20  # bytes read at once, few enough to stay in the processor's cache until they are checked
 SUFFIX = ".npy"
 # How the dtypes of weights are written; NumPy has no word for bfloat16.
@@ -50,6 +52,8 @@ class Archive(Mapping[str, Header]):
         self._entries: dict[str, zipfile.ZipInfo] = {}
         self._headers: dict[str, Header] = {}
         self._spare = threading.local()
+        if len(file.infolist()) > ARRAYS:
+            raise ValueError(f"it holds {len(file.infolist()):,} arrays, which no model has")
         for entry in file.infolist():
             name = entry.filename.removesuffix(SUFFIX)
             if name in self._entries:
@@ -86,7 +90,8 @@ class Archive(Mapping[str, Header]):
         if not straight:
             values = raw.view(header.dtype)
             shaped = values.reshape(header.shape[::-1]).T if header.columns_first else values
-            np.copyto(into, shaped.reshape(into.shape), casting="same_kind")
+            with _told(), np.errstate(over="raise"):
+                np.copyto(into, shaped.reshape(into.shape), casting="same_kind")
 
     def _buffer(self, size: int) -> np.ndarray:
         """Returns memory that a thread uses again and again: to get it from the system takes as long as to fill it."""
@@ -101,9 +106,11 @@ class Archive(Mapping[str, Header]):
             stream.read(start)
             for begin in range(0, len(raw), CHUNK):
                 part = stream.read(min(CHUNK, len(raw) - begin))
+                if len(part) < min(CHUNK, len(raw) - begin):
+                    raise EOFError(f"{entry.filename} is cut short")
                 raw[begin : begin + len(part)] = part
             if stream.read(1):  # at the end the checksum is compared
-                raise ValueError("an array is longer than it says")
+                raise ValueError(f"{entry.filename} is longer than it says")
 
     def _fill_straight(self, entry: zipfile.ZipInfo, start: int, raw: memoryview) -> None:
         """Reads what is stored as it is without the copies that `zipfile` makes."""
@@ -115,7 +122,7 @@ class Archive(Mapping[str, Header]):
             for begin in range(0, len(raw), CHUNK):
                 part = raw[begin : begin + CHUNK]
                 if file.readinto(part) != len(part):
-                    raise EOFError("it is cut short")
+                    raise EOFError(f"{entry.filename} is cut short")
                 checksum = zlib.crc32(part, checksum)
         if checksum != entry.CRC:
             raise ValueError(f"Bad CRC-32 for file {entry.filename!r}")
@@ -135,19 +142,32 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an npz, whole or not at all.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} to.")
-    partial = path.with_suffix(".partial")
-    with zipfile.ZipFile(partial, "w", allowZip64=True) as file:
+    """Writes an npz into a file."""
+    with zipfile.ZipFile(path, "w", allowZip64=True) as file:
         for name, array in arrays.items():
             with file.open(f"{name}{SUFFIX}", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
-    partial.replace(path)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a file to write, which takes the place of `path` when all is written, and is gone otherwise.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    # Of this thread's own: others may write the same.
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -166,8 +186,13 @@ def _header(file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo) -> Header:
     with file.open(entry) as stream:
         version = np.lib.format.read_magic(stream)
         parse = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, columns_first, dtype = parse(stream)
+        shape, columns_first, dtype = parse(stream, max_header_size=HEADER)
         start = stream.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, which would have to be run")
+    if len(shape) > DIMENSIONS or max(shape, default=0) > LONGEST:
+        raise ValueError(f"{name} has a shape that no array of a model has")
     if min(shape, default=0) < 0 or entry.file_size != start + math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} says that it is {dtype}{list(shape)}, which is not its size")
-    return Header(shape, np.dtype(DTYPES.get(dtype.str, dtype)), columns_first, start)
+    known = dtype if dtype.names else DTYPES.get(dtype.str, dtype)
+    return Header(shape, np.dtype(known), columns_first, start)

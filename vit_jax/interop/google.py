@@ -9,6 +9,7 @@ models/vit.py.
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -42,14 +43,15 @@ BIG_VISION = Layout("big_vision", "params/", (0, 0, 1, 0), "pos_embedding", clas
 
 def detect(names: Mapping[str, Any]) -> Layout | None:
     """Returns the layout that names of arrays are of, or None."""
-    prefix = next((one for one in ("params/", "opt/target/", "") if f"{one}embedding/kernel" in names), None)
+    blocks = [re.match(r"(params/|opt/target/|)Transformer/encoderblock", name) for name in names]
+    prefix = max((match[1] for match in blocks if match), default=None, key=len)
     if prefix is None:
         return None
     own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     google = any(re.match(r"Transformer/encoderblock_\d+/MlpBlock_3/", name) for name in own)
     base = GOOGLE if google else BIG_VISION
     scanned = any(name.startswith("Transformer/encoderblock/") for name in own)
-    inside = POSITION in own  # as in vision_transformer, and in big_vision's older files
+    inside = google or POSITION in own  # the latter in big_vision's older files
     return dataclasses.replace(
         base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
     )
@@ -184,9 +186,9 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     """
 
     def size(name: str, axis: int) -> int:
-        shape = found[layout.prefix + name].shape if layout.prefix + name in found else ()
+        shape = found[layout.prefix + name].shape
         if len(shape) < 2:
-            raise UserError(f"it has no {layout.prefix + name} that tells what model it is")
+            raise UserError(f"{layout.prefix + name} is {list(shape)}, which tells nothing of the model")
         return shape[axis]
 
     given = None if resolution is None else image_size(resolution)
@@ -194,6 +196,11 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     block = "Transformer/" + ("encoderblock" if layout.scanned else "encoderblock_0")
     _, attention, _, mlp = layout.numbers
     query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
+    learned = layout.name == "google" or layout.position in own
+    telling = ["embedding/kernel", query, f"{block}/MlpBlock_{mlp}/Dense_0/kernel"]
+    telling += [layout.position] if learned else []
+    if missing := [f"missing {layout.prefix + name}" for name in telling if name not in own]:
+        raise UserError(f"{'; '.join(missing)}: they tell what the model is")
     numbered = {match[0] for name in own if (match := re.match(r"Transformer/encoderblock_\d+/", name))}
     units = {match.groups() for name in own if (match := re.match(r"block(\d{1,3})/unit(\d{1,3})/", name))}
     counts = collections.Counter(int(stage) for stage, _ in units)
@@ -207,19 +214,23 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
         "num_classes": size("head/kernel", -1) if "head/kernel" in own else 0,
         "pooling": "token" if "cls" in own else "map" if "MAPHead_0/probe" in own else "gap",
         "pre_logits": "pre_logits/kernel" in own,
-        "position": "learned" if layout.position in own else "sincos2d",
+        "position": "learned" if learned else "sincos2d",
         "patch_size": patch_size,
     }
     if "conv_root/kernel" in own:
         fields |= {"stem": "resnet", "stages": stages, "stem_width": size("conv_root/kernel", -1)}
-    if fields["position"] == "sincos2d":
+    if not learned:
         return layout, fields | {"resolution": given or (_near(224, patch_size),) * 2}
     rows, cls = size(layout.position, -2), int(fields["pooling"] == "token")
-    for class_row in (layout.class_row,) if layout.name == "google" else (False, True):
-        grid = _grid(rows - cls * class_row, patch_size, given)
+    with_class = [True] if layout.name == "google" else [False, True]
+    # The published files are of square images: only what cannot be is taken for the resolution given.
+    for side, class_row in itertools.product((None, given), with_class):
+        grid = _grid(rows - cls * class_row, patch_size, side)
         if grid:
             stored = tuple(side * patch_size for side in grid)
             return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
+    if not cls and _grid(rows - 1, patch_size, None):
+        raise UserError(f"missing {layout.prefix}cls: one of its {rows} position rows is that of a class token")
     raise UserError(
         f"its {rows} position rows are not those of square images; give resolution=(height, width) in pixels"
     )
@@ -242,10 +253,7 @@ def _near(resolution: int, patch_size: int) -> int:
 
 
 def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the (rows, columns) of patches with so many position rows: square, else those of images of this size."""
+    """Returns the (rows, columns) of patches, if so many are those of images of this size or, without one, square."""
     side = math.isqrt(max(rows, 0))
-    if side and side * side == rows:
-        return side, side
-    if size and (size[0] // patch_size) * (size[1] // patch_size) == rows:
-        return size[0] // patch_size, size[1] // patch_size
-    return None
+    grid = (size[0] // patch_size, size[1] // patch_size) if size else (side, side)
+    return grid if rows > 0 and grid[0] * grid[1] == rows else None

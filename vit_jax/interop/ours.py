@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, choose, models
+from vit_jax import UserError, models
 
 WEIGHTS = "model.npz"
 
@@ -31,9 +31,6 @@ def arguments(about: Any) -> tuple[str, dict[str, Any]]:
     """
     if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in KINDS.items()):
         raise UserError(f"what is said of its model is not {', '.join(KINDS)}")
-    if not all(isinstance(name, str) for name in about["class_names"] or ()):
-        raise UserError("its class names are not words")
-    choose("loss", about["loss"], ("softmax", "sigmoid"))
     use = {key: about[key] for key in ("preprocess", "class_names", "loss")}
     return about["model"], about["fields"] | use
 
@@ -58,7 +55,5 @@ def described(path: Path) -> Any:
 
 
 def write(path: Path, model: models.Model) -> None:
-    """Writes what a model is, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(about(model), indent=2) + "\n")
-    partial.replace(path)
+    """Writes what a model is into a file."""
+    path.write_text(json.dumps(about(model), indent=2) + "\n")

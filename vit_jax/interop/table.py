@@ -12,6 +12,7 @@ from vit_jax import UserError
 from vit_jax.interop.archive import Archive
 
 READERS = min(os.cpu_count() or 1, 4)  # threads
+MOST = 1000  # names in one message
 LARGEST = 2**40  # elements of an array: no file holds more
 
 
@@ -61,7 +62,8 @@ def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[st
         elif not found[name].is_weights:
             wrong.append(f"{name} is {found[name].dtype}, not float32")
     if wrong:
-        raise UserError("; ".join(wrong))
+        more = f"; and {len(wrong) - MOST:,} more" if len(wrong) > MOST else ""
+        raise UserError("; ".join(wrong[:MOST]) + more)
     arrays: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
     parts = split(table, arrays, prefix)
     with ThreadPoolExecutor(READERS) as pool:
@@ -85,4 +87,6 @@ def split(table: Table, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[s
 
 def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns a shape without dimensions of 1 before it: old files have more of them."""
-    return _bare(shape[1:]) if shape[:1] == (1,) else shape
+    while shape[:1] == (1,):
+        shape = shape[1:]
+    return shape

@@ -1,7 +1,9 @@
 """A model and its parameters from whatever holds them, told by its content; and into a file of one of the layouts."""
 
+import contextlib
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import UserError, checkpoint, choose, models, tree
+from vit_jax import UserError, checkpoint, choose, models, shown, tree
 from vit_jax.interop import archive, google, ours, published, table
 
 LAYOUTS = {"ours": None, "google": google.GOOGLE, "big_vision": google.BIG_VISION}
@@ -43,7 +45,7 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
             logging.getLogger(__name__).warning("%s: the head is all zeros, so it is for fine-tuning only", path)
         return _at_resolution(model, params, given, resample)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{shown(path)}: {shown(error)}") from error
 
 
 def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
@@ -57,24 +59,33 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
             or big_vision. The last two hold the arrays alone.
 
     Raises:
-        UserError: the path does not end in .npz, the parameters are not the model's, or the layout cannot express it.
+        UserError: the path does not end in .npz or cannot be written, the parameters are not the model's, or the layout
+            cannot express it.
     """
     wanted = LAYOUTS[choose("layout", layout, LAYOUTS)]
-    path = Path(path).expanduser()
-    if path.suffix != ".npz":
-        raise UserError(f"cannot write {path.name}: give a path that ends in .npz.")
-    _check(model, params)
-    arrays = {name: np.asarray(leaf, np.float32) for name, leaf in tree.flatten(params).items()}
-    archive.write(path, google.arrays(arrays, model.spec, wanted) if wanted else arrays)
-    if wanted is None:
-        ours.write(path.with_suffix(".json"), model)
+    if "://" in str(path) or Path(path).suffix != ".npz":
+        raise UserError(f"cannot write {path}: give a local path that ends in .npz.")
+    path = Path(os.path.expanduser(path))
+    arrays = {name: np.asarray(leaf) for name, leaf in tree.flatten(params).items()}
+    _check(model, arrays)
+    if wanted:
+        arrays = google.arrays(arrays, model.spec, wanted)
+    with contextlib.ExitStack() as both:  # they take their places when both are written
+        archive.write(both.enter_context(archive.replacing(path)), arrays)
+        if not wanted:
+            ours.write(both.enter_context(archive.replacing(path.with_suffix(".json"))), model)
 
 
 def _locate(path: str | Path) -> Path:
     """Returns, here, the npz or the checkpoint folder that is meant."""
-    downloaded = published.bring(str(path))
-    where = downloaded or checkpoint.weights_here(path)
-    if not where.exists():
+    try:
+        here = Path(path).expanduser()
+        downloaded = None if here.exists() else published.bring(str(path))
+        where = downloaded or checkpoint.weights_here(path)
+        exists = where.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # what is no path at all
+        raise UserError(f"is no path: {error}") from error
+    if not exists:
         raise UserError(f"does not exist, nor is it a published checkpoint; {published.nearest(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where
@@ -107,6 +118,8 @@ def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, F
 
 def _model(name: str, known: dict[str, Any], given: dict[str, Any]) -> models.Model:
     """Returns the model as the user wants it, but at the resolution that it is stored at."""
+    if "num_classes" in given:
+        known = known | {"class_names": None}
     resolution = models.create(name, **known).field("resolution")
     return models.create(name, **(known | given | {"resolution": resolution}))
 
@@ -114,6 +127,7 @@ def _model(name: str, known: dict[str, Any], given: dict[str, Any]) -> models.Mo
 def _at_resolution(
     model: models.Model, params: Flat, given: dict[str, Any], method: str
 ) -> tuple[models.Model, dict[str, Any]]:
+    """Returns the model at the resolution given, if one is; its images are then resized as they are, never cropped."""
     old = model.spec
     resolution = given.get("resolution", model.field("resolution"))
     spec = models.create(model.name, **(model.fields | {"resolution": resolution})).spec
@@ -123,9 +137,10 @@ def _at_resolution(
         positions = models.resample(params["position"], old.grid, spec.grid, old.class_rows, method)
         params = params | {"position": positions}
     pipe = given.get("preprocess")
-    if pipe is None and model.preprocess:
+    last = (model.preprocess or "").rpartition("|")[2]
+    if pipe is None and last.startswith("value_range"):
         height, width = spec.position.image_size
-        pipe = f"resize(({height},{width}))|{model.preprocess.rpartition('|')[2]}"
+        pipe = f"resize(({height},{width}))|{last}"
     return dataclasses.replace(model, spec=spec, preprocess=pipe), tree.unflatten(params)
 
 

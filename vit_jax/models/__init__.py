@@ -154,7 +154,14 @@ def create(
     if missing := [field for field in SHAPE if chosen[field] is None]:
         raise UserError(f"{name} names no size; give {', '.join(missing)}.")
     spec = replace(Spec(), **chosen)
-    return Model(name, spec, preprocess, None if class_names is None else tuple(class_names), loss)
+    choose("loss", loss, ("softmax", "sigmoid"))
+    if not isinstance(preprocess, str | None):
+        raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
+    if class_names is not None:
+        class_names = tuple(class_names)
+        if not all(isinstance(name, str) for name in class_names) or len(class_names) != spec.head.num_classes:
+            raise UserError(f"class_names must be {spec.head.num_classes:,} strings, one for each class.")
+    return Model(name, spec, preprocess, class_names, loss)
 
 
 def name_of(fields: dict[str, Any]) -> str:
@@ -169,7 +176,7 @@ def name_of(fields: dict[str, Any]) -> str:
 
 def _named(name: str) -> dict[str, Any]:
     """Returns the fields that a name stands for; those of the shape are None if it names no size."""
-    found = re.fullmatch(r"(?:(R\d*)\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d*)", name)
+    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
     stem, size, number = found.groups() if found else (None, "", "0")
     hybrid = STEMS.get((stem, int(number))) if stem and size else None
     if size not in (None, *SIZES) or (stem and not hybrid):

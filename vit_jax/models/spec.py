@@ -11,7 +11,8 @@ STEMS = ("patches", "resnet")
 ATTENTIONS = ("heads_first", "tokens_first")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
-MOST_UNITS = 100  # of a ResNet; one of 200 layers has 66
+MOST_STAGES, MOST_UNITS = 8, 100  # of a ResNet; one of 200 layers has 4 and 66
+LARGEST = 2**40  # of whole numbers
 
 
 def _at_least_one(part: Any, name: str) -> None:
@@ -41,10 +42,8 @@ class Stem:
         choose("stem", self.stem, STEMS)
         if self.stem == "patches" and (self.stages or self.stem_width != 64):
             raise UserError("stages and stem_width are a ResNet's; give stem='resnet' as well.")
-        if sum(self.stages) > MOST_UNITS:
-            raise UserError(
-                f"a ResNet of {sum(self.stages):,} units is too deep to be traced; {MOST_UNITS} are the most."
-            )
+        if len(self.stages) > MOST_STAGES or sum(self.stages) > MOST_UNITS:
+            raise UserError(f"a ResNet has at most {MOST_STAGES} stages and {MOST_UNITS} units in all.")
         if min(self.stages, default=1) < 1:
             raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
         if self.stem_width < 1 or self.stem_width % 32:
@@ -231,6 +230,8 @@ def image_size(resolution: Any) -> tuple[int, int]:
 
 def _typed(name: str, value: Any, example: Any) -> Any:
     """Returns a value as JSON, NumPy or a config gave it, in the type of the field."""
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
     if name == "resolution" and isinstance(value, tuple | list):
         if len(value) != 2:
             raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
@@ -242,11 +243,11 @@ def _typed(name: str, value: Any, example: Any) -> Any:
         return tuple(_typed(name, each, 0) for each in value)
     kind = int if name == "resolution" else type(example)
     accepted = {int: int, float: int | float, str: str, bool: bool}[kind]
-    if hasattr(value, "item"):  # a NumPy scalar
-        value = value.item()
     whole = kind is int and isinstance(value, float) and value.is_integer()
     if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{name} must be {_article(kind)}, not {value!r}.")
+    if kind is int and abs(value) > LARGEST:
+        raise UserError(f"{name} must be at most {LARGEST:,}.")
     return kind(value)
 
 
