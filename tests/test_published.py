@@ -97,6 +97,16 @@ def test_classes():
 
 
 CONTENT = os.urandom(3 * 2**20 + 5)
+ARCHIVE = b"PK\5\6" + bytes(18)  # a zip file of nothing
+REDIRECTS = {
+    "elsewhere": "http://nobody.invalid/x",
+    "loop": "loop",
+    "bracket": "http://[::1/x",
+    "dots": "https://a..b/x",
+    "secret": "https://me:secret@host/x",
+    "long": f"http://host/{'x' * 1000}",
+}
+LENGTHS = {"length": "abc", "minus": "-1", "control": "\x1b[31m" + 500 * "9"}
 
 
 def md5(content):
@@ -113,19 +123,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind.isdigit():
             self.send_error(int(kind))
             return
-        if kind == "elsewhere":
+        if kind in REDIRECTS:
             self.send_response(302)
-            self.send_header("Location", "http://nobody.invalid/x")
+            self.send_header("Location", REDIRECTS[kind])
             self.end_headers()
             return
         self.send_response(200)
+        content = ARCHIVE if kind == "archive.npz" else CONTENT
         if kind != "unsaid":
-            self.send_header("Content-Length", len(CONTENT) + (7 if kind in ("short", "silent") else 0))
+            length = len(content) + (7 if kind in ("short", "silent") else 0)
+            self.send_header("Content-Length", LENGTHS.get(kind, length))
         if kind in ("right", "wrong"):
             self.send_header("x-goog-hash", md5(CONTENT if kind == "right" else b""))
+        if kind == "hash":
+            self.send_header("x-goog-hash", "md5=abcde")
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # who asked may have gone
-            self.wfile.write(CONTENT)
+            self.wfile.write(content)
         if kind == "silent":
             time.sleep(0.6)
 
@@ -167,22 +181,53 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "size", "sentence"),
     [
-        ("wrong", None, "/wrong was damaged on its way: its MD5 is not"),
-        ("short", None, rf"/short was cut short after {len(CONTENT)} of {len(CONTENT) + 7} bytes; try again\.$"),
-        ("right", "3.02 MiB", rf"/right holds {len(CONTENT)} bytes, not the 3\.02 MiB that are listed"),
-        ("unsaid", "2 MiB", rf"/unsaid holds {len(CONTENT)} bytes, not the 2 MiB that are listed"),
-        ("silent", None, r"/silent sent nothing for 0\.3 s; try again\.$"),
+        ("wrong", None, "^it was damaged on its way: its MD5 is not"),
+        ("hash", None, "^it was damaged on its way: its MD5 is not"),
+        ("short", None, rf"^it was cut short: {len(CONTENT)} of {len(CONTENT) + 7} bytes came; try again\.$"),
+        ("right", "3.02 MiB", rf"^it holds {len(CONTENT)} bytes, not the 3\.02 MiB that are listed"),
+        ("unsaid", "2 MiB", rf"^it holds {len(CONTENT)} bytes, not the 2 MiB that are listed"),
+        ("silent", None, r"^its server sent nothing for 0\.3 s; try again\.$"),
+        ("length", None, r"^its server announces a length of 'abc', which is none; try again later\.$"),
+        ("minus", None, r"^its server announces a length of '-1'"),
+        ("control", None, r"^its server announces a length of '\\x1b\[31m9{192}', which"),
+        ("page.npz", None, r"^what the address answered is no npz file; open it in a browser"),
+        ("page.npz?download=true", None, r"^what the address answered is no npz file"),
         ("404", None, r"^there is no http://127\S+/404 \(HTTP status 404 Not Found\)\.$"),
         ("403", None, r"^no permission to read http://127\S+/403 \(HTTP status 403 Forbidden\)\.$"),
         ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* at .*/503\.$"),
         ("elsewhere", None, r"^cannot download http://nobody\.invalid/x: give https://HOST/PATH"),
+        (
+            "loop",
+            None,
+            r"^cannot read \S+/loop \(HTTP status 302 .* loop\.\); try again later, or download it .*/loop\.$",
+        ),
+        ("bracket", None, r"^cannot reach http://127\S+/bracket: Invalid IPv6 URL; download it elsewhere"),
+        ("dots", None, r"^cannot download https://a\.\.b/x: give https://HOST/PATH"),
+        ("secret", None, r"^cannot download this address, which may hold a password: give https://HOST/PATH"),
+        ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
     ],
 )
 def test_what_goes_wrong_is_told_and_leaves_nothing(server, tmp_path, monkeypatch, name, size, sentence):
     monkeypatch.setattr(limits, "SECONDS", 0.3)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence) as told:
         download.fetch(f"{server.address}/{name}", size)
-    assert here(tmp_path) == []
+    assert here(tmp_path) == [] and str(told.value).isprintable()
+
+
+def test_an_npz_is_a_zip_and_capitals_do_not_matter(server):
+    path = published.bring(f"{server.address}/archive.npz".replace("http", "HTTP"))
+    assert path.read_bytes() == ARCHIVE
+    assert published.bring("file://localhost/x") is None
+
+
+def test_strangers_do_not_send_one_to_this_machine(server):
+    def sent_on(first):
+        request = urllib.request.Request(first)
+        return download._Redirect().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
+
+    assert sent_on(f"{server.address}/x").full_url == "http://localhost/x"
+    with pytest.raises(UserError, match=r"^cannot download http://localhost/x: give https"):
+        sent_on("https://host/x")
 
 
 def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
@@ -212,6 +257,11 @@ def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
         "gs://bucket/../b",
         "http://host/b",
         "https://[host/b",
+        "https://a..b/x.npz",
+        f"https://{'a' * 64}.org/x.npz",
+        "https://host:99999/b",
+        "https://host:port/b",
+        "https://host/\udc80",
         "ftp://host/b",
         "/etc/passwd",
         "file:///etc/passwd",
@@ -222,6 +272,15 @@ def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
     monkeypatch.setattr(urllib.request, "build_opener", None)
     with pytest.raises(UserError, match=r"^cannot download \S+: .*\.$"):
         download.fetch(address)
+
+
+@pytest.mark.parametrize(
+    "host", ["https://me:secret@host", "HTTPS://secret@host", "https://me:secret@[host", "ftp://secret@a"]
+)
+def test_passwords_are_refused_and_not_repeated(host):
+    with pytest.raises(UserError, match=r"^cannot download this address, which may hold a password: .*\.$") as told:
+        download.fetch(f"{host}/x.npz")
+    assert "secret" not in str(told.value)
 
 
 def test_what_lies_where():
@@ -244,7 +303,7 @@ def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_pat
     old.write_bytes(b"1")
     os.utime(old, (0, 0))
 
-    def interrupted(address, answer):
+    def interrupted(answer):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(download, "_read", interrupted)

@@ -115,6 +115,10 @@ def test_another_configuration_in_the_folder_is_refused(whole):
         (["--sweep.base_lr=0.1,-1"], "base_lr=-1.0 must be at least 0"),
         (["--sweep.data.split=train,trian"], "unknown split 'trian'"),
         (["--sweep.model.name=ViT-mu/4,ViT-X/4"], "unknown model 'ViT-X/4'"),
+        (
+            ["--sweep.data.source=folder:/a/b,folder:/a_b"],
+            "data.source=folder:/a/b and data.source=folder:/a_b would share ",
+        ),
         (["--sweep.base_lr=0.1", "--workdir=gs://bucket/sweep"], "a sweep cannot work in gs://bucket/sweep"),
     ],
 )
@@ -123,6 +127,34 @@ def test_mistakes_are_told_before_anything_starts(more, sentence, tmp_path):
     with pytest.raises(UserError, match=re.escape(sentence)):
         sweep.main([*given, *more])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_number_written_twice_is_one_configuration(tmp_path):
+    runs = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1,0.10,1e-1,0.2", "--sweep.seed=1,01"))
+    assert [run.name for run in runs] == ["base_lr=0.1,seed=1", "base_lr=0.2,seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", ""),
+        ("config.json", "[]"),
+        ("config.json", "\udcff"),
+        ("sweep.json", ""),
+        ("sweep.json", "null"),
+        ("sweep.json", "{}"),
+        ("sweep.json", '{"name": "base_lr=0.1", "last": "", "best": null, "steps": 1, "seconds": 1.0}'),
+        ("sweep.json", '{"name": "other", "last": 0.5, "best": 0.5, "steps": 1, "seconds": 1.0}'),
+    ],
+)
+def test_files_that_are_not_ours_are_told(tmp_path, monkeypatch, file, text):
+    [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
+    monkeypatch.setattr(train, "prepare", lambda config: (config, None, None))
+    run.folder.mkdir()
+    (run.folder / "config.json").write_text(json.dumps(run.config.to_dict()))
+    (run.folder / file).write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=rf"/{re.escape(file)} is not what a run leaves there; remove it, or choose"):
+        sweep.finished(run)
 
 
 def test_folders_and_the_command_of_the_whole_split(tmp_path):

@@ -82,16 +82,40 @@ def finished(run: Run) -> Row | None:
     """Returns the row that `train` left, or None if it did not come to its end.
 
     Raises:
-        UserError: the configuration is wrong, or the folder holds a run of another.
+        UserError: the configuration is wrong, or the folder holds a run of another or a file that is not ours.
     """
     config, _, _ = vit_jax.train.prepare(run.config)
     begun, result = run.folder / "config.json", run.folder / RESULT
     if not begun.is_file():
         return None
-    old, new = json.loads(begun.read_text()), json.loads(json.dumps(config.to_dict()))
+    old, new = _read(begun), json.loads(json.dumps(config.to_dict()))
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
-    return Row(**json.loads(result.read_text())) if result.is_file() else None
+    return _row(run, result) if result.is_file() else None
+
+
+def _row(run: Run, path: Path) -> Row:
+    told = _read(path)
+    number = int | float
+    kinds = {"name": str, "last": number | None, "best": number | None, "steps": int, "seconds": number}
+    fits = told.keys() == kinds.keys() and all(isinstance(told[key], kind) for key, kind in kinds.items())
+    if not fits or told["name"] != run.name:
+        raise _foreign(path)
+    return Row(**told)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _foreign(path) from error
+    if not isinstance(told, dict):
+        raise _foreign(path)
+    return told
+
+
+def _foreign(path: Path) -> UserError:
+    return UserError(f"{path} is not what a run leaves there; remove it, or choose another --workdir.")
 
 
 def train(run: Run) -> Row:
@@ -116,13 +140,33 @@ def train(run: Run) -> Row:
 
 
 def combinations(argv: list[str]) -> list[Run]:
-    """Returns the combinations that a command line asks for.
+    """Returns the combinations that a command line asks for, each configuration once, however its numbers are written.
 
     Raises:
-        UserError: nothing or no field is varied, one is varied twice, or as `vit_jax.main.parse`.
+        UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, or as
+            `vit_jax.main.parse`.
     """
-    grid: Grid = {}
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
+    grid = _grid(argv, words)
+    runs: dict[Path, Run] = {}
+    for chosen in itertools.product(*grid.values()):
+        pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
+        given = [*words, *(f"--config.{pair}" for pair in pairs)]
+        config, workdir = parse(given)
+        if "://" in workdir:
+            raise UserError(f"a sweep cannot work in {workdir}: its --workdir is a local folder, or one mounted here.")
+        name = ",".join(sorted(pairs))
+        folder = Path(workdir).expanduser() / re.sub(r"[^\w.,=+-]", "_", name)
+        if any(run.config == config for run in runs.values()):
+            continue
+        if folder in runs:
+            raise UserError(f"{runs[folder].name} and {name} would share {folder}; sweep them in two --workdirs.")
+        runs[folder] = Run(name, given[1:], config, folder)
+    return list(runs.values())
+
+
+def _grid(argv: list[str], words: list[str]) -> Grid:
+    grid: Grid = {}
     for word in argv:
         if word.startswith("--sweep."):
             key, _, values = word.removeprefix("--sweep.").partition("=")
@@ -133,16 +177,7 @@ def combinations(argv: list[str]) -> list[Run]:
             grid[key] = list(dict.fromkeys(values.split(",")))
     if not grid:
         raise UserError("say what to vary with --sweep.KEY=VALUE,VALUE, for example --sweep.base_lr=0.003,0.01.")
-    runs = []
-    for chosen in itertools.product(*grid.values()):
-        pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
-        given = [*words, *(f"--config.{pair}" for pair in pairs)]
-        config, workdir = parse(given)
-        if "://" in workdir:
-            raise UserError(f"a sweep cannot work in {workdir}: its --workdir is a local folder, or one mounted here.")
-        name = ",".join(sorted(pairs))
-        runs.append(Run(name, given[1:], config, Path(workdir).expanduser() / re.sub(r"[^\w.,=+-]", "_", name)))
-    return runs
+    return grid
 
 
 def command(run: Run) -> str:

@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ HERE = ("localhost", "127.0.0.1")  # where nobody listens in
 PART = 2**20  # bytes
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ABANDONED = 24 * 3600  # seconds after which nobody goes on writing an unfinished file
+QUOTED = 200  # characters of what a server says
 
 
 def fetch(address: str, size: str | None = None) -> Path:
@@ -54,26 +56,33 @@ def fetch(address: str, size: str | None = None) -> Path:
                 for part in _checked(address, size, answer):
                     file.write(part)
                 file.flush()
+                if urlsplit(address).path.endswith(".npz") and not _is_zip(partial):
+                    raise UserError("what the address answered is no npz file; open it in a browser to see what it is.")
                 partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
     return path
 
 
-def _https(address: str) -> str:
-    """Returns the address to ask.
+def _https(address: str, local: bool = True) -> str:
+    """Returns the address to ask; `local` says whether it may be without encryption on this machine.
 
     Raises:
         UserError: it is of no kind that can be asked safely.
     """
-    if address.startswith("gs://"):
-        address = f"https://{GOOGLE}/{quote(address.removeprefix('gs://'))}"
-    address = quote(address, safe=string.punctuation)  # spaces, and letters beyond ASCII
     with contextlib.suppress(ValueError):
+        if address.startswith("gs://"):
+            address = f"https://{GOOGLE}/{quote(address.removeprefix('gs://'))}"
+        address = quote(address, safe=string.punctuation)  # spaces, and letters beyond ASCII
         parts = urlsplit(address)
-        if parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in HERE)):
+        host = parts.hostname or ""
+        host.encode("idna")  # fails where asking would: of parts that are empty or too long
+        safe = parts.scheme == "https" or (local and parts.scheme == "http" and host in HERE)
+        if host and safe and parts.port != 0 and "@" not in parts.netloc:
             return address
-    raise UserError(f"cannot download {address}: give https://HOST/PATH or gs://BUCKET/NAME.")
+    # What stands before an @ may be a password, also where the rest cannot be parsed.
+    shown = "this address, which may hold a password" if "@" in address else _line(address)
+    raise UserError(f"cannot download {shown}: give https://HOST/PATH or gs://BUCKET/NAME.")
 
 
 def _place(address: str) -> Path:
@@ -87,15 +96,17 @@ def _place(address: str) -> Path:
     if parts.query:
         names[-1] += f"?{parts.query}"
     if {"", ".", ".."} & set(names):
-        raise UserError(f"cannot download {address}: its path must name a file, without empty parts and without '..'.")
+        shown = _line(address)
+        raise UserError(f"cannot download {shown}: its path must name a file, without empty parts and without '..'.")
     return Path(*(quote(name, safe="+") for name in names))
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Is sent on only to where one may ask."""
+    """Is sent on only to where one may ask; to this machine only from itself."""
 
     def redirect_request(self, request, answer, code, message, headers, address):
-        return super().redirect_request(request, answer, code, message, headers, _https(address))
+        address = _https(address, local=request.origin_req_host in HERE)  # of the first request
+        return super().redirect_request(request, answer, code, message, headers, address)
 
 
 @contextlib.contextmanager
@@ -110,13 +121,13 @@ def _opened(address: str, path: Path) -> Iterator[Any]:
         answer = urllib.request.build_opener(_Redirect).open(address, timeout=limits.SECONDS)
     except urllib.error.HTTPError as error:
         with error:
-            status = f"HTTP status {error.code} {error.reason}"
+            status = f"HTTP status {error.code} {_line(error.reason)}"
         if error.code == 404:
             raise UserError(f"there is no {address} ({status}).") from error
         if error.code in (401, 403):
             raise UserError(f"no permission to read {address} ({status}).") from error
         raise UserError(f"cannot read {address} ({status}); try again later, or {otherwise}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: where it is sent on to
         raise UserError(f"cannot reach {address}: {_reason(error)}; {otherwise}") from error
     with answer:
         yield answer
@@ -128,37 +139,48 @@ def _checked(address: str, size: str | None, answer: Any) -> Iterator[bytes]:
     Raises:
         UserError: the server falls silent, or what came is not what it or the catalogue said.
     """
-    length = answer.headers.get("Content-Length")
     said = re.search(r"\bmd5=([\w+/]+=*)", ", ".join(answer.headers.get_all("x-goog-hash", [])))
     digest = hashlib.md5(usedforsecurity=False)
     came = 0
-    total = None if length is None else int(length)
+    total = _length(answer)
     if total is not None and not _fits(total, size):
-        raise UserError(f"{address} holds {total} bytes, not the {size} that are listed: it is another file by now.")
-    name = unquote(address.rpartition("/")[2])
+        raise UserError(f"it holds {total} bytes, not the {size} that are listed: it is another file by now.")
+    name = _line(unquote(address.rpartition("/")[2]))
     # Once a second: where it is not drawn over, as in a log file, each update is a line.
     scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
-        while part := _read(address, answer):
+        while part := _read(answer):
             digest.update(part)
             came += len(part)
             bar.update(len(part))
             yield part
     if total is not None and came != total:
-        raise UserError(f"{address} was cut short after {came} of {total} bytes; try again.")
+        raise UserError(f"it was cut short: {came} of {total} bytes came; try again.")
     if not _fits(came, size):
-        raise UserError(f"{address} holds {came} bytes, not the {size} that are listed: it is another file by now.")
-    if said and base64.b64decode(said[1]) != digest.digest():
-        raise UserError(f"{address} was damaged on its way: its MD5 is not what the server says; try again.")
+        raise UserError(f"it holds {came} bytes, not the {size} that are listed: it is another file by now.")
+    if said and said[1] != base64.b64encode(digest.digest()).decode():
+        raise UserError("it was damaged on its way: its MD5 is not what the server says; try again.")
 
 
-def _read(address: str, answer: Any) -> bytes:
+def _length(answer: Any) -> int | None:
+    """Returns the bytes that a server announces, if it does.
+
+    Raises:
+        UserError: it announces something else.
+    """
+    said = answer.headers.get("Content-Length")
+    if said is not None and not re.fullmatch(r"[0-9]{1,18}", said.strip()):
+        raise UserError(f"its server announces a length of '{_line(said)}', which is none; try again later.")
+    return None if said is None else int(said)
+
+
+def _read(answer: Any) -> bytes:
     try:
         return answer.read1(PART)  # what is there: a limit for silence, not for a whole part
     except TimeoutError as error:
-        raise UserError(f"{address} sent nothing for {limits.SECONDS:g} s; try again.") from error
+        raise UserError(f"its server sent nothing for {limits.SECONDS:g} s; try again.") from error
     except (OSError, http.client.HTTPException) as error:
-        raise UserError(f"{address} was cut short: {_reason(error)}; try again.") from error
+        raise UserError(f"it was cut short: {_reason(error)}; try again.") from error
 
 
 def _fits(came: int, size: str | None) -> bool:
@@ -168,6 +190,12 @@ def _fits(came: int, size: str | None) -> bool:
     number, unit = size.split()
     step = 10.0 ** -len(number.partition(".")[2])
     return abs(came - float(number) * UNITS[unit]) <= step * UNITS[unit] * (unit != "B")
+
+
+def _is_zip(path: Path) -> bool:
+    with contextlib.suppress(zipfile.BadZipFile):  # one of several disks
+        return zipfile.is_zipfile(path)
+    return False
 
 
 def _sweep(folder: Path) -> None:
@@ -190,4 +218,10 @@ def _told(folder: Path) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Returns what went wrong, without Python's wrapping."""
     inner = getattr(error, "reason", error)
-    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    return _line(getattr(inner, "strerror", None) or str(inner) or type(inner).__name__)
+
+
+def _line(text: str) -> str:
+    """Returns the start of a text as one line that can be printed: servers say what they like."""
+    first = text.partition("\n")[0].rstrip()
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in first)[:QUOTED]

@@ -116,7 +116,7 @@ def bring(name: str) -> Path | None:
     known = find(name)
     if known:
         return download.fetch(known.address, known.size or None)
-    return download.fetch(name) if name.startswith(("https://", "http://")) else None
+    return download.fetch(name) if name.lower().startswith(("https://", "http://")) else None
 
 
 @functools.cache
