@@ -21,8 +21,7 @@ class NonFiniteLoss(Exception):
 
 def shown(text: object, most: int = 20_000) -> str:
     """Returns a text that may be a stranger's as one line that does nothing to a terminal, cut to `most` characters."""
-    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[: most + 1])
-    return line if len(line) <= most else f"{line[:most]}..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
 
 
 def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str:

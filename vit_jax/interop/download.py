@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, cache, limits
+from vit_jax import UserError, cache, limits, shown
 
 GOOGLE = "storage.googleapis.com"
 HERE = ("localhost", "127.0.0.1")  # where nobody listens in
@@ -81,8 +81,8 @@ def _https(address: str, local: bool = True) -> str:
         if host and safe and parts.port != 0 and "@" not in parts.netloc:
             return address
     # What stands before an @ may be a password, also where the rest cannot be parsed.
-    shown = "this address, which may hold a password" if "@" in address else _line(address)
-    raise UserError(f"cannot download {shown}: give https://HOST/PATH or gs://BUCKET/NAME.")
+    told = "this address, which may hold a password" if "@" in address else shown(address, QUOTED)
+    raise UserError(f"cannot download {told}: give https://HOST/PATH or gs://BUCKET/NAME.")
 
 
 def _place(address: str) -> Path:
@@ -96,8 +96,8 @@ def _place(address: str) -> Path:
     if parts.query:
         names[-1] += f"?{parts.query}"
     if {"", ".", ".."} & set(names):
-        shown = _line(address)
-        raise UserError(f"cannot download {shown}: its path must name a file, without empty parts and without '..'.")
+        told = shown(address, QUOTED)
+        raise UserError(f"cannot download {told}: its path must name a file, without empty parts and without '..'.")
     return Path(*(quote(name, safe="+") for name in names))
 
 
@@ -121,7 +121,7 @@ def _opened(address: str, path: Path) -> Iterator[Any]:
         answer = urllib.request.build_opener(_Redirect).open(address, timeout=limits.SECONDS)
     except urllib.error.HTTPError as error:
         with error:
-            status = f"HTTP status {error.code} {_line(error.reason)}"
+            status = f"HTTP status {error.code} {_reason(error)}"
         if error.code == 404:
             raise UserError(f"there is no {address} ({status}).") from error
         if error.code in (401, 403):
@@ -145,7 +145,7 @@ def _checked(address: str, size: str | None, answer: Any) -> Iterator[bytes]:
     total = _length(answer)
     if total is not None and not _fits(total, size):
         raise UserError(f"it holds {total} bytes, not the {size} that are listed: it is another file by now.")
-    name = _line(unquote(address.rpartition("/")[2]))
+    name = shown(unquote(address.rpartition("/")[2]), QUOTED)
     # Once a second: where it is not drawn over, as in a log file, each update is a line.
     scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
@@ -170,7 +170,7 @@ def _length(answer: Any) -> int | None:
     """
     said = answer.headers.get("Content-Length")
     if said is not None and not re.fullmatch(r"[0-9]{1,18}", said.strip()):
-        raise UserError(f"its server announces a length of '{_line(said)}', which is none; try again later.")
+        raise UserError(f"its server announces a length of '{shown(said, QUOTED)}', which is none; try again later.")
     return None if said is None else int(said)
 
 
@@ -218,10 +218,5 @@ def _told(folder: Path) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Returns what went wrong, without Python's wrapping."""
     inner = getattr(error, "reason", error)
-    return _line(getattr(inner, "strerror", None) or str(inner) or type(inner).__name__)
-
-
-def _line(text: str) -> str:
-    """Returns the start of a text as one line that can be printed: servers say what they like."""
-    first = text.partition("\n")[0].rstrip()
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in first)[:QUOTED]
+    said = str(getattr(inner, "strerror", None) or inner).partition("\n")[0]
+    return shown(said or type(inner).__name__, QUOTED)
