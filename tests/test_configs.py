@@ -107,7 +107,7 @@ def test_configs_survive_the_disk(name, tmp_path):
     settings.save(config, tmp_path / "config.json")
     again = settings.load(tmp_path / "config.json")
     assert settings.flatten(again) == settings.flatten(config)
-    assert settings.check_resumes(again, config) == []
+    assert settings.check_resumes(again, config, "here") == []
 
 
 def parse(*words):
@@ -224,11 +224,11 @@ def test_durations_in_epochs():
 def test_a_resumed_run_must_be_the_same_run():
     old, new = parse()[0], parse()[0]
     new.base_lr, new.log_every = 0.1, 7
-    assert settings.check_resumes(old, new) == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
+    assert settings.check_resumes(old, new, "here") == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
     new.data.bad_images, new.data.source = "replace", "folder:moved"  # the data's fingerprint is compared instead
-    assert len(settings.check_resumes(old, new)) == 4
+    assert len(settings.check_resumes(old, new, "here")) == 4
     for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
         new = parse()[0]
         new.update_from_flattened_dict(change)
-        with pytest.raises(UserError, match=f"the workdir holds another run .*{next(iter(change))}"):
-            settings.check_resumes(old, new)
+        with pytest.raises(UserError, match=f"the workdir here holds another run .*{next(iter(change))}"):
+            settings.check_resumes(old, new, "here")

@@ -109,7 +109,7 @@ def assert_nothing_is_left(folder):
 def test_says_what_it_inferred(capsys):
     load("google_hybrid_stem_only")
     told = capsys.readouterr().err
-    words = "google layout, ViT/16, width 24, depth 2, mlp_dim 48, num_heads 3, 64x64 pixels, learned positions, token"
+    words = "google layout, ViT/16, width 24, depth 2, mlp_dim 48, stem resnet, num_heads 3, 64x64 pixels, learned"
     assert words in told and "11 classes, 44,635 parameters" in told
 
 
@@ -244,21 +244,28 @@ def test_named_models_are_recognised(tmp_path):
 def test_convert(tmp_path, capsys):
     source, target = str(fixture("big_vision_tok")), str(tmp_path / "x.npz")
     convert.main(["convert", source, target, "--layout=google", "--resolution=64x64", "--resample=bicubic"])
-    assert capsys.readouterr().out == f"{target}: ViT/8, google layout\n"
+    assert capsys.readouterr().out == f"{target}: google layout, ViT/8, 64x64 pixels\n"
     model, params = vit_jax.load(target)
     assert model.field("resolution") == 64
     assert equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
     with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
         convert.main(["convert", source, target, "--layout=googel"])
+    with pytest.raises(UserError, match="is the source itself"):
+        convert.main(["convert", source, source])
     with pytest.raises(UserError, match=r"--resolution=64X64 must be one size or HEIGHTxWIDTH"):
         convert.main(["convert", source, target, "--resolution=64X64"])
 
 
-def test_unknown_things_are_told():
+def test_unknown_things_are_told(tmp_path):
     with pytest.raises(UserError, match=r"^nowhere\.npz: does not exist, .*; vit_jax\.list_models\(\) shows those"):
         vit_jax.load("nowhere.npz")
     with pytest.raises(UserError, match=r"did you mean 'ViT-B/16-imagenet21k'\?"):
         vit_jax.load("ViT-B/16-ImageNet21k")
+    with pytest.raises(UserError, match=r"did you mean 'ViT-B/16-imagenet21k'\?"):
+        vit_jax.load("vit-b/16")
+    (tmp_path / "model.pth").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"is no npz: those of vit_jax, vision_transformer and big_vision are read"):
+        vit_jax.load(tmp_path / "model.pth")
     with pytest.raises(UserError, match="unknown resample 'cubic'"):
         load("google_vit_in21k_tanh", resample="cubic")
     with pytest.raises(UserError, match="resolution must be"):

@@ -520,7 +520,7 @@ def test_fields_recreate_the_model():
     assert unnamed.fields == {"stem": "resnet", "stages": (1, 2, 1), **shape}
     assert create(unnamed.name, **json.loads(json.dumps(unnamed.fields))) == unnamed
     assert create("ViT-S/16", resolution=[224, 224], width=384) == create("ViT-S/16")
-    described = create("ViT-S/16", preprocess="value_range(-1,1)", class_names=["cat", "dog"])
+    described = create("ViT-S/16", num_classes=2, preprocess="value_range(-1,1)", class_names=["cat", "dog"])
     assert described.preprocess == "value_range(-1,1)" and described.class_names == ("cat", "dog")
 
 

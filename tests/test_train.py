@@ -386,14 +386,40 @@ def test_the_front_door_from_a_fresh_interpreter():
 
 def test_a_finished_run_is_left_as_it_is(run):
     config, workdir, metrics = run
-    before = (workdir / "metrics.jsonl").read_text()
-    again = train.train(config, workdir)
-    assert (workdir / "metrics.jsonl").read_text() == before
-    assert again["test/accuracy"] == metrics["test/accuracy"]
+    files = [workdir / "metrics.jsonl", workdir / "config.json"]
+    before = [path.read_text() for path in files]
     config = config.copy_and_resolve_references()
+    config.base_lr = 0.5  # has no part in what is trained already
+    again = train.train(config, workdir)
+    assert [path.read_text() for path in files] == before
+    assert again["test/accuracy"] == metrics["test/accuracy"]
     config.total_steps = 10
     with pytest.raises(UserError, match="at step 20 already, beyond total_steps=10"):
         train.train(config, workdir)
+
+
+def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
+    with pytest.raises(UserError, match=r"gives images of 16x16 pixels, but resolution=24; write \{resolution\}"):
+        quick.resolution = 24
+        train.train(quick, tmp_path)
+    for number in range(4):
+        (tmp_path / "photos" / "only").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / "photos" / "only" / f"{number}.png")
+    quick.resolution, quick.data.source = 16, f"folder:{tmp_path}/photos"
+    quick.data.num_classes = quick.data.num_examples = None
+    quick.evals.test.split = quick.data.split = "train"
+    with pytest.raises(UserError, match="the data have 1 class; if they are a folder, is it one level too high"):
+        train.train(quick, tmp_path)
+
+
+def test_a_head_is_for_its_classes_in_their_order(caplog):
+    interop.check_classes(["cat", "dog"], ("cat", "dog"))
+    interop.check_classes(None, ["cat"])
+    with pytest.raises(UserError, match="its class 0 is 'cat', that of the data 'dog'"):
+        interop.check_classes(["cat", "dog"], ["dog", "cat"])
+    assert not caplog.text
+    interop.check_classes(["tench", "goldfish"], ["n01440764", "n01443537"])
+    assert "are they the same?" in caplog.text
 
 
 def two_hosts():

@@ -5,6 +5,7 @@ Example:
 """
 
 import argparse
+from pathlib import Path
 
 from vit_jax import UserError, choose, cli, interop
 
@@ -21,10 +22,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--resample", default="linear", help="how: linear, as published, or bicubic [linear]")
     args = parser.parse_args(argv[1:])
     choose("layout", args.layout, interop.LAYOUTS)
+    if Path(args.source).resolve() == Path(args.target).resolve():
+        raise UserError(f"{args.target} is the source itself; write to another file.")
     resolution = None if args.resolution is None else size(args.resolution)
     model, params = interop.load(args.source, resolution=resolution, resample=args.resample)
     interop.save(args.target, model, params, layout=args.layout)
-    print(f"{args.target}: {model.name}, {args.layout} layout")
+    height, width = model.spec.position.image_size
+    print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")
 
 
 def size(text: str) -> int | tuple[int, ...]:

@@ -33,7 +33,8 @@ def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str
     options = list(options)
     if word in options:
         return word
-    near = difflib.get_close_matches(str(word), options, n=1)
+    folded = {option.lower(): option for option in options}
+    near = [folded[found] for found in difflib.get_close_matches(str(word).lower(), folded, n=1)]
     otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
     hint = f"did you mean {near[0]!r}?" if near else otherwise
     raise UserError(f"unknown {what} {word!r}; {hint}")

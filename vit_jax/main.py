@@ -88,7 +88,8 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
     try:
         rest = values(argv)[1:]
     except flags.Error as error:
-        first, *_, last = [line for line in str(error).splitlines() if line.strip(" .")] * 2
+        told = str(error).replace("Error whilst parsing config file: ValueError: ", "")
+        first, *_, last = [line for line in told.splitlines() if line.strip(" .")] * 2
         hint = "; fields are written --config.KEY=VALUE" if isinstance(error, flags.UnrecognizedFlagError) else ""
         raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}.") from error
     except AttributeError as error:

@@ -125,4 +125,10 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
     if fields["attention"] == "auto":
         fields["attention"] = "heads_first" if platform == "cpu" else "tokens_first"
     resolution = spec.image_shape[:2]
+    if config.resolution not in resolution:
+        given = "x".join(map(str, resolution))
+        raise UserError(
+            f"data.preprocess gives images of {given} pixels, but resolution={config.resolution}; "
+            "write {resolution} where it states the size, or set both."
+        )
     return models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)

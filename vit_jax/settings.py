@@ -164,7 +164,7 @@ def load(path: Path) -> ConfigDict:
     return ConfigDict(json.loads(path.read_text())).lock()
 
 
-def check_resumes(old: ConfigDict, new: ConfigDict) -> list[str]:
+def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     """Returns how the configuration of a resumed run differs from the one of the run that it continues.
 
     Raises:
@@ -172,13 +172,17 @@ def check_resumes(old: ConfigDict, new: ConfigDict) -> list[str]:
     """
     before, after = flatten(old), flatten(new)
     changed = [key for key in sorted(before | after) if not _same(before.get(key), after.get(key))]
-    lines = [f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed]
+    lines = [f"{key}: {_told(before.get(key))} -> {_told(after.get(key))}" for key in changed]
     fatal = [line for key, line in zip(changed, lines, strict=True) if _identifies(key)]
     if fatal:
         raise UserError(
-            f"the workdir holds another run ({'; '.join(fatal)}); change it back or choose a new --workdir."
+            f"the workdir {place} holds another run ({'; '.join(fatal)}); change it back or choose a new workdir."
         )
     return lines
+
+
+def _told(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def _identifies(key: str) -> bool:

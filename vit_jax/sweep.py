@@ -180,21 +180,23 @@ def _grid(argv: list[str], words: list[str]) -> Grid:
     return grid
 
 
-def command(run: Run) -> str:
-    """Returns the command of a run; if that held a part of the training split back, split=dev in the config's argument,
-    the one that trains on the whole.
+def command(run: Run) -> str | None:
+    """Returns the command that trains as a run did, but on the whole training split; None if that held nothing back,
+    by split=dev in the config's argument.
     """
     words = [word for word in run.words if not word.startswith("--workdir=")]
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
-    folder = run.folder if whole == words else run.folder.parent / "full"
-    return f"python -m vit_jax.main {shlex.join([*whole, f'--workdir={folder}'])}"
+    if whole == words:
+        return None
+    workdir = f"--workdir={run.folder.parent / 'full'}"
+    return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
 
 
 def report(rows: list[Row], runs: list[Run]) -> dict[str, Any]:
     """Returns what there is to tell, as JSON."""
     [best] = [run for run in runs if run.name == rows[0].name]
     told = {"metric": best.config.checkpoint.best_metric, "runs": [dataclasses.asdict(row) for row in rows]}
-    return told | {"best": best.name, "command": command(best)}
+    return told | {"best": best.name, "workdir": str(best.folder), "command": command(best)}
 
 
 def table(rows: list[Row]) -> str:
@@ -228,7 +230,9 @@ def main(argv: list[str]) -> None:
     if rows[0].last is None:
         raise NonFiniteLoss("every combination diverged; try lower rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
-        print(f"Best: {told['best']}\n{told['command']}")
+        print(f"Best: {told['best']}, in {told['workdir']}")
+        if told["command"]:
+            print(f"On the whole training split: {told['command']}")
 
 
 if __name__ == "__main__":

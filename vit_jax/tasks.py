@@ -8,6 +8,8 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from vit_jax import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Classify:
@@ -89,7 +91,15 @@ def box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, 
 
 
 def make(config: ConfigDict, num_classes: int) -> Classify:
-    """Returns the objective of `config.task`."""
+    """Returns the objective of `config.task`.
+
+    Raises:
+        UserError: there is nothing to tell apart.
+    """
+    if config.task.loss == "softmax" and num_classes < 2:
+        raise UserError(
+            f"the data have {num_classes} class; if they are a folder, is it one level too high or too low?"
+        )
     return Classify(
         num_classes=num_classes,
         loss=config.task.loss,

@@ -50,7 +50,7 @@ class Workdir:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
             resumes = saved.exists() and latest(place) is not None
-            self._changes = settings.check_resumes(settings.load(saved), config) if resumes else []
+            self._changes = settings.check_resumes(settings.load(saved), config, str(place)) if resumes else []
             source = config.init_from
             self._given = {} if resumes or source is None else self._adapt(source)
             self._checkpoints = Checkpoints(config, place, self.path)
@@ -77,7 +77,10 @@ class Workdir:
         try:
             model, params = interop.load(source)
             wanted = program.state.params
-            return interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
+            adapted = interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
+            if config.keep_head:
+                interop.check_classes(model.class_names, self._model.class_names)
+            return adapted
         except UserError as error:
             raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
@@ -88,18 +91,20 @@ class Workdir:
         Raises:
             UserError: the workdir is remote and cannot be written to.
         """
-        if jax.process_index() == 0:
+        total, batch = self._config.total_steps, self._config.batch
+        complete = 0 < self.start == total  # then what was changed had no part in it
+        if jax.process_index() == 0 and not complete:
             settings.save(self._config, self.path / "config.json")
-            if self.start < self._config.total_steps:
+            if total:
                 with self._writing():
                     self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
-        total, batch = self._config.total_steps, self._config.batch
         log = self._log = Log(self.path, self.start, total, batch, self._mirror.push, watch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         if not self.start:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
-            log.say("\n".join(["Changed since the run was started:", *self._changes]))
+            since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
+            log.say("\n".join([since, *self._changes]))
         with self._writing():
             self._mirror.flush()  # what cannot be written is known before the first step
         return log

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ class Live:
         for axes, (label, names) in zip(grid, panels.items(), strict=True):
             self._lines(axes, names, groups, PANELS[label][1])
             axes.set(xlabel="step", ylabel=label)
+            if label.startswith("accuracy"):
+                axes.set_ylim(top=min(axes.get_ylim()[1], 101))
         self._show()
         self._drawn = time.monotonic()
 
@@ -125,8 +128,9 @@ def predictions(
     known = [None] * len(images) if truth is None else truth
     for (left, right), image, result, name in zip(grid, images, results, known, strict=False):
         left.imshow(image if isinstance(image, np.ndarray) else read_image(image).decode())
-        if name is not None:
-            left.set_title(textwrap.shorten(name, 24, placeholder="…"), fontsize="small")
+        title = Path(image).name if name is None and not isinstance(image, np.ndarray) else name
+        if title is not None:
+            left.set_title(textwrap.shorten(title, 24, placeholder="…"), fontsize="small")
         _bars(right, result["classes"], name)
     return figure
 
@@ -155,7 +159,7 @@ def attention(
         axes.set_title(f"block {block + 1} of {len(maps)}", fontsize="small")
     for axes in (picture, *others):
         axes.set_axis_off()
-    asker = "class token" if first else "mean patch"
+    asker = "class token" if first else "patches (mean)"
     bar = figure.colorbar(drawn, ax=others, pad=0.02)
     bar.set_label(f"attention of the\n{asker} (%)", fontsize="small")
     bar.ax.tick_params(labelsize="small")

@@ -1,5 +1,7 @@
 """Pre-trained weights made to fit another task and resolution, as the paper does before fine-tuning (section 3.2)."""
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import UserError, models, tree
@@ -57,6 +59,25 @@ def adapt(
         remedy = f"; {_remedy(source, target, said)}" if source.name != target.name else ""
         raise UserError(f"it cannot start a {target.name}: {'; '.join(wrong)}{remedy}")
     return leaves
+
+
+def check_classes(old: Sequence[str] | None, new: Sequence[str] | None) -> None:
+    """Compares the classes of a head with those of the data, by name; other words for all of them may mean the same.
+
+    Raises:
+        UserError: some names are of both, but not in the same places.
+    """
+    if not old or not new or list(old) == list(new):
+        return
+    if set(old) & set(new):
+        index = next(i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        raise UserError(
+            f"its class {index} is {old[index]!r}, that of the data {new[index]!r}; a head is of one order."
+        )
+    words = ", ".join(old[:3]), ", ".join(new[:3])
+    logging.getLogger(__name__).warning(
+        "classes of the head: %s, ...; of the data: %s, ...: are they the same?", *words
+    )
 
 
 def _remedy(source: models.Model, target: models.Model, said: tuple[str, ...]) -> str:

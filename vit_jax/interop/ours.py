@@ -31,6 +31,8 @@ def arguments(about: Any) -> tuple[str, dict[str, Any]]:
     """
     if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in KINDS.items()):
         raise UserError(f"what is said of its model is not {', '.join(KINDS)}")
+    if not all(isinstance(name, str) for name in about["class_names"] or ()):
+        raise UserError("its class names are not words")
     use = {key: about[key] for key in ("preprocess", "class_names", "loss")}
     return about["model"], about["fields"] | use
 

@@ -68,6 +68,8 @@ class Table(tuple[Published, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
+        if not self:
+            return "no published checkpoint has such a name"
         rows = [SHOWN, *map(_cells, self)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
@@ -102,8 +104,10 @@ def find(name: str) -> Published | None:
 
 def nearest(name: str) -> str:
     """Returns what to try instead of a name that is none."""
-    near = difflib.get_close_matches(name, _all(), n=1)
-    return f"did you mean {near[0]!r}?" if near else "vit_jax.list_models() shows those"
+    folded = {known.lower(): known for known in _all()}
+    near = [known for known in folded if known.startswith(f"{name.lower()}-")]
+    near = near or difflib.get_close_matches(name.lower(), folded, n=1)
+    return f"did you mean {folded[near[0]]!r}?" if near else "vit_jax.list_models() shows those"
 
 
 def bring(name: str) -> Path | None:

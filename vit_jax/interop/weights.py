@@ -45,7 +45,7 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
             logging.getLogger(__name__).warning("%s: the head is all zeros, so it is for fine-tuning only", path)
         return _at_resolution(model, params, given, resample)
     except UserError as error:
-        raise UserError(f"{shown(path)}: {shown(error)}") from error
+        raise UserError(f"{shown(path)}: {shown(error)}") from None  # its traceback tells a user nothing more
 
 
 def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
@@ -96,6 +96,8 @@ def _locate(path: str | Path) -> Path:
 
 
 def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
+    if path.suffix != ".npz":
+        raise UserError("is no npz: those of vit_jax, vision_transformer and big_vision are read, not other formats")
     with archive.open_archive(path) as file:
         layout = google.detect(file)
         if layout is None:
@@ -167,7 +169,7 @@ def _check(model: models.Model, params: Mapping[str, Any]) -> None:
 
 def _describe(model: models.Model, params: Flat) -> str:
     spec = model.spec
-    told = ("width", "depth", "mlp_dim", "num_heads", "stages", "stem_width")
+    told = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
     height, width = spec.position.image_size
     words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
