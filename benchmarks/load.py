@@ -65,13 +65,14 @@ def write(path, name, layout):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ViT-L/16")
+    parser.add_argument("--layouts", default="google,big_vision,ours")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--read", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv[1:])
     if args.read:
         return read(*args.read)
     with tempfile.TemporaryDirectory() as folder:
-        for layout in ("google", "big_vision", "ours"):
+        for layout in args.layouts.split(","):
             path = Path(folder) / f"{layout}.npz"
             write(path, args.model, layout)
             results = {kind: [] for kind in KINDS}

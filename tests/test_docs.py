@@ -117,7 +117,7 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
             if name == "benchmarks.loader":
                 words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
             if name == "benchmarks.load":
-                words = ["--model=ViT-mu/16", "--rounds=1"]
+                words = ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"]
             if name == "benchmarks.train_step":
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
             MODULES[name].main([name, *words])
