@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import zipfile
 
 import jax
@@ -125,6 +126,11 @@ def test_names_of_files_do_not_matter_but_their_content(changed):
         model, params = vit_jax.load(changed(name, nest))
         assert equal(params, load(name)[1])
         assert max(errors(model, params, name)) < 2e-6
+
+
+def test_a_file_may_have_any_name(tmp_path):
+    path = shutil.copy(fixture("google_vit_in21k_tanh"), tmp_path / "ViT-B_16.npz?download=true")
+    assert equal(vit_jax.load(path)[1], load("google_vit_in21k_tanh")[1])
 
 
 def test_old_positions_of_big_vision_have_a_row_for_the_class_token(changed):
@@ -263,9 +269,11 @@ def test_unknown_things_are_told(tmp_path):
         vit_jax.load("ViT-B/16-ImageNet21k")
     with pytest.raises(UserError, match=r"did you mean 'ViT-B/16-imagenet21k'\?"):
         vit_jax.load("vit-b/16")
-    (tmp_path / "model.pth").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"is no npz: those of vit_jax, vision_transformer and big_vision are read"):
-        vit_jax.load(tmp_path / "model.pth")
+    (tmp_path / "model.safetensors").write_bytes(b"hello")
+    with pytest.raises(UserError, match=r"is no npz; those of vit_jax, vision_transformer and big_vision are read"):
+        vit_jax.load(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"it holds model/data\.pkl, which is no array; those of vit_jax"):
+        vit_jax.load(zip_of(tmp_path / "model.pth", ("model/data.pkl", b"hello")))
     with pytest.raises(UserError, match="unknown resample 'cubic'"):
         load("google_vit_in21k_tanh", resample="cubic")
     with pytest.raises(UserError, match="resolution must be"):
@@ -351,7 +359,7 @@ def test_refuses_other_compressions_and_damaged_values(tmp_path):
         with pytest.raises(UserError, match="cannot be read as an npz: Bad CRC-32"):
             vit_jax.load(tmp_path / "x.npz")
     (tmp_path / "x.npz").write_bytes(b"hello")
-    with pytest.raises(UserError, match="cannot be read as an npz: File is not a zip file"):
+    with pytest.raises(UserError, match="is no npz; those of vit_jax"):
         vit_jax.load(tmp_path / "x.npz")
 
 

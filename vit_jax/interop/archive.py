@@ -23,6 +23,7 @@ from vit_jax import UserError
 EXPANSION, FLOOR = 4, 2**26
 # Far more than any model's file has: arrays, bytes of a header, dimensions, elements along one of them.
 ARRAYS, HEADER, DIMENSIONS, LONGEST = 10_000, 1_000, 8, 2**40
+READ = "those of vit_jax, vision_transformer and big_vision are read, not other formats"
 CHUNK = 2**20  # bytes read at once, few enough to stay in the processor's cache until they are checked
 SUFFIX = ".npy"
 # How the dtypes of weights are written; NumPy has no word for bfloat16.
@@ -55,6 +56,8 @@ class Archive(Mapping[str, Header]):
         if len(file.infolist()) > ARRAYS:
             raise ValueError(f"it holds {len(file.infolist()):,} arrays, which no model has")
         for entry in file.infolist():
+            if not entry.filename.endswith(SUFFIX):
+                raise ValueError(f"it holds {entry.filename}, which is no array; {READ}")
             name = entry.filename.removesuffix(SUFFIX)
             if name in self._entries:
                 raise ValueError(f"it holds two arrays called {name}")
@@ -114,7 +117,7 @@ class Archive(Mapping[str, Header]):
 
     def _fill_straight(self, entry: zipfile.ZipInfo, start: int, raw: memoryview) -> None:
         """Reads what is stored as it is without the copies that `zipfile` makes."""
-        with self.path.open("rb", buffering=0) as file:
+        with self.path.open("rb") as file:
             file.seek(entry.header_offset)
             name, extra = struct.unpack("<26x2H", file.read(30))  # lengths of what follows in front of the content
             file.seek(name + extra, os.SEEK_CUR)
@@ -136,6 +139,8 @@ def open_archive(path: Path) -> Iterator[Archive]:
         UserError: it is none, or it is damaged.
     """
     with contextlib.ExitStack() as stack:
+        if not zipfile.is_zipfile(path):
+            raise UserError(f"is no npz; {READ}")
         with _told():
             archive = Archive(path, stack.enter_context(zipfile.ZipFile(path)))
         yield archive

@@ -224,8 +224,8 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     rows, cls = size(layout.position, -2), int(fields["pooling"] == "token")
     with_class = [True] if layout.name == "google" else [False, True]
     # The published files are of square images: only what cannot be is taken for the resolution given.
-    for side, class_row in itertools.product((None, given), with_class):
-        grid = _grid(rows - cls * class_row, patch_size, side)
+    for images, class_row in itertools.product((None, given), with_class):
+        grid = _grid(rows - cls * class_row, patch_size, images)
         if grid:
             stored = tuple(side * patch_size for side in grid)
             return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}

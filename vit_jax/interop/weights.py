@@ -96,8 +96,6 @@ def _locate(path: str | Path) -> Path:
 
 
 def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
-    if path.suffix != ".npz":
-        raise UserError("is no npz: those of vit_jax, vision_transformer and big_vision are read, not other formats")
     with archive.open_archive(path) as file:
         layout = google.detect(file)
         if layout is None:
