@@ -28,8 +28,10 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], t
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
         raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
-    if not model.spec.head.num_classes or top < 1:
-        raise UserError(f"{checkpoint} has no head." if top > 0 else f"top must be at least 1, not {top}.")
+    if not model.spec.head.num_classes:
+        raise UserError(f"{checkpoint} has no head: it names no classes.")
+    if top < 1:
+        raise UserError(f"top must be at least 1, not {top}.")
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
     apply = jax.jit(lambda params, image: activation(model.apply(params, image[None])[0][0]))
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]

@@ -66,7 +66,8 @@ def train(
         if start == end:
             log.say("This run is complete." if end else "Nothing to train: total_steps is 0.")
             metrics = evals.run(evaluators, state.weights)
-            log.write(0, {} if end else metrics)
+            if not end:
+                log.write(0, metrics)
         if batches.replaced:
             log.say(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")

@@ -62,18 +62,18 @@ def adapt(
 
 
 def check_classes(old: Sequence[str] | None, new: Sequence[str] | None) -> None:
-    """Compares the classes of a head with those of the data, by name; other words for all of them may mean the same.
+    """Compares the classes of a head with those of the data, by name; other words may mean the same, and are told.
 
     Raises:
-        UserError: some names are of both, but not in the same places.
+        UserError: a name is of both, but not in the same place.
     """
     if not old or not new or list(old) == list(new):
         return
-    if set(old) & set(new):
-        index = next(i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
-        raise UserError(
-            f"its class {index} is {old[index]!r}, that of the data {new[index]!r}; a head is of one order."
-        )
+    places = {name: index for index, name in enumerate(new)}
+    moved = [(index, name) for index, name in enumerate(old) if places.get(name, index) != index]
+    if moved:
+        index, name = moved[0]
+        raise UserError(f"its class {name!r} is number {index}, that of the data {places[name]}: a head has one order.")
     words = ", ".join(old[:3]), ", ".join(new[:3])
     logging.getLogger(__name__).warning(
         "classes of the head: %s, ...; of the data: %s, ...: are they the same?", *words
