@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vit_jax import NonFiniteLoss, UserError, cli
+from vit_jax import NonFiniteLoss, Preempted, UserError, cli
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from vit_jax import NonFiniteLoss, UserError, cli
     [
         (UserError("a sentence."), 2, "vit_jax: a sentence.\n"),
         (NonFiniteLoss("a sentence."), 1, "vit_jax: a sentence.\n"),
+        (Preempted("a sentence."), 42, "vit_jax: a sentence.\n"),
         (KeyboardInterrupt(), 130, f"vit_jax: interrupted; {cli.AGAIN}\n"),
         (cli.Terminated(), 143, f"vit_jax: terminated; {cli.AGAIN}\n"),
     ],
@@ -32,15 +33,6 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         cli.run(lambda argv: 1 / 0)
-
-
-def test_half_a_cluster_is_not_taken_for_none(monkeypatch):
-    def initialize():
-        raise ValueError("Number of processes must be defined.")
-
-    monkeypatch.setattr(cli.jax.distributed, "initialize", initialize)
-    with pytest.raises(UserError, match="cannot join the other processes: Number of processes"):
-        cli.join_pod()
 
 
 def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks import input, load, loader, train_step
 from tests.conftest import ROOT, write_tfds
-from vit_jax import cli, convert, data, evaluate, main, pack, predict, settings, sharding, sweep
+from vit_jax import convert, data, evaluate, guard, main, pack, pod, predict, settings, sharding, sweep
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
@@ -93,7 +93,7 @@ def test_what_is_only_dry_run_is_listed():
 def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "join_pod", lambda: None)
+    monkeypatch.setattr(guard, "join", pod.Pod)
     random = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)

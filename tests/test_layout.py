@@ -47,6 +47,7 @@ OWNERS = {
     "array_record": r"vit_jax\.data\.shards",
     "google.protobuf": r"vit_jax\.data\.example",
     "google.colab": r"vit_jax\.analysis\.notebook",
+    "jax._src": r"vit_jax\.pod",
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
     "tqdm": r"vit_jax\.(log|pack|interop\.download)",

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, cli, sweep, train
+from vit_jax import NonFiniteLoss, UserError, cli, guard, pod, program, sweep, train
 
 SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
 SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
@@ -16,7 +16,7 @@ RATES = "--sweep.base_lr=0.001,1e30,0.02"
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(cli, "join_pod", lambda: None)  # this process has used its devices already
+    monkeypatch.setattr(guard, "join", pod.Pod)  # this process has used its devices already
     monkeypatch.setattr(cli, "use_compilation_cache", lambda: None)
 
 
@@ -47,23 +47,23 @@ def test_best_first_and_what_diverges_last(whole):
 
 
 def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path, monkeypatch):
-    make, run, begun, stops = train.make_program, train.train, [], [True]
+    make, run, begun, stops = program.make_program, train.train, [], [True]
 
     def stopped(config, *args):
-        program = make(config, *args)
+        made = make(config, *args)
 
         def train_step(state, batch):
             if config.base_lr == 0.02 and int(state.step) == 3 and stops:
                 raise cli.Terminated
-            return program.train_step(state, batch)
+            return made.train_step(state, batch)
 
-        return type(program)(**{**vars(program), "train_step": train_step})
+        return type(made)(**{**vars(made), "train_step": train_step})
 
-    def recorded(config, workdir):
+    def recorded(config, workdir, **rest):
         begun.append(workdir.name)
-        return run(config, workdir)
+        return run(config, workdir, **rest)
 
-    monkeypatch.setattr(train, "make_program", stopped)
+    monkeypatch.setattr(program, "make_program", stopped)
     monkeypatch.setattr(train, "train", recorded)
     with pytest.raises(cli.Terminated):
         rows(tmp_path, RATES)
@@ -147,7 +147,7 @@ def test_a_number_written_twice_is_one_configuration(tmp_path):
 )
 def test_files_that_are_not_ours_are_told(tmp_path, monkeypatch, file, text):
     [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(train, "prepare", lambda config: (config, None, None))
+    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
     run.folder.mkdir()
     (run.folder / "config.json").write_text(json.dumps(run.config.to_dict()))
     (run.folder / file).write_text(text, errors="surrogateescape")

@@ -18,6 +18,7 @@ from PIL import Image
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, predict, report, train, tree
+from vit_jax import program as program_module
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -205,7 +206,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
-    make, fetch = train.make_program, report.fetch
+    make, fetch = program_module.make_program, report.fetch
 
     def recording(*args):
         program = make(*args)
@@ -221,7 +222,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
         events.append(("read", sum(kind == "read" for kind, _ in events) + 1))
         return fetch(values)
 
-    monkeypatch.setattr(train, "make_program", recording)
+    monkeypatch.setattr(program_module, "make_program", recording)
     monkeypatch.setattr(report, "fetch", reading)
     quick.total_steps, quick.eval_every, quick.checkpoint_every = 8, 8, 100
     quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
@@ -235,7 +236,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(quick, tmp_path, monkeypatch):
     quick.mesh.data = 8
     quick.eval_every = quick.checkpoint_every = 5
-    make = train.make_program
+    make = program_module.make_program
 
     def poisoned(*args):
         program = make(*args)
@@ -247,7 +248,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
 
         return type(program)(**{**vars(program), "train_step": train_step})
 
-    monkeypatch.setattr(train, "make_program", poisoned)
+    monkeypatch.setattr(program_module, "make_program", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
         train.train(quick, tmp_path)
     assert checkpoint.find(tmp_path).name == "5"
@@ -334,10 +335,10 @@ def test_stopped_and_resumed_is_never_stopped_bitwise(tmp_path):
     ],
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monkeypatch, capsys):
-    from vit_jax import cli, main
+    from vit_jax import cli, guard, main, pod
 
     monkeypatch.setattr(cli.os, "_exit", sys.exit)
-    monkeypatch.setattr(cli, "join_pod", lambda: None)  # this process has used its devices already
+    monkeypatch.setattr(guard, "join", pod.Pod)  # this process has used its devices already
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", command(tmp_path / "run", *words)[2:])
     with pytest.raises(SystemExit) as exit:

@@ -1,17 +1,19 @@
-"""What the command lines have in common: errors to exit codes, the pod, the compilation cache."""
+"""What the command lines have in common: errors to exit codes, the compilation cache."""
 
 import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from vit_jax import NonFiniteLoss, UserError
+from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError
 
+CODES = {UserError: 2, NonFiniteLoss: 1, Preempted: 42, LostHosts: 128 + signal.SIGABRT}
 AGAIN = "the same command goes on from what was saved last, if anything was."
 
 
@@ -28,18 +30,23 @@ def run(command: Callable[[list[str]], None]) -> None:
     """Calls a command with this process's arguments and ends the process.
 
     Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
-    sentence; 130 Ctrl-C; 143 SIGTERM.
+    sentence; 42 preempted, what was learnt is saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host.
     """
     quiet_libraries()
     signal.signal(signal.SIGTERM, terminate)
     try:
         return command(sys.argv)
-    except (UserError, NonFiniteLoss) as error:
-        sentence, code = str(error), 2 if isinstance(error, UserError) else 1
+    except tuple(CODES) as error:
+        sentence, code = str(error), next(code for kind, code in CODES.items() if isinstance(error, kind))
     except KeyboardInterrupt:
         sentence, code = f"interrupted; {AGAIN}", 128 + signal.SIGINT
     except Terminated:
         sentence, code = f"terminated; {AGAIN}", 128 + signal.SIGTERM
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()  # the usual end would first wait for the other hosts
+        sentence, code = "a bug, told above.", 1
     leave(sentence, code)
 
 
@@ -57,19 +64,6 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # Python's tracker removes the shared memory of worker processes that ends with this one, and would tell of it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-
-
-def join_pod() -> None:
-    """Connects this process to the others of its cluster (Cloud TPU, GKE, Slurm, Open MPI), if it is in one.
-
-    Raises:
-        UserError: the environment tells of a cluster, but not all that is needed to join it.
-    """
-    try:
-        jax.distributed.initialize()
-    except ValueError as error:
-        if not str(error).startswith("coordinator_address"):  # else nothing tells of a cluster: this process is alone
-            raise UserError(f"cannot join the other processes: {error}") from error
 
 
 def use_compilation_cache() -> None:

@@ -15,6 +15,14 @@ class NoAnswer(UserError):
     """A server did not answer in time; what it was asked to do it may still do."""
 
 
+class LostHosts(Exception):
+    """Hosts did not come where the others waited: command lines print the sentence and end by a signal."""
+
+
+class Preempted(Exception):
+    """The machine is wanted back; what was learnt is saved: command lines print the sentence and exit with code 42."""
+
+
 class NonFiniteLoss(Exception):
     """More non-finite losses in a row than allowed: command lines print the sentence and exit with code 1."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import UserError, checkpoint, cli, data, evals, settings, sharding
+from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings, sharding
 from vit_jax.program import make_program
 
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
-    cli.join_pod()
+    pod.join()
     cli.use_compilation_cache()
     metrics = evaluate(args.workdir, args.best, args.fsdp, args.source)
     if args.json:

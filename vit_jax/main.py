@@ -7,7 +7,8 @@ Example:
   --config.KEY=VALUE   overrides a field; configs/base.py lists them all; None unsets an optional one
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
-Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 42 preempted and saved, 130 Ctrl-C, 134 a lost or stuck
+host.
 """
 
 import functools
@@ -21,6 +22,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, cli, settings
+from vit_jax.guard import Guard
 from vit_jax.train import train
 
 # Type of a field -> what reads it, and its name.
@@ -41,10 +43,12 @@ def main(argv: list[str]) -> None:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
         return
-    config, workdir = parse(argv)
-    cli.join_pod()
-    cli.use_compilation_cache()
-    train(config, workdir)
+    with Guard() as guard:
+        guard.join()
+        config, workdir = parse(argv)
+        guard.limit = config.stall_limit
+        cli.use_compilation_cache()
+        train(config, workdir, guard=guard)
 
 
 def parse(argv: list[str]) -> tuple[ConfigDict, str]:

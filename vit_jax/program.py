@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, models, optim, settings, sharding, tasks, tree
 from vit_jax.step import Batch, Metrics, TrainState, Update
 
 
@@ -112,6 +112,20 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         predict=jax.jit(predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding),
         factors={name: optim.factor(rates, name) for name in tree.flatten(state.params)},
     )
+
+
+def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
+    """Returns what a run is made of: the configuration, completed from the data and with its durations in steps, what
+    else the data tells, and the program. Nothing is written or compiled.
+
+    Raises:
+        UserError: something in the configuration or the data is wrong.
+    """
+    settings.check(config)
+    mesh = sharding.make_mesh(config)
+    config, info = data.complete(config)
+    config = settings.resolve(config)
+    return config, info, make_program(config, mesh, data.spec(config))
 
 
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:

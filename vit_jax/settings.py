@@ -39,6 +39,8 @@ RANGES = {
     "eval_every": (1, math.inf),
     "eval_every_epochs": (0, math.inf),
     "checkpoint_every": (1, math.inf),
+    "checkpoint_every_minutes": (0, math.inf),
+    "stall_limit": (1, math.inf),
     "profile_steps": (0, math.inf),
     "data.max_labels": (1, math.inf),
     "data.workers": (0, math.inf),

@@ -28,7 +28,9 @@ from ml_collections import ConfigDict
 
 import vit_jax
 from vit_jax import NonFiniteLoss, UserError, cli
+from vit_jax.guard import Guard
 from vit_jax.main import parse
+from vit_jax.program import prepare
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished
 Grid = dict[str, list[str]]  # field -> values as written
@@ -63,7 +65,7 @@ class Run:
     folder: Path
 
 
-def sweep(runs: list[Run]) -> list[Row]:
+def sweep(runs: list[Run], guard: Guard | None = None) -> list[Row]:
     """Trains what is not finished, and returns a row for each run, best first.
 
     Raises:
@@ -74,7 +76,7 @@ def sweep(runs: list[Run]) -> list[Row]:
     rows = []
     for number, (run, row) in enumerate(zip(runs, done, strict=True), start=1):
         print(f"[{number}/{len(runs)}] {run.name}{'' if row is None else ': done before'}", file=sys.stderr, flush=True)
-        rows.append(train(run) if row is None else row)
+        rows.append(train(run, guard) if row is None else row)
     return sorted(rows, key=lambda row: (row.last is None, -(row.last or 0.0)))
 
 
@@ -84,7 +86,7 @@ def finished(run: Run) -> Row | None:
     Raises:
         UserError: the configuration is wrong, or the folder holds a run of another or a file that is not ours.
     """
-    config, _, _ = vit_jax.train.prepare(run.config)
+    config, _, _ = prepare(run.config)
     begun, result = run.folder / "config.json", run.folder / RESULT
     if not begun.is_file():
         return None
@@ -118,12 +120,12 @@ def _foreign(path: Path) -> UserError:
     return UserError(f"{path} is not what a run leaves there; remove it, or choose another --workdir.")
 
 
-def train(run: Run) -> Row:
+def train(run: Run, guard: Guard | None = None) -> Row:
     """Trains a combination, from where it stands, and leaves its row in its folder."""
     gc.collect()  # what the run before left on the devices
     metric, start = run.config.checkpoint.best_metric, time.monotonic()
     try:
-        last = vit_jax.train.train(run.config, run.folder)[metric]
+        last = vit_jax.train.train(run.config, run.folder, guard=guard)[metric]
     except NonFiniteLoss as error:
         print(f"{run.name}: {error}", file=sys.stderr, flush=True)
         last = None
@@ -221,9 +223,11 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     runs = combinations(argv)
-    cli.join_pod()
-    cli.use_compilation_cache()
-    rows = sweep(runs)
+    with Guard() as guard:
+        guard.join()
+        guard.limit = runs[0].config.stall_limit
+        cli.use_compilation_cache()
+        rows = sweep(runs, guard)
     told = report(rows, runs)
     if jax.process_index() == 0:
         print(json.dumps(told) if "--json" in argv else f"{told['metric']}\n{table(rows)}")

@@ -3,19 +3,23 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, evals, settings, sharding
+from vit_jax import Preempted, UserError, data, evals, preflight
+from vit_jax.guard import Guard
 from vit_jax.profile import Trace
-from vit_jax.program import Program, make_program
+from vit_jax.program import prepare
 from vit_jax.report import Report
 from vit_jax.workdir import Workdir, check_place
 
 
 def train(
-    config: ConfigDict, workdir: str | Path, watch: Callable[[int, dict[str, float]], None] | None = None
+    config: ConfigDict,
+    workdir: str | Path,
+    watch: Callable[[int, dict[str, float]], None] | None = None,
+    guard: Guard | None = None,
 ) -> dict[str, float]:
     """Trains, or goes on training, and returns the metrics of the last evaluation.
 
@@ -26,17 +30,24 @@ def train(
         workdir: the run's folder; if it holds a run of the same configuration, that run goes on.
         watch: called on the first host with each step and its metrics that are logged, the earlier ones of a run that
             goes on included, which are then not told on the terminal; `vit_jax.analysis.plot.Live` draws them.
+        guard: watches for SIGTERM, lost and stuck hosts, if it is entered.
 
     Raises:
-        UserError: something in the configuration, the data or the workdir is wrong.
+        UserError: something in the configuration, the data, the workdir or the hosts is wrong.
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
+        Preempted: SIGTERM came to a host; what was learnt is saved.
+        LostHosts: a host did not come where the others waited for it.
     """
-    check_place(workdir)
+    guard = guard or Guard()
+    place = check_place(workdir)
+    guard.at("opening the data")
     config, info, program = prepare(config)
-    evaluators = evals.make(config, program, info.opened)
 
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(contextlib.closing(Workdir(workdir, config, program, info)))
+        stack.enter_context(preflight.passed(guard, config, info, program, place))
+        evaluators = evals.make(config, program, info.opened)
+        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info)))
+        guard.at("restoring")
         state, origin = folder.begin()
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
@@ -44,45 +55,56 @@ def train(
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
         report = Report(config, log, lambda: batches.waited)
+        guard.save_every = config.checkpoint_every_minutes * 60 or None
         done = start
+
+        def evaluate(state: Any, step: int) -> dict[str, float]:
+            guard.at(f"evaluation after step {step}")
+            metrics = evals.run(evaluators, state.weights, guard.tick)
+            log.write(step, metrics)
+            return metrics
+
+        def save(state: Any, step: int, metrics: dict[str, float]) -> None:
+            guard.at(f"saving step {step}")
+            folder.save(state, step, metrics)
+            guard.saved()
+
         try:
+            metrics = {}
+            if start and not folder.evaluated and (start == end or start % config.eval_every == 0):
+                metrics = evaluate(state, start)
             for step in range(start + 1, end + 1):
                 trace.before(step)
-                state, values = program.train_step(state, next(batches))
+                guard.at(f"data of step {step}")
+                batch = next(batches)
+                guard.at(f"step {step}")
+                state, values = program.train_step(state, batch)
                 done = step
                 report(step, values)
                 trace.after(step, state)
+                guard.tick()
+                folder.check()
                 evaluates = step == end or step % config.eval_every == 0
-                if evaluates or step % config.checkpoint_every == 0:
+                if evaluates or step % config.checkpoint_every == 0 or guard.save_due():
                     report.flush()
                     with log.paused():
-                        metrics = evals.run(evaluators, state.weights) if evaluates else {}
-                        log.write(step, metrics)
-                        folder.save(state, step, metrics)
+                        metrics = evaluate(state, step) if evaluates else {}
+                        save(state, step, metrics)
+        except Preempted:
+            report.flush()
+            save(state, done, {})
+            raise Preempted(f"preempted after step {done}, which is saved; the same command goes on.") from None
         except UserError:  # an unreadable image, say: what was learnt until then is kept
-            if done > start and jax.process_count() == 1:  # the other hosts do not know, and would not save
-                folder.save(state, done, {})
+            if done > start and guard.pod.hosts == 1:  # the other hosts do not know, and would not save
+                save(state, done, {})
             raise
-        if start == end:
+        guard.at("the end")
+        if start == end and not metrics:
             log.say("This run is complete." if end else "Nothing to train: total_steps is 0.")
-            metrics = evals.run(evaluators, state.weights)
+            metrics = evals.run(evaluators, state.weights, guard.tick)
             if not end:
                 log.write(0, metrics)
         if batches.replaced:
             log.say(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
         log.say(f"Model: {folder.export(state)}")
         return metrics
-
-
-def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
-    """Returns what a run is made of: the configuration, completed from the data and with its durations in steps, what
-    else the data tells, and the program. Nothing is written or compiled.
-
-    Raises:
-        UserError: something in the configuration or the data is wrong.
-    """
-    settings.check(config)
-    mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
-    config = settings.resolve(config)
-    return config, info, make_program(config, mesh, data.spec(config))

@@ -40,6 +40,7 @@ class Workdir:
         self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
         self._log: Log | None = None
+        self.evaluated = True
         self._failed: UserError | None = None
         self._config, self._program = config, program
         self._model = dataclasses.replace(
@@ -108,6 +109,9 @@ class Workdir:
         with self._writing():
             self._mirror.flush()  # what cannot be written is known before the first step
         return log
+
+    def check(self) -> None:
+        """Raises what went wrong with the last save."""
 
     def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
         """Starts to save the state after `step`; `metrics` decide whether it is the best.

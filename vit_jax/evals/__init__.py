@@ -10,11 +10,13 @@ from vit_jax import data
 from vit_jax.evals import classify
 from vit_jax.program import Program
 
-Evaluator = Callable[[Any], dict[str, float]]
+Evaluator = Callable[[Any, Callable[[], None]], dict[str, float]]
 
 
 def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED) -> dict[str, Evaluator]:
-    """Returns, by name, functions from weights to metrics `<name>/<metric>`; `opened` as for `data.make_eval`."""
+    """Returns, by name, functions from weights to metrics `<name>/<metric>`, which call their second argument after
+    each batch; `opened` as for `data.make_eval`.
+    """
     sums = classify.make_sums(program.predict, program.task)
     return {
         name: partial(classify.evaluate, sums, data.make_eval(config, name, program.batch_sharding, opened), name)
@@ -22,6 +24,6 @@ def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.
     }
 
 
-def run(evaluators: dict[str, Evaluator], weights: Any) -> dict[str, float]:
-    """Returns the metrics of all evaluations together."""
-    return {key: value for evaluate in evaluators.values() for key, value in evaluate(weights).items()}
+def run(evaluators: dict[str, Evaluator], weights: Any, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
+    """Returns the metrics of all evaluations together; calls `tick` after each batch that was begun."""
+    return {key: value for evaluate in evaluators.values() for key, value in evaluate(weights, tick).items()}

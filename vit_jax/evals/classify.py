@@ -35,12 +35,18 @@ def make_sums(predict: Callable[[Any, jax.Array], jax.Array], task: Any) -> Sums
     return sums
 
 
-def evaluate(sums: Sums, batches: Iterable[dict[str, jax.Array]], name: str, weights: Any) -> dict[str, float]:
-    """Returns `<name>/{accuracy, top5, loss, n}` over all the batches; counts are added exactly, on the host."""
+def evaluate(
+    sums: Sums, batches: Iterable[dict[str, jax.Array]], name: str, weights: Any, tick: Callable[[], None]
+) -> dict[str, float]:
+    """Returns `<name>/{accuracy, top5, loss, n}` over all the batches; counts are added exactly, on the host.
+
+    `tick` is called after each batch that was begun.
+    """
     totals = {"accuracy": 0.0, "top5": 0.0, "loss": 0.0, "n": 0.0}
     pending = None
     for batch in batches:
         done, pending = pending, sums(weights, batch)
+        tick()
         _add(totals, done)
     _add(totals, pending)
     n = totals.pop("n")

@@ -1,0 +1,107 @@
+"""A training run in several processes, to be disturbed: for the fault table and the tests of pods."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from launch.local import NUMBERS, environments
+
+ROOT = Path(__file__).parent.parent
+SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")
+# Data, dropout and MixUp are random, and the batches straddle the epochs' ends.
+RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
+RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=10", "--config.checkpoint_every=5"]
+
+
+class Hosts:
+    """The processes of a run of `configs/smoke.py` on small random batches; killed at the end of a `with`."""
+
+    def __init__(self, workdir: Path, hosts: int, devices: int, *words: str, each: dict[int, list[str]] | None = None):
+        """Starts them.
+
+        Args:
+            workdir: of the run; what they print is in `<workdir>.<host>.log` beside it.
+            hosts: processes.
+            devices: of each.
+            *words: more of the command line.
+            each: more of that of single hosts.
+        """
+        self.workdir, self.hosts = workdir, hosts
+        command = [sys.executable, "-m", "vit_jax.main", f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}"]
+        command += [*RANDOM, *words]
+        environment = environments(hosts, devices) if hosts > 1 else [single(devices)]
+        self.logs = [workdir.with_name(f"{workdir.name}.{host}.log") for host in range(hosts)]
+        self.processes = []
+        for host in range(hosts):
+            with self.logs[host].open("a") as log:
+                line = [*command, *(each or {}).get(host, [])]
+                process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host])
+            self.processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def await_text(self, text: str, limit: float = 120, host: int = 0) -> bool:
+        """Waits until a host has printed a text; returns False if it ends before."""
+        return self._await(lambda: text in self.output(host), limit)
+
+    def await_step(self, step: int, limit: float = 120) -> bool:
+        """Waits until a step's metrics are written; returns False if the run ends before."""
+        return self._await(lambda: any(line["step"] >= step for line in metrics(self.workdir)), limit)
+
+    def _await(self, reached: Any, limit: float) -> bool:
+        end = time.monotonic() + limit
+        while not reached():
+            if time.monotonic() > end:
+                raise TimeoutError(self.output())
+            if any(process.poll() is not None for process in self.processes):
+                return False
+            time.sleep(0.01)
+        return True
+
+    def send(self, kind: signal.Signals, *hosts: int) -> None:
+        """Sends a signal to some hosts, or to all."""
+        for host in hosts or range(self.hosts):
+            self.processes[host].send_signal(kind)
+
+    def wait(self, limit: float = 120) -> list[int]:
+        """Returns the exit codes once all have ended."""
+        end = time.monotonic() + limit
+        try:
+            return [process.wait(max(end - time.monotonic(), 0.01)) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(self.output()) from None
+
+    def output(self, *hosts: int) -> str:
+        """Returns what hosts, or all, have printed."""
+        return "\n".join(self.logs[host].read_text() for host in hosts or range(self.hosts))
+
+
+def single(devices: int) -> dict[str, str]:
+    """Returns the environment of a process that is alone."""
+    [environment] = environments(1, devices)
+    return {name: value for name, value in environment.items() if name not in NUMBERS}
+
+
+def metrics(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's metrics, whole ones, without what tells of speed."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    read = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{name: value for name, value in line.items() if name not in SPEED} for line in read]
+
+
+def saved(workdir: Path) -> list[int]:
+    """Returns the steps of the finished checkpoints."""
+    folder = workdir / "checkpoints"
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()) if folder.exists() else []

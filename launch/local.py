@@ -1,0 +1,117 @@
+"""Starts several processes of a program on this machine, as the hosts of a pod: to try what a pod does, on a laptop.
+
+Example:
+  python launch/local.py -n 4 -- python -m vit_jax.main --config=configs/smoke.py --config.mesh.fsdp=2
+
+Each process has its share of the emulated CPU devices and writes lines that begin with its number. When one fails, the
+others have some time to end by themselves. SIGTERM and Ctrl-C go to all of them. The exit code is that of the process
+that failed first, 128 and the signal's number if a signal ended it.
+"""
+
+import argparse
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO
+
+NUMBERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+COUNT = "--xla_force_host_platform_device_count"
+
+
+def environments(processes: int, devices: int) -> list[dict[str, str]]:
+    """Returns the environment of each process."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = re.sub(rf"{COUNT}=\d+ ?", "", os.environ.get("XLA_FLAGS", ""))
+    common = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{flags} {COUNT}={devices}".strip(),
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_COORDINATOR_BIND_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+    }
+    return [{**common, "JAX_PROCESS_ID": str(number)} for number in range(processes)]
+
+
+def forward(number: int, stream: IO[str]) -> None:
+    """Prints the lines of a process with its number."""
+    for line in stream:
+        if not line.startswith("[Gloo]"):  # the transport's own remarks
+            print(f"[{number}] {line}", end="", file=sys.stderr, flush=True)
+
+
+def told(code: int) -> str:
+    """Returns an exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def run(command: list[str], processes: int, devices: int, grace: float) -> int:
+    """Runs a command in several processes, and returns the exit code to end with."""
+    ends: dict[int, int] = {}
+    started = [
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for environment in environments(processes, devices)
+    ]
+
+    def pass_on(kind: int, frame: object) -> None:
+        for number, process in enumerate(started):
+            if number not in ends:
+                os.killpg(process.pid, kind)
+
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(kind, pass_on)
+    readers = [
+        threading.Thread(target=forward, args=[number, process.stdout]) for number, process in enumerate(started)
+    ]
+    for reader in readers:
+        reader.start()
+    first, deadline = 0, float("inf")
+    while len(ends) < processes:
+        for number, process in enumerate(started):
+            if number not in ends and process.poll() is not None:
+                ends[number] = process.returncode
+                if process.returncode and not first:
+                    first, deadline = process.returncode, time.monotonic() + grace
+                    print(f"process {number} ended first, with {told(first)}", file=sys.stderr, flush=True)
+        if time.monotonic() > deadline:
+            left = [number for number in range(processes) if number not in ends]
+            print(f"killed after {grace:g} s: process {', '.join(map(str, left))}", file=sys.stderr, flush=True)
+            pass_on(signal.SIGKILL, None)
+            deadline = float("inf")
+        time.sleep(0.02)
+    for reader in readers:
+        reader.join()
+    return 128 - first if first < 0 else first
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python launch/local.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="PROCESSES", help="how many to start")
+    parser.add_argument("--devices", type=int, default=1, help="emulated devices of each [1]")
+    parser.add_argument("--grace", type=float, default=60.0, help="seconds for the others to end after a failure [60]")
+    parser.add_argument("command", nargs="+", help="after --, what each of them runs")
+    args = parser.parse_args(argv)
+    if args.n < 1 or args.devices < 1:
+        parser.error("-n and --devices are at least 1")
+    return run(args.command, args.n, args.devices, args.grace)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

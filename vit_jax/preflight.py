@@ -1,0 +1,150 @@
+"""What is looked at on every host before anything is compiled: a minute here is cheaper than an hour of a pod."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, __version__, checkpoint, data, files, settings
+from vit_jax.guard import Guard
+from vit_jax.lease import Lease
+from vit_jax.program import Program
+
+VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PATIENCE = 5.0  # seconds that a shared disk may take to show a file to another host
+
+
+@contextlib.contextmanager
+def passed(guard: Guard, config: ConfigDict, info: data.Info, program: Program, place: str) -> Iterator[None]:
+    """Holds the workdir for this run, once all that can be checked is right on all hosts.
+
+    Raises:
+        UserError: the hosts differ, do not share the workdir, another run writes there, or its disk is too small; the
+            same on all hosts.
+    """
+    guard.at("preflight")
+    _agree(guard, facts(config, info, program, place))
+    lease = Lease(place, guard.fail)
+    try:
+        _together(guard, "the workdir's owner", lease.take if guard.pod.host == 0 else lambda: None)
+        _together(guard, "the disk's room", lambda: check_room(config, program, place))
+        _share_folder(guard, place)
+        yield
+    finally:
+        lease.release()
+
+
+def facts(config: ConfigDict, info: data.Info, program: Program, place: str) -> dict[str, str]:
+    """Returns, by name, what must be the same on every host."""
+    devices = program.mesh.local_mesh.devices
+    return {
+        **{f"--config.{key}": str(value) for key, value in settings.flatten(config).items()},
+        "--workdir": place,
+        "the Python version": platform.python_version(),
+        "the version of vit_jax": __version__,
+        **{f"the version of {name}": importlib.metadata.version(name) for name in VERSIONS},
+        "the devices": f"{devices.size} x {devices.flat[0].device_kind}",
+        "the mesh": str(dict(program.mesh.shape)),
+        "the checkpoint to start from": str(checkpoint.latest(place)),
+        "the data": str(info.fingerprint),
+        "the examples": str({split: len(source) for split, source in info.opened.items()}),
+        "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
+    }
+
+
+def _agree(guard: Guard, own: dict[str, str]) -> None:
+    """Raises UserError if the hosts' facts differ, naming which and where."""
+    told = [json.loads(text) for text in guard.share("preflight", json.dumps(own))]
+    lines = []
+    for name in own:
+        where = defaultdict(list)
+        for host, one in enumerate(told):
+            where[one[name]].append(host)
+        if len(where) > 1:
+            groups = sorted(where.items(), key=lambda group: len(group[1]))
+            lines.append(f"{name} is {', '.join(f'{value} on {hosts(who)}' for value, who in groups)}")
+    if lines:
+        more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
+        differ = "; ".join(lines[:5])
+        raise UserError(
+            f"the hosts differ: {differ}{more}. Start all with the same command, installation, data and workdir."
+        )
+
+
+def _together(guard: Guard, topic: str, check: Any) -> None:
+    """Calls a check on every host, and raises on all what one of them has found, naming it."""
+    try:
+        check()
+        found = ""
+    except UserError as error:
+        found = str(error)
+    told = guard.share(topic, found)
+    wrong = [host for host, sentence in enumerate(told) if sentence]
+    if wrong:
+        where = f" (found by {hosts(wrong)})" if guard.pod.hosts > 1 else ""
+        raise UserError(f"{told[wrong[0]]}{where}")
+
+
+def _share_folder(guard: Guard, place: str) -> None:
+    """Raises UserError if the workdir that the first host writes to is not the one that the others read."""
+    if guard.pod.hosts == 1 or files.is_remote(place):
+        return
+    folder = Path(place)
+    nonce = uuid.uuid4().hex if guard.pod.host == 0 else ""
+    nonce = guard.share("nonce", nonce)[0]
+    path = folder / f".nonce-{nonce}"
+
+    def look() -> None:
+        end = time.monotonic() + PATIENCE
+        while not path.exists():
+            if time.monotonic() > end:
+                raise UserError(
+                    f"the workdir {place} is not the same folder on all hosts; choose one on a disk that they share, "
+                    "or on gs://."
+                )
+            time.sleep(0.05)
+
+    if guard.pod.host == 0:
+        path.touch()
+    try:
+        guard.share("nonce written")
+        _together(guard, "the shared workdir", look)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def check_room(config: ConfigDict, program: Program, place: str) -> None:
+    """Raises UserError if a local workdir's disk has no room for the checkpoints that will be kept, and one more."""
+    if files.is_remote(place):
+        return
+    folder = Path(place).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    there = len(list((Path(place) / "checkpoints").glob("[0-9]*")))
+    keep = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+    each = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(program.state))
+    need, free = max(keep - there, 1) * each, shutil.disk_usage(folder).free
+    if free < need:
+        raise UserError(
+            f"the disk of {place} has {free / 1e9:.3g} GB free, but {max(keep - there, 1)} more checkpoints take "
+            f"{need / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer (--config.checkpoint.keep_last)."
+        )
+
+
+def hosts(numbers: list[int]) -> str:
+    """Returns `host 2`, or `hosts 0, 1 and 3`."""
+    if len(numbers) == 1:
+        return f"host {numbers[0]}"
+    return f"hosts {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
