@@ -63,7 +63,7 @@ class Guard:
 
     def __enter__(self) -> "Guard":
         """Begins to watch; in the main thread."""
-        faulthandler.enable(sys.__stderr__)  # what JAX itself aborts, for a lost host say, shows where it was
+        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host say, shows where it was
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
@@ -231,7 +231,7 @@ class Guard:
     def _abort(self, sentence: str) -> NoReturn:
         """Ends this process as one that a signal ended, all threads' stacks shown."""
         print(f"vit_jax: {sentence} The threads of host {self.pod.host}:", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.__stderr__)
+        faulthandler.dump_traceback(sys.__stderr__ or 2)
         self._try(self._part)
         os._exit(STUCK)
 
