@@ -1,0 +1,146 @@
+"""What is refused before anything is compiled: hosts that differ, workdirs that are not shared or are in use."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.test_pod import everywhere, make_pods
+from vit_jax import UserError, lease, preflight, program
+from vit_jax.guard import Guard
+
+
+@pytest.fixture
+def prepared(quick):
+    quick.mesh.data = 8
+    return program.prepare(quick)
+
+
+def guards(count):
+    made = [Guard() for _ in range(count)]
+    for one, pod in zip(made, make_pods(count), strict=True):
+        one.pod = pod
+    return made
+
+
+def errors(calls):
+    """Returns each host's sentence, or None."""
+
+    def told(call):
+        try:
+            call()
+        except UserError as error:
+            return str(error)
+
+    return everywhere([lambda call=call: told(call) for call in calls])
+
+
+def enter(guard, prepared, place, seconds=0.0):
+    with preflight.passed(guard, *prepared, str(place)):
+        time.sleep(seconds)
+
+
+def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
+    own = preflight.facts(*prepared, str(tmp_path))
+    assert own["--config.base_lr"] == "0.002" and own["the devices"] == "8 x cpu" and own["the Python version"]
+    others = own | {"--config.base_lr": "0.5", "the version of jax": "0.1"}
+    four = guards(4)
+    calls = [lambda g=g: preflight._agree(g, others if g.pod.host == 2 else own) for g in four]
+    [sentence] = set(errors(calls))
+    assert sentence == (
+        "the hosts differ: --config.base_lr is 0.5 on host 2, 0.002 on hosts 0, 1 and 3; the version of jax is 0.1 on "
+        f"host 2, {own['the version of jax']} on hosts 0, 1 and 3. Start all with the same command, installation, data "
+        "and workdir."
+    )
+    calls = [lambda g=g: preflight._agree(g, own) for g in four]
+    assert errors(calls) == [None] * 4
+
+
+def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "PATIENCE", 0.2)
+    places = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]
+    for place in set(places):
+        place.mkdir()
+    calls = [lambda g=g, p=p: preflight._share_folder(g, str(p)) for g, p in zip(guards(3), places, strict=True)]
+    [sentence] = set(errors(calls))
+    assert "is not the same folder on all hosts; choose one on a disk that they share" in sentence
+    assert sentence.endswith("(found by host 1)")
+    calls = [lambda g=g: preflight._share_folder(g, str(places[0])) for g in guards(3)]
+    assert errors(calls) == [None] * 3
+    assert not any(path.name.startswith(".nonce") for place in places for path in place.iterdir())
+
+
+def test_a_disk_without_room_is_told_before_the_run(prepared, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"has 0.0001 GB free, but 4 more checkpoints take .*checkpoint.keep_last"):
+        enter(Guard(), prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
+    one, two = Guard(), Guard()
+    with preflight.passed(one, *prepared, str(tmp_path)):
+        owner = json.loads((tmp_path / lease.NAME).read_text())
+        assert owner["pid"] == os.getpid() and owner["host"] == socket.gethostname()
+        sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or choose"
+        with pytest.raises(UserError, match=sentence):
+            enter(two, prepared, tmp_path)
+        assert (tmp_path / lease.NAME).exists()
+    assert not (tmp_path / lease.NAME).exists()
+    enter(two, prepared, tmp_path)
+
+
+def dead():
+    """The lease of a process of this machine that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return {"pid": process.pid, "started": "1"}
+
+
+@pytest.mark.parametrize("kind", ["killed here", "number taken by another process", "other machine", "cut short"])
+def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    owner = {"run": "x", "machine": lease._machine(), "host": "h", "beats": 3, **dead()}
+    if kind == "number taken by another process":
+        owner["pid"] = os.getpid()
+    if kind == "other machine":
+        owner["machine"] = "elsewhere"
+    text = json.dumps(owner)
+    (tmp_path / lease.NAME).write_text(text[:20] if kind == "cut short" else text)
+    one = lease.Lease(str(tmp_path), pytest.fail)
+    one.take()
+    one.release()
+
+
+def test_a_run_on_another_machine_is_seen_to_live(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.2)
+    monkeypatch.setattr(lease, "_machine", lambda: threading.current_thread().name)
+    one = lease.Lease(str(tmp_path), pytest.fail)
+    one.take()
+    found = []
+    other = threading.Thread(target=lambda: found.extend(errors([lease.Lease(str(tmp_path), pytest.fail).take])))
+    other.start()
+    other.join()
+    one.release()
+    assert "is in use by another run" in found[0]
+
+
+def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    found = []
+    one = lease.Lease(str(tmp_path), found.append)
+    one.take()
+    (tmp_path / lease.NAME).write_text(json.dumps({"run": "y", "pid": 7, "host": "elsewhere"}))
+    end = time.monotonic() + 5
+    while not found and time.monotonic() < end:
+        time.sleep(0.01)
+    one.release()
+    assert "process 7 on elsewhere" in str(found[0])
+    assert json.loads((tmp_path / lease.NAME).read_text())["run"] == "y"
