@@ -14,13 +14,23 @@ ROOT = Path(__file__).parent.parent
 SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")
 # Data, dropout and MixUp are random, and the batches straddle the epochs' ends.
 RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
-RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=10", "--config.checkpoint_every=5"]
+RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
+RANDOM += ["--config.total_steps=60"]
+SLOWLY = "slow_steps:0.05"  # a signal takes a second to reach all hosts
 
 
 class Hosts:
     """The processes of a run of `configs/smoke.py` on small random batches; killed at the end of a `with`."""
 
-    def __init__(self, workdir: Path, hosts: int, devices: int, *words: str, each: dict[int, list[str]] | None = None):
+    def __init__(
+        self,
+        workdir: Path,
+        hosts: int,
+        devices: int,
+        *words: str,
+        each: dict[int, list[str]] | None = None,
+        faults: dict[int, str] | None = None,
+    ):
         """Starts them.
 
         Args:
@@ -29,16 +39,17 @@ class Hosts:
             devices: of each.
             *words: more of the command line.
             each: more of that of single hosts.
+            faults: of single hosts, as `benchmarks.inject` knows them.
         """
         self.workdir, self.hosts = workdir, hosts
-        command = [sys.executable, "-m", "vit_jax.main", f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}"]
-        command += [*RANDOM, *words]
+        command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
         environment = environments(hosts, devices) if hosts > 1 else [single(devices)]
         self.logs = [workdir.with_name(f"{workdir.name}.{host}.log") for host in range(hosts)]
         self.processes = []
         for host in range(hosts):
             with self.logs[host].open("a") as log:
-                line = [*command, *(each or {}).get(host, [])]
+                put = ",".join([SLOWLY, *([faults[host]] if faults and host in faults else [])])
+                line = [sys.executable, "-m", "benchmarks.inject", put, *command, *(each or {}).get(host, [])]
                 process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host])
             self.processes.append(process)
 

@@ -54,7 +54,7 @@ def pods():
 
 def test_every_host_gets_every_value_in_order_and_again(pods):
     for turn in ("a", "b"):
-        values = everywhere([lambda one=one: one.share("name", f"{turn}{one.host}") for one in pods])
+        values = everywhere([lambda one=one, turn=turn: one.share("name", f"{turn}{one.host}") for one in pods])
         assert values == [[f"{turn}{host}" for host in range(4)]] * 4
 
 
@@ -140,7 +140,7 @@ def test_half_a_cluster_is_not_taken_for_none(monkeypatch):
     with pytest.raises(UserError, match="cannot join the other processes: Number of processes"):
         pod.join()
     monkeypatch.setenv("JAX_NUM_PROCESSES", "four")
-    with pytest.raises(UserError, match="cannot join the other processes: .*'four'"):
+    with pytest.raises(UserError, match=r"cannot join the other processes: .*'four'"):
         pod.join()
 
 

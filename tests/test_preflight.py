@@ -89,7 +89,7 @@ def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
     with preflight.passed(one, *prepared, str(tmp_path)):
         owner = json.loads((tmp_path / lease.NAME).read_text())
         assert owner["pid"] == os.getpid() and owner["host"] == socket.gethostname()
-        sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or choose"
+        sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or"
         with pytest.raises(UserError, match=sentence):
             enter(two, prepared, tmp_path)
         assert (tmp_path / lease.NAME).exists()

@@ -1,0 +1,332 @@
+"""Breaks real training runs in every way that the documents promise to survive, and prints what happened as a table.
+
+python -m benchmarks.faults --kills=20 --write=docs/reliability.md
+
+Runs of several processes on this machine (CPU devices, gloo), which are killed, stopped, starved and lied to. A line
+whose promise was not kept says BROKEN, and the exit code is then 1.
+"""
+
+import argparse
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.hosts import Hosts, metrics, saved
+
+LOSSES = 1e-5  # relative, on another mesh
+INTERVAL = 10  # steps between two saves
+Outcome = tuple[int, str]  # times tried, what happened
+SPLIT = "--config.mesh.fsdp=2"
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+
+def check(kept: bool, otherwise: str) -> None:
+    """Raises Broken with what happened otherwise."""
+    if not kept:
+        raise Broken(otherwise)
+
+
+def finish(workdir: Path, hosts: int, devices: int, *words: str) -> None:
+    """Runs to the end."""
+    with Hosts(workdir, hosts, devices, *words) as run:
+        codes = run.wait(300)
+        check(codes == [0] * hosts, f"exit codes {codes}: {run.output()[-2000:]}")
+
+
+def same(one: Path, other: Path) -> bool:
+    """Returns whether two runs left the same metrics and weights, bit by bit."""
+    first, second = np.load(one / "model.npz"), np.load(other / "model.npz")
+    weights = set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
+    return weights and metrics(one) == metrics(other)
+
+
+def distance(one: Path, other: Path, start: int, steps: int = 10) -> float:
+    """Returns the largest relative difference of the losses of the steps after `start`."""
+    pairs = zip(metrics(one), metrics(other), strict=False)
+    wanted = [(a, b) for a, b in pairs if "train/loss" in a and start < a["step"] <= start + steps]
+    check(len(wanted) == steps and all(a["step"] == b["step"] for a, b in wanted), "metrics are missing")
+    return max(abs(a["train/loss"] / b["train/loss"] - 1) for a, b in wanted)
+
+
+class Faults:
+    """The trials, in a folder of their own; each returns how often it tried and what happened."""
+
+    def __init__(self, folder: Path, kills: int):
+        self.folder, self.kills = folder, kills
+        self.random = random.Random(0)
+
+    def whole(self) -> Path:
+        """Returns the workdir of a run of 2 x 2 that nobody disturbed."""
+        if not (self.folder / "whole").exists():
+            finish(self.folder / "whole", 2, 2, SPLIT)
+        return self.folder / "whole"
+
+    def stopped(self) -> Path:
+        """Returns that of one which was preempted on its way."""
+        workdir = self.folder / "stopped"
+        if not workdir.exists():
+            with Hosts(workdir, 2, 2, SPLIT) as run:
+                run.await_step(12)
+                run.send(signal.SIGTERM, 1)
+                codes = run.wait()
+            check(codes == [42, 42], f"exit codes {codes}")
+        return workdir
+
+    def copy(self, name: str) -> Path:
+        return Path(shutil.copytree(self.stopped(), self.folder / name))
+
+    def resume_bitwise(self) -> Outcome:
+        for hosts, devices in ((2, 2), (4, 1)):
+            workdir = self.copy(f"bitwise{hosts}")
+            finish(workdir, hosts, devices, SPLIT)
+            check(same(workdir, self.whole()), f"{hosts} x {devices} differs")
+        return 2, "every metric and weight equal bit by bit, on 2 x 2 and on 4 x 1"
+
+    def resume_elsewhere(self) -> Outcome:
+        meshes = [
+            ("4 x 2", 4, 2, [SPLIT]),
+            ("1 x 4", 1, 4, [SPLIT]),
+            ("1 x 1", 1, 1, []),
+            ("2 x 2, tensor=2", 2, 2, ["--config.mesh.tensor=2"]),
+        ]
+        [start] = saved(self.stopped())[-1:]
+        found = {}
+        for number, (name, hosts, devices, words) in enumerate(meshes):
+            workdir = self.copy(f"elsewhere{number}")
+            finish(workdir, hosts, devices, *words)
+            found[name] = distance(workdir, self.whole(), start)
+            check(found[name] <= LOSSES, f"losses differ by {found[name]:.1e} on {name}")
+        return len(meshes), "losses of the next 10 steps: " + ", ".join(f"{n} {d:.1e}" for n, d in found.items())
+
+    def preempted(self, text: str, hosts: tuple[int, ...], name: str) -> Outcome:
+        """SIGTERM as soon as a host has printed a text."""
+        began = self.folder / f"term-{name}"
+        with Hosts(began, 2, 2, SPLIT, "--config.eval_every=20") as run:
+            run.await_text(text)
+            sent = time.monotonic()
+            run.send(signal.SIGTERM, *hosts)
+            codes = run.wait()
+            took = time.monotonic() - sent
+        check(codes == [42, 42], f"exit codes {codes}: {run.output()[-2000:]}")
+        steps = saved(began)
+        told = f"all left with 42 after {took:.1f} s"
+        if text.startswith("step"):
+            lines = {re.findall(r"preempted after step (\d+), which is saved", run.output(host))[0] for host in (0, 1)}
+            check(lines == {str(steps[-1])}, f"hosts say {lines}, saved is {steps}")
+            told += f", step {steps[-1]} saved"
+        finish(began, 2, 2, SPLIT)
+        check(same(began, self.whole()), "the resumed run differs")
+        return 1, f"{told}; resumed and equal bit by bit"
+
+    def term_step(self) -> Outcome:
+        return self.preempted("step 12/", (1,), "step")
+
+    def term_all(self) -> Outcome:
+        return self.preempted("step 23/", (0, 1), "all")
+
+    def term_evaluation(self) -> Outcome:
+        return self.preempted("step 20/60  loss", (0,), "evaluation")
+
+    def term_startup(self) -> Outcome:
+        return self.preempted("Workdir:", (1,), "startup")
+
+    def kill_all(self) -> Outcome:
+        """SIGKILL to all hosts at random moments, again and again, until the run comes to its end."""
+        killed = saving = lost = ends = 0
+        workdir = self.folder / "kill0"
+        while killed < self.kills:
+            with Hosts(workdir, 2, 2, SPLIT) as run:
+                before = len(metrics(workdir))
+                while len(metrics(workdir)) <= before and run.processes[0].poll() is None:
+                    time.sleep(0.005)
+                time.sleep(self.random.uniform(0, 1.5))
+                alive = run.processes[0].poll() is None
+                run.send(signal.SIGKILL)
+                run.wait()
+            if not alive:
+                check(run.processes[0].returncode == 0, run.output()[-2000:])
+                ends += 1
+                check(same(workdir, self.whole()), "the run that came to its end differs")
+                workdir = self.folder / f"kill{ends}"
+                continue
+            killed += 1
+            saving += any((workdir / "checkpoints").glob("*tmp*"))
+            reached = max((line["step"] for line in metrics(workdir)), default=0)
+            lost = max(lost, reached - max(saved(workdir), default=0))
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the run that came to its end differs")
+        check(lost <= 2 * INTERVAL, f"{lost} steps lost")
+        told = f"always resumed, {ends + 1} runs ended equal bit by bit; at most {lost} steps done again"
+        return killed, f"{told} (saved every {INTERVAL}); {saving} kills came while saving"
+
+    def gone(self, host: int, kind: signal.Signals) -> Outcome:
+        workdir = self.folder / f"gone{host}{kind.name}"
+        with Hosts(workdir, 2, 2, SPLIT) as run:
+            run.await_step(12)
+            began = time.monotonic()
+            run.send(kind, host)
+            other = run.processes[1 - host]
+            code = other.wait(120)
+            took = time.monotonic() - began
+        text = run.output(1 - host)
+        check(code in (134, -signal.SIGABRT), f"exit code {code}")
+        check("most recent call first" in text, "no stacks")
+        named = f"host {host} has not been heard of" in text or (host == 0 and "leader task" in text)
+        check(named, f"the lost host is not named: {text[-2000:]}")
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the resumed run differs")
+        return 1, f"ended after {took:.0f} s by a signal, host {host} named, stacks shown; resumed bit by bit"
+
+    def kill_one(self) -> Outcome:
+        return self.gone(1, signal.SIGKILL)
+
+    def kill_coordinator(self) -> Outcome:
+        return self.gone(0, signal.SIGKILL)
+
+    def stop_one(self) -> Outcome:
+        return self.gone(1, signal.SIGSTOP)
+
+    def stuck(self, fault: str, phase: str) -> Outcome:
+        limit = 30
+        name = fault.partition(":")[0]
+        workdir = self.copy(name)
+        with Hosts(workdir, 2, 2, SPLIT, f"--config.stall_limit={limit}", faults={1: fault}) as run:
+            began = time.monotonic()
+            codes = run.wait(180)
+            took = time.monotonic() - began
+        text = run.output()
+        check(codes == [134, 134], f"exit codes {codes}")
+        check(re.search(rf"behind the others: host 1 '{phase}", text) is not None, text[-3000:])
+        for host in (0, 1):
+            check("most recent call first" in run.output(host), f"no stacks of host {host}")
+        return 1, f"limit {limit} s: all ended by a signal {took:.0f} s after the start, host 1 and {phase!r} named"
+
+    def stuck_loader(self) -> Outcome:
+        return self.stuck("stuck_loader:6", "data of step")
+
+    def slow_restore(self) -> Outcome:
+        return self.stuck("slow_restore:", "restoring")
+
+    def differ(self) -> Outcome:
+        workdir = self.folder / "differ"
+        with Hosts(workdir, 2, 2, SPLIT, each={1: ["--config.base_lr=0.5"]}) as run:
+            began = time.monotonic()
+            codes = run.wait()
+            took = time.monotonic() - began
+        check(codes == [2, 2], f"exit codes {codes}")
+        text = run.output(0)
+        check("--config.base_lr is 0.002 on host 0, 0.5 on host 1" in text, text)
+        return 1, f"exit code 2 on all after {took:.0f} s, start of Python included; field, values and hosts named"
+
+    def private(self) -> Outcome:
+        workdir = self.folder / "private"
+        each = {host: [f"--workdir={self.folder}/private{host}"] for host in (0, 1)}
+        with Hosts(workdir, 2, 2, SPLIT, each=each) as run:
+            codes = run.wait()
+        check(codes == [2, 2], f"exit codes {codes}")
+        check("--workdir is" in run.output(0), run.output(0))
+        return 1, "exit code 2 on all, the folders named"
+
+    def two_runs(self) -> Outcome:
+        workdir = self.folder / "two"
+        with Hosts(workdir, 2, 2, SPLIT) as first:
+            first.await_step(5)
+            with Hosts(workdir, 2, 2, SPLIT) as second:
+                codes = second.wait()
+            check(codes == [2, 2], f"exit codes {codes}")
+            check("is in use by another run, process" in second.output(0), second.output(0))
+            check(first.wait() == [0, 0], first.output())
+        check(same(workdir, self.whole()), "the first run was disturbed")
+        return 1, "the second left with 2 and named the first, which went on undisturbed"
+
+    def not_a_number(self) -> Outcome:
+        workdir = self.folder / "nan"
+        with Hosts(workdir, 2, 2, SPLIT, "--config.optim.max_nonfinite_skips=1", faults={0: "nan:23-24"}) as run:
+            codes = run.wait()
+        check(codes == [1, 1], f"exit codes {codes}")
+        check("at step 24 (batch 23 of seed 0)" in run.output(0), run.output(0))
+        check(saved(workdir) == [10, 20], f"saved: {saved(workdir)}")
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the resumed run differs")
+        return 1, "one step skipped, at the second exit code 1 with step and batch; resumed from step 20 bit by bit"
+
+    def damaged(self) -> Outcome:
+        workdir = self.copy("damaged")
+        newest, before = saved(workdir)[-1], saved(workdir)[-2]
+        files = [path for path in (workdir / "checkpoints" / str(newest) / "state").rglob("*") if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        data = bytearray(largest.read_bytes())
+        data[len(data) // 2] ^= 1
+        largest.write_bytes(data)
+        with Hosts(workdir, 2, 2, SPLIT) as run:
+            check(run.wait() == [0, 0], run.output()[-2000:])
+        text = run.output(0)
+        check(f"Resuming {workdir} after step {before}" in text, text)
+        check(same(workdir, self.whole()), "the resumed run differs")
+        return 1, f"step {newest} set aside, loudly; resumed from step {before}, bit by bit"
+
+
+def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
+    """Yields the lines of the table, and whether each promise was kept."""
+    trials: list[tuple[str, str, Callable[[], Outcome]]] = [
+        ("Exact resume", "SIGTERM to one of 2 x 2, resumed on 2 x 2 and on 4 x 1", faults.resume_bitwise),
+        ("Another mesh: losses to 1e-5", "the same, on other meshes", faults.resume_elsewhere),
+        ("Preemption saves", "SIGTERM to one host during a step", faults.term_step),
+        ("Preemption saves", "SIGTERM to all hosts", faults.term_all),
+        ("Preemption saves", "SIGTERM to one host as an evaluation begins", faults.term_evaluation),
+        ("Preemption loses nothing", "SIGTERM to one host before the first step", faults.term_startup),
+        ("A killed run loses an interval at most", "SIGKILL to all hosts at random moments", faults.kill_all),
+        ("A lost host ends the run", "SIGKILL to one host", faults.kill_one),
+        ("A lost host ends the run", "SIGKILL to the coordinating host", faults.kill_coordinator),
+        ("A stuck host ends the run", "SIGSTOP to one host", faults.stop_one),
+        ("A stuck host ends the run", "a loader that gives nothing", faults.stuck_loader),
+        ("A stuck host ends the run", "a restore that takes for ever on one host", faults.slow_restore),
+        ("Hosts that differ do not start", "another learning rate on one host", faults.differ),
+        ("Hosts share the workdir", "a folder of its own for each host", faults.private),
+        ("One run writes to a workdir", "a second run in the same workdir", faults.two_runs),
+        ("NaN never spreads", "NaN images in two steps, one skip allowed", faults.not_a_number),
+        ("Damage is noticed", "a flipped bit in the newest checkpoint", faults.damaged),
+    ]
+    for promise, fault, trial in trials:
+        if not re.search(only, f"{promise} {fault} {trial.__name__}"):
+            continue
+        began = time.monotonic()
+        try:
+            times, happened = trial()
+            kept = True
+        except (Broken, TimeoutError, subprocess.TimeoutExpired) as error:
+            times, happened, kept = 1, f"**BROKEN**: {str(error)[-1500:]}", False
+        print(f"{trial.__name__}: {happened} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+        yield f"| {promise} | {fault} | {times} | {happened} |", kept
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="how often to kill at random [20]")
+    parser.add_argument("--only", default="", help="regular expression: which trials")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(table(Faults(Path(folder), args.kills), args.only))
+    lines = ["| promise | fault | tried | what happened |", "|---|---|---|---|", *(line for line, _ in rows)]
+    print("\n".join(lines))
+    if args.write:
+        before, after = re.split(r"(?<=<!-- faults -->\n).*(?=<!-- /faults -->)", args.write.read_text(), flags=re.S)
+        args.write.write_text(before + "\n".join(lines) + "\n" + after)
+    return 0 if all(kept for _, kept in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

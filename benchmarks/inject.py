@@ -1,0 +1,75 @@
+"""Trains as `vit_jax.main`, with faults put into the program: `python -m benchmarks.inject FAULT:WHEN,... <flags>`."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from vit_jax import checkpoint, cli, main, program
+from vit_jax.data import loader
+
+FOR_EVER = 3600
+
+
+def stuck_loader(when: str) -> None:
+    """The loader never gives batch number `when`."""
+    give, count = loader.LocalBatches.__next__, [0]
+
+    def stuck(self: Any) -> Any:
+        count[0] += 1
+        if count[0] > int(when):
+            time.sleep(FOR_EVER)
+        return give(self)
+
+    loader.LocalBatches.__next__ = stuck  # type: ignore[method-assign]
+
+
+def slow_restore(when: str) -> None:
+    """Restoring takes for ever."""
+    checkpoint.Checkpoints.restore = lambda *args: time.sleep(FOR_EVER)  # type: ignore[method-assign,assignment]
+
+
+def nan(when: str) -> None:
+    """The images of steps FIRST-LAST are not numbers."""
+    first, last = map(int, when.split("-"))
+
+    def poison(step: int, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"image": batch["image"] * jnp.nan} if first <= step <= last else batch
+
+    _before_steps(poison)
+
+
+def slow_steps(seconds: str) -> None:
+    """Every step takes some seconds more, so that a run is disturbed where it should be, on any machine."""
+
+    def wait(step: int, batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(float(seconds))
+        return batch
+
+    _before_steps(wait)
+
+
+def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+    make = program.make_program
+
+    def changed(*args: Any) -> Any:
+        made = make(*args)
+
+        def train_step(state: Any, batch: Any) -> Any:
+            return made.train_step(state, change(int(state.step) + 1, batch))
+
+        return dataclasses.replace(made, train_step=train_step)
+
+    program.make_program = changed
+
+
+FAULTS = {fault.__name__: fault for fault in (stuck_loader, slow_restore, nan, slow_steps)}
+
+if __name__ == "__main__":
+    for word in sys.argv.pop(1).split(","):
+        name, _, when = word.partition(":")
+        FAULTS[name](when)
+    cli.run(main.main)
