@@ -52,6 +52,7 @@ def train(
                 done = step
                 report(step, values)
                 trace.after(step, state)
+                folder.poll()
                 evaluates = step == end or step % config.eval_every == 0
                 if evaluates or step % config.checkpoint_every == 0:
                     report.flush()
