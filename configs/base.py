@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
     config.data.max_labels = placeholder(int)  # labels of one image in multi-label data; unset: taken from the data
     config.data.workers = 0  # worker processes that read and decode; 0: threads of this process
     config.data.fast = False  # training resizes in whole numbers: faster, a third of the values a grey level higher
+    config.data.accept_change = False  # resume though the data differ from those that the run began with
     config.data.bad_images = "fail"  # an unreadable file of training: fail, or replace it by the next readable one
     config.data.max_bad = 0.001  # the largest share of the images to replace, as each host has met since it started
 

@@ -13,7 +13,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-OBJECT = re.compile(r"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?")
+REWRITE = r"(?:/rewriteTo/b/([^/]+)/o/([^/]+))?"
+OBJECT = re.compile(rf"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?{REWRITE}")
 
 
 class Store:
@@ -66,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(404, {"error": {"code": 404, "message": "The specified bucket does not exist."}})
             elif not found[2] and "/o" not in parts.path[-3:]:
                 self.answer(200, {"kind": "storage#bucket", "name": self.store.bucket, "id": self.store.bucket})
+            elif found[4]:
+                self.copy(unquote(found[2]), unquote(found[4]))
             else:
                 name = unquote(found[2]) if found[2] else query.get("name")
                 getattr(self, self.command.lower())(name, query, body)
@@ -118,6 +121,13 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 names.append(name)
         self.answer(200, {"items": [self.store.info(name) for name in names], "prefixes": sorted(prefixes)})
+
+    def copy(self, name, new):
+        if name not in self.store.objects:
+            return self.answer(404, {"error": {"code": 404, "message": f"No such object: {name}"}})
+        self.store.generation += 1
+        self.store.objects[new] = (self.store.generation, self.store.objects[name][1])
+        return self.answer(200, {"done": True, "resource": self.store.info(new)})
 
     def post(self, name, query, body):
         kind = query.get("uploadType")

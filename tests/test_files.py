@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import NoAnswer, UserError, cache, checkpoint, data, files, limits, mirror, spool
+from vit_jax import NoAnswer, UserError, cache, checkpoint, data, faults, files, limits, mirror, spool
 from vit_jax.data import sources
 
 
@@ -202,7 +202,7 @@ def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
     with pytest.raises(type(error)):
         files.read("memory://b/x")
-    with pytest.raises(type(error)), checkpoint._told("gs://b/run"):
+    with pytest.raises(type(error)), faults.told("gs://b/run", "read"):
         raise error
 
 
@@ -299,7 +299,7 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
 def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "open_spool", lambda workdir, path: spool.Spool("memory://b", tmp_path))
     checkpoints = checkpoint.Checkpoints(configured("digits"), "s3://b", tmp_path)
-    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be used: .*No space left"):
+    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be written: .*No space left"):
         monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
         checkpoints.save({}, 1, {}, {})
     checkpoints.close()

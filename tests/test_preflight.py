@@ -68,9 +68,9 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
     for place in set(places):
         place.mkdir()
     calls = [lambda g=g, p=p: preflight._share_folder(g, str(p)) for g, p in zip(guards(3), places, strict=True)]
-    [sentence] = set(errors(calls))
-    assert "is not the same folder on all hosts; choose one on a disk that they share" in sentence
-    assert sentence.endswith("(found by host 1)")
+    sentences = errors(calls)
+    assert all("is not the same folder on all hosts; choose one on a disk that they share" in one for one in sentences)
+    assert sentences[0] == sentences[2] == f"on host 1: {sentences[1]}"
     calls = [lambda g=g: preflight._share_folder(g, str(places[0])) for g in guards(3)]
     assert errors(calls) == [None] * 3
     assert not any(path.name.startswith(".nonce") for place in places for path in place.iterdir())

@@ -2,10 +2,10 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
-import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
-from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from vit_jax import BUGS, UserError, spool
-from vit_jax.spool import FOLDER
+from vit_jax import NonFiniteLoss, UserError, faults, fingerprint, integrity, retention, spool
+from vit_jax.integrity import Damaged
+from vit_jax.shelf import Shelf, find, here, is_checkpoint, latest, others, read_about, weights_here
+from vit_jax.together import Share, alone, together
+
+__all__ = ["Checkpoints", "Restored", "find", "here", "is_checkpoint", "latest", "read_weights", "weights_here"]
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
 _LEAVES = ocp.type_handlers.create_type_handler_registry(
@@ -25,77 +28,150 @@ _LEAVES = ocp.type_handlers.create_type_handler_registry(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a run goes on from.
+
+    Attributes:
+        step: updates made.
+        state: the training state, placed.
+        about: what was saved about it.
+        aside: a sentence on each damaged checkpoint that was set aside.
+    """
+
+    step: int
+    state: Any
+    about: dict[str, Any]
+    aside: list[str]
+
+
 class Checkpoints:
     """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.
 
     Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric`; one
     without that metric, or where it is NaN, is never best.
+
+    Attributes:
+        latest: the last step whose checkpoint is whole, on its disk or store, as far as is known before it is read;
+            None: there is none yet.
     """
 
-    def __init__(self, config: ConfigDict, workdir: str | Path, here: Path | None = None):
-        """Opens the checkpoints of a workdir, those of s3:// in the folder `here`.
+    def __init__(self, config: ConfigDict, workdir: str | Path, here: Path | None = None, share: Share = alone):
+        """Looks at the checkpoints of a workdir, those of s3:// by way of the folder `here`. Writes nothing there.
 
         Raises:
-            UserError: they are remote, and the store refuses or does not answer.
+            UserError: they are remote, and the store refuses or does not answer; or there are none but such as were
+                set aside as damaged.
         """
+        self._share = share
         self._spool = spool.open_spool(str(workdir), here)
-        self._uploader = concurrent.futures.ThreadPoolExecutor(1)
-        self._uploading: concurrent.futures.Future | None = None
+        self._shelf = Shelf(str(workdir), self._spool)
         self._metric = config.checkpoint.best_metric
-        best = preserve.BestN(
-            get_metric_fn=_score, n=config.checkpoint.keep_best, keep_checkpoints_without_metrics=False
-        )
-        keep = preserve.AnyPreservationPolicy([preserve.LatestN(config.checkpoint.keep_last), best])
-        options = ocp.CheckpointManagerOptions(preservation_policy=keep, best_fn=_score, cleanup_tmp_directories=True)
-        self._folder = spool.folder(workdir)
-        path = self._spool.path if self._spool else self._folder
-        with _told(self._folder):
-            self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
-
-    @property
-    def latest(self) -> int | None:
-        """The last step saved, or None."""
-        return self._manager.latest_step()
+        self._retention = retention.Retention(config.checkpoint.keep_last, config.checkpoint.keep_best)
+        self._writer = concurrent.futures.ThreadPoolExecutor(1)
+        self._writing: concurrent.futures.Future | None = None
+        self._manager_: ocp.CheckpointManager | None = None
+        self._failed = False
+        self._restored: dict[str, Any] | None = None
+        found = json.loads(together(self._share, "checkpoints", self._survey)[0])  # the first host's list decides
+        self._steps: list[int] = found["steps"]
+        self._retention.scores = {int(step): score for step, score in found["scores"].items()}
+        self.latest: int | None = max(self._retention.scores, default=None)
+        if found["aside"] and not self._steps:
+            raise UserError(
+                f"{workdir} holds no checkpoint to go on from, only such as were set aside as damaged "
+                f"({integrity.listed(found['aside'])}). To start anew, remove them or choose a new --workdir."
+            )
 
     def save(self, state: Any, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there; raises
-        what went wrong with the save before.
-        """
-        self._await_upload()
-        if step == self.latest:
-            return
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
-        score = metrics.get(self._metric, -math.inf)
-        with _told(self._folder):
-            self._manager.save(step, args=items, metrics={"score": -math.inf if math.isnan(score) else score})
-        if self._spool:
-            self._uploading = self._uploader.submit(self._finish, self._spool)
+        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there.
 
-    def restore(self, step: int, state: Any, shardings: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the state saved after `step`, placed by `shardings`, and what was saved about it."""
-        places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
-        kinds = ocp.checkpoint_utils.construct_restore_args(places)
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(places, restore_args=kinds), about=ocp.args.JsonRestore()
-        )
-        with _told(self._folder):
-            restored = self._manager.restore(step, args=items)
-        return restored.state, restored.about
+        Raises:
+            UserError: the disk or store takes it, or the one saved before, not.
+            NonFiniteLoss: a value of the state is NaN or infinite; nothing is written.
+        """
+        self._await_writing()
+        if step == self.latest:
+            return self._amend(metrics)
+        marks = fingerprint.marks(state)
+        if bad := [name for name, mark in marks.items() if not mark.finite]:
+            raise NonFiniteLoss(
+                f"after step {step} the state is not finite in {integrity.listed(bad)}; it was not saved, and "
+                f"{self._last_good()}."
+            )
+        score = retention.score(metrics.get(self._metric))
+        arrays = integrity.table(state, marks)
+        sealed = integrity.sealed(about | {"step": step, "score": score, "evaluated": bool(metrics), "arrays": arrays})
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(sealed))
+        self._retention.scores[step] = score
+        with self._saving():
+            self._manager.save(step, args=items)
+        self._writing = self._writer.submit(self._finish, step)
+
+    def poll(self) -> None:
+        """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing."""
+        if self._writing is not None and self._writing.done():
+            self._await_writing()
+
+    def restore(
+        self, wanted: Any, shardings: Any, accept: Callable[[dict[str, Any]], object] = bool
+    ) -> Restored | None:
+        """Returns the newest state that is whole, its arrays placed by `shardings`, or None if there is no checkpoint.
+
+        Those found damaged are set aside, as soon as one before them was found to be good.
+
+        Args:
+            wanted: shapes of the state.
+            shardings: placement of the state.
+            accept: is given what a checkpoint says of itself before its state is read; what it raises is raised.
+
+        Raises:
+            UserError: all are damaged, the state is of another program, or the disk or store does not let it be read.
+        """
+        damage: dict[int, str] = {}
+        for step in self._steps:
+            try:
+                state, about = self._read(step, wanted, shardings, accept)
+            except Damaged as error:
+                damage[step] = str(error)
+                continue
+            aside = json.loads(together(self._share, "set aside", lambda: self._set_aside(damage))[0])
+            self.latest, self._restored = step, about
+            return Restored(step, state, about, aside)
+        if damage:
+            told = "; ".join(f"{step}: {reason}" for step, reason in damage.items())
+            raise UserError(
+                f"every checkpoint in {self._shelf.folder} is damaged ({told}). Nothing was changed there. Put an "
+                "intact copy in its place, or choose a new --workdir: a run never starts anew by itself."
+            )
+        return None
+
+    def open(self) -> None:
+        """Prepares to save.
+
+        Raises:
+            UserError: the disk or store refuses or does not answer.
+        """
+        if self._manager_ is None:
+            with self._saving():
+                options = ocp.CheckpointManagerOptions(
+                    preservation_policy=self._retention, cleanup_tmp_directories=True, lightweight_initialize=True
+                )
+                self._manager_ = ocp.CheckpointManager(self._shelf.path, options=options, item_handlers=_handlers())
 
     def wait(self) -> None:
         """Waits for what is being saved; raises what went wrong with it."""
-        self._await_upload()
-        with _told(self._folder):
-            self._manager.wait_until_finished()
+        self._await_writing()
 
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
         try:
-            self._await_upload()
+            self._await_writing()
         finally:
-            self._uploader.shutdown()
-            with _told(self._folder):
-                self._manager.close()
+            self._writer.shutdown()
+            if self._manager_ is not None:  # it says again what was raised already
+                with contextlib.suppress(Exception) if self._failed else self._saving():
+                    self._manager_.close()
 
     def abandon(self) -> None:
         """Closes without waiting for it: the store does not answer."""
@@ -106,88 +182,140 @@ class Checkpoints:
 
         threading.Thread(target=close, daemon=True).start()
 
-    def _finish(self, spooled: spool.Spool) -> None:
-        with _told(self._folder):
-            self._manager.wait_until_finished()
-        spooled.push()
+    @property
+    def _manager(self) -> ocp.CheckpointManager:
+        self.open()
+        assert self._manager_ is not None
+        return self._manager_
 
-    def _await_upload(self) -> None:
+    def _finish(self, step: int) -> None:
+        """Waits, in the background, until a checkpoint is whole: only then Orbax tells what went wrong."""
+        with self._saving():
+            self._manager.wait_until_finished()
+            if self._spool:
+                self._spool.push()
+        self.latest = step
+
+    def _await_writing(self) -> None:
         """The manager is for one thread at a time."""
-        uploading, self._uploading = self._uploading, None
-        if uploading is not None:
-            uploading.result()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._failed = writing.exception() is not None
+            writing.result()
+
+    def _amend(self, metrics: dict[str, float]) -> None:
+        """Adds to the checkpoint that the run goes on from what was measured only now."""
+        about = self._restored
+        if about is None or about["step"] != self.latest or about["evaluated"] or not metrics:
+            return
+        about["evaluated"], about["score"] = True, retention.score(metrics.get(self._metric))
+        self._retention.scores[about["step"]] = about["score"]
+        with self._saving():
+            self._shelf.write_about(about["step"], integrity.sealed(about))
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Tells, of what goes wrong while saving, what there is to go on from."""
+        try:
+            with faults.told(self._shelf.folder, "written"):
+                yield
+        except UserError as error:
+            raise type(error)(f"{str(error).rstrip('.')}; {self._last_good()}.") from error
+
+    def _last_good(self) -> str:
+        return "there is no checkpoint yet" if self.latest is None else f"the last good checkpoint is {self.latest}"
+
+    def _survey(self) -> str:
+        """Returns, as JSON, the steps, the newest first; the scores of those that look whole; and what was set aside
+        before.
+        """
+        scores = {}
+        with faults.told(self._shelf.folder, "read"):
+            steps, aside = self._shelf.steps(), self._shelf.aside()
+            for step in steps:
+                with contextlib.suppress(Damaged):  # told when it is to be read
+                    scores[step] = self._shelf.about(step)["score"]
+        return json.dumps({"steps": steps, "scores": scores, "aside": aside})
+
+    def _read(self, step: int, wanted: Any, shardings: Any, accept: Callable) -> tuple[Any, dict[str, Any]]:
+        """Returns a state and what was saved about it. All hosts read, or none goes on.
+
+        Raises:
+            Damaged: on whichever host.
+            UserError: likewise.
+        """
+        read: list[Any] = []
+
+        def attempt() -> str:
+            about = self._shelf.about(step)
+            accept(about)
+            integrity.check_wanted(about, wanted, f"{self._shelf.folder}/{step}")
+            self._shelf.bring(step)
+            with faults.reading(self._shelf.folder):
+                read[:] = _read_state(f"{self._shelf.path}/{step}", about, wanted, shardings), about
+            return ""
+
+        self._sound(f"read {step}", attempt)
+        state, about = read
+        self._sound(f"compare {step}", lambda: integrity.check_arrays(about, state))
+        return state, about
+
+    def _sound(self, topic: str, work: Callable[[], object]) -> None:
+        """Raises Damaged on every host if `work` does on one."""
+
+        def attempt() -> str:
+            try:
+                work()
+            except Damaged as error:
+                return str(error)
+            return ""
+
+        if reasons := list(dict.fromkeys(filter(None, together(self._share, topic, attempt)))):
+            raise Damaged("; ".join(reasons))
+
+    def _set_aside(self, damage: dict[int, str]) -> str:
+        """Renames the folders of damaged checkpoints, on the first host; returns, as JSON, a sentence on each."""
+        told = []
+        for step, reason in damage.items() if jax.process_index() == 0 else ():
+            new = self._shelf.set_aside(step)
+            told.append(f"checkpoint {step} is damaged and was set aside as {new}: {reason}.")
+        return json.dumps(told)
+
+
+def _handlers(**options: Any) -> dict[str, ocp.CheckpointHandler]:
+    state = ocp.PyTreeCheckpointHandler(type_handler_registry=_LEAVES, **options)
+    return {"state": state, "about": ocp.JsonCheckpointHandler(**options)}
 
 
 @contextlib.contextmanager
-def _told(folder: str) -> Iterator[None]:
-    """Makes a sentence of what goes wrong with the checkpoints of a remote workdir: its store, or the disk from
-    which they are uploaded. In a local one it is a bug.
-    """
-    try:
-        yield
-    except BUGS:
-        raise
-    except Exception as error:
-        if not spool.is_remote(folder):
-            raise
-        reason = str(error).strip().partition(" [tensorstore_spec")[0].partition("\n")[0]
-        raise UserError(f"the checkpoints in {folder} cannot be used: {reason or type(error).__name__}") from error
+def _reader() -> Iterator[ocp.Checkpointer]:
+    """Gives a reader that waits for no other process, so that one that fails leaves none waiting."""
+    me = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"read_{me}"
+    )
+    composite = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options),
+        **_handlers(multiprocessing_options=options),
+    )
+    with ocp.Checkpointer(composite, multiprocessing_options=options) as reader:
+        yield reader
 
 
-def _handlers() -> dict[str, ocp.CheckpointHandler]:
-    state = ocp.PyTreeCheckpointHandler(type_handler_registry=_LEAVES)
-    return {"state": state, "about": ocp.JsonCheckpointHandler()}
+def _described(reader: ocp.Checkpointer, path: str) -> Any:
+    described = reader.metadata(path).item_metadata.state
+    if described is None:
+        raise Damaged("its state is empty")
+    return described.tree
 
 
-def _score(metrics: dict[str, float]) -> float:
-    return metrics["score"]
-
-
-def find(workdir: Path, best: bool = False) -> Path | None:
-    """Returns the folder of the newest (or best) finished checkpoint of a workdir, or None. Writes nothing."""
-    folders = workdir / FOLDER
-    found = [path for path in folders.iterdir() if path.name.isdigit()] if folders.is_dir() else []
-    if not best:
-        return max(found, key=lambda path: int(path.name), default=None)
-    scores = {path: _score(json.loads((path / "metrics" / "metrics").read_text())) for path in found}
-    measured = [path for path in found if scores[path] > -math.inf]
-    return max(measured, key=lambda path: (scores[path], int(path.name)), default=None)
-
-
-def latest(workdir: str) -> int | None:
-    """Returns the step of the newest finished checkpoint of a workdir, or None. Writes nothing."""
-    if spool.is_remote(workdir):
-        return max(spool.finished(workdir), default=None)
-    newest = find(Path(workdir))
-    return int(newest.name) if newest else None
-
-
-def here(workdir: str | Path, best: bool = False) -> Path:
-    """Returns a local workdir itself, or a copy here of a remote one, with its newest (or best) checkpoint, if any.
-
-    Raises:
-        UserError: it is remote and cannot be read.
-    """
-    if not spool.is_remote(str(workdir)):
-        return Path(workdir).expanduser()
-    place = str(workdir)
-    found = find(spool.bring(place), best)
-    return spool.bring(place, int(found.name)) if found else spool.bring(place)
-
-
-def weights_here(path: str | Path) -> Path:
-    """Returns a local path itself, or a copy here of what holds the weights of a remote workdir, checkpoint folder or
-    `model.npz`.
-
-    Raises:
-        UserError: it is remote and cannot be read.
-    """
-    return spool.bring_weights(str(path)) if spool.is_remote(str(path)) else Path(path).expanduser()
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Tells whether a folder is one checkpoint."""
-    return (path / "state").is_dir() and (path / "about").is_dir()
+def _read_state(path: str, about: dict[str, Any], wanted: Any, shardings: Any) -> Any:
+    places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
+    kinds = ocp.checkpoint_utils.construct_restore_args(places)
+    with _reader() as reader:
+        integrity.check_described(about, _described(reader, path))
+        item = ocp.args.Composite(state=ocp.args.PyTreeRestore(places, restore_args=kinds))
+        return jax.block_until_ready(reader.restore(path, args=item).state)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -195,20 +323,20 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     saved about them, without the optimizer's state.
 
     Raises:
-        UserError: the folder holds no checkpoint.
+        UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
-    handlers = _handlers() | {"metrics": ocp.JsonCheckpointHandler(filename="metrics")}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
-        described = reader.metadata(path.absolute()).item_metadata.state
-        if described is None:
-            raise UserError(f"{path} is not a checkpoint: its state is empty.")
-        saved = described.tree
-        which = "params" if saved["ema"] is None else "ema"
-        item = {which: saved[which]}
-        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        state = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
-        items = ocp.args.Composite(state=state, about=ocp.args.JsonRestore())
-        restored = reader.restore(path.absolute(), args=items)
-    return restored.state[which], restored.about
+    try:
+        about = read_about(path)
+        which = "ema" if any(name.startswith("ema/") for name in about["arrays"]) else "params"
+        with faults.reading(str(path.parent)), _reader() as reader:
+            saved = {which: _described(reader, str(path.absolute()))[which]}
+            integrity.check_described(about, saved[which], f"{which}/")
+            kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+            item = ocp.args.PyTreeRestore(item=saved, restore_args=kinds, partial_restore=True)
+            weights = reader.restore(str(path.absolute()), args=ocp.args.Composite(state=item)).state[which]
+        integrity.check_arrays(about, weights, f"{which}/")
+    except Damaged as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{others(path)}") from error
+    return weights, about

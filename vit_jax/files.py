@@ -152,6 +152,24 @@ def upload(path: str | Path, remote: str) -> None:
     _ask("write", remote, lambda store, name, progress: store.put_file(str(path), name, callback=progress, **PARTS))
 
 
+def move(folder: str, names: list[str], target: str) -> None:
+    """Moves files of a remote folder, by their names relative to it, to another one of the same store: the first is the
+    first to be gone from the old folder, where all stay until all are copied.
+
+    Raises:
+        UserError: they cannot be copied or removed.
+    """
+
+    def copy(name: str) -> None:
+        new = join(target, name)
+        _ask("read", join(folder, name), lambda store, key, _: store.cp_file(key, store._strip_protocol(new)))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(copy, names))
+    remove(folder, names[:1])
+    remove(folder, names[1:])
+
+
 def remove(folder: str, names: list[str]) -> None:
     """Removes files of a remote folder, by their names relative to it; some may be gone already.
 

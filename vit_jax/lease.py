@@ -33,8 +33,8 @@ class Lease:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self) -> None:
-        """Takes the workdir.
+    def take(self) -> str:
+        """Takes the workdir, and returns nothing to tell.
 
         Raises:
             UserError: another run lives there, or nothing can be written there.
@@ -48,6 +48,7 @@ class Lease:
             raise self._taken(found)
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
+        return ""
 
     def release(self) -> None:
         """Lets go of the workdir, if it is held."""

@@ -11,7 +11,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from vit_jax import UserError, __version__, checkpoint, data, files, settings
 from vit_jax.guard import Guard
 from vit_jax.lease import Lease
 from vit_jax.program import Program
+from vit_jax.together import together
 
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 PATIENCE = 5.0  # seconds that a shared disk may take to show a file to another host
@@ -38,8 +38,8 @@ def passed(guard: Guard, config: ConfigDict, info: data.Info, program: Program, 
     _agree(guard, facts(config, info, program, place))
     lease = Lease(place, guard.fail)
     try:
-        _together(guard, "the workdir's owner", lease.take if guard.pod.host == 0 else lambda: None)
-        _together(guard, "the disk's room", lambda: check_room(config, program, place))
+        together(guard.share, "the workdir's owner", lease.take if guard.pod.host == 0 else lambda: "")
+        together(guard.share, "the disk's room", lambda: check_room(config, program, place))
         _share_folder(guard, place)
         yield
     finally:
@@ -83,20 +83,6 @@ def _agree(guard: Guard, own: dict[str, str]) -> None:
         )
 
 
-def _together(guard: Guard, topic: str, check: Any) -> None:
-    """Calls a check on every host, and raises on all what one of them has found, naming it."""
-    try:
-        check()
-        found = ""
-    except UserError as error:
-        found = str(error)
-    told = guard.share(topic, found)
-    wrong = [host for host, sentence in enumerate(told) if sentence]
-    if wrong:
-        where = f" (found by {hosts(wrong)})" if guard.pod.hosts > 1 else ""
-        raise UserError(f"{told[wrong[0]]}{where}")
-
-
 def _share_folder(guard: Guard, place: str) -> None:
     """Raises UserError if the workdir that the first host writes to is not the one that the others read."""
     if guard.pod.hosts == 1 or files.is_remote(place):
@@ -106,7 +92,7 @@ def _share_folder(guard: Guard, place: str) -> None:
     nonce = guard.share("nonce", nonce)[0]
     path = folder / f".nonce-{nonce}"
 
-    def look() -> None:
+    def look() -> str:
         end = time.monotonic() + PATIENCE
         while not path.exists():
             if time.monotonic() > end:
@@ -115,20 +101,21 @@ def _share_folder(guard: Guard, place: str) -> None:
                     "or on gs://."
                 )
             time.sleep(0.05)
+        return ""
 
     if guard.pod.host == 0:
         path.touch()
     try:
         guard.share("nonce written")
-        _together(guard, "the shared workdir", look)
+        together(guard.share, "the shared workdir", look)
     finally:
         path.unlink(missing_ok=True)
 
 
-def check_room(config: ConfigDict, program: Program, place: str) -> None:
+def check_room(config: ConfigDict, program: Program, place: str) -> str:
     """Raises UserError if a local workdir's disk has no room for the checkpoints that will be kept, and one more."""
     if files.is_remote(place):
-        return
+        return ""
     folder = Path(place).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -141,6 +128,7 @@ def check_room(config: ConfigDict, program: Program, place: str) -> None:
             f"the disk of {place} has {free / 1e9:.3g} GB free, but {max(keep - there, 1)} more checkpoints take "
             f"{need / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer (--config.checkpoint.keep_last)."
         )
+    return ""
 
 
 def hosts(numbers: list[int]) -> str:

@@ -67,12 +67,16 @@ OPTIONAL |= {"data.num_examples", "data.max_labels", "model.width", "model.depth
 BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
 
+ACCEPT = ", or go on with other data by --config.data.accept_change=True"
+
 # Fields that a resumed run must share with the run that it continues: what makes its numbers, or its state's shapes.
 IDENTITY = {"seed", "batch", "resolution", "model", "data", "task"}
 IDENTITY |= {"optim.name", "optim.moment_dtype", "optim.ema_decay"}
 # Of these, what only says how the machine computes it, or where the data lie: their fingerprint is compared.
 FREE = {"model.dtype", "model.attention", "model.remat", "model.scan"}
-FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images", "data.max_bad"}
+FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images", "data.max_bad", "data.accept_change"}
+# Not a matter of the data alone, whatever `data.accept_change` says.
+FIXED = {"data.num_classes", "seed", "batch"}
 
 
 def check(config: ConfigDict) -> None:
@@ -170,17 +174,46 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     """Returns how the configuration of a resumed run differs from the one of the run that it continues.
 
     Raises:
-        UserError: a field differs that would make it another run: model, task, data, seed, batch or optimizer.
+        UserError: a field differs that would make it another run: model, task, data (unless `data.accept_change`),
+            seed, batch or optimizer.
     """
     before, after = flatten(old), flatten(new)
     changed = [key for key in sorted(before | after) if not _same(before.get(key), after.get(key))]
     lines = [f"{key}: {_told(before.get(key))} -> {_told(after.get(key))}" for key in changed]
-    fatal = [line for key, line in zip(changed, lines, strict=True) if _identifies(key)]
+    told = dict(zip(changed, lines, strict=True))
+    fatal = {key for key in changed if _identifies(key)}
+    acceptable = {key for key in fatal - FIXED if key.startswith("data.")}
+    if new.data.accept_change:
+        fatal -= acceptable
     if fatal:
-        raise UserError(
-            f"the workdir {place} holds another run ({'; '.join(fatal)}); change it back or choose a new workdir."
-        )
+        what = "; ".join(line for key, line in told.items() if key in fatal)
+        hint = ACCEPT if fatal <= acceptable else ""
+        ways = f"change it back or choose a new workdir{hint}."
+        raise UserError(f"the workdir {place} holds another run ({what}); {ways}")
     return lines
+
+
+def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:
+    """Returns how the data of a resumed run differ from those that a checkpoint was trained on, in words.
+
+    Args:
+        saved: `data.Info.fingerprint` as it was.
+        now: as it is.
+        accepts: `data.accept_change`.
+        place: the workdir.
+
+    Raises:
+        UserError: they differ, and that is not accepted or is more than the data.
+    """
+    told = {
+        key: f"{key}: {_told(saved.get(key))} -> {_told(now.get(key))}"
+        for key in saved | now
+        if saved.get(key) != now.get(key)
+    }
+    if told and not (accepts and told.keys().isdisjoint(FIXED)):
+        hint = ACCEPT if told.keys().isdisjoint(FIXED) else ""
+        raise UserError(f"{place} was trained on other data ({'; '.join(told.values())}); choose a new workdir{hint}.")
+    return list(told.values())
 
 
 def _told(value: Any) -> str:

@@ -67,10 +67,15 @@ def open_spool(workdir: str, path: Path | None) -> "Spool | None":
 
 
 class Spool:
-    """A folder here in which Orbax writes what belongs to a remote workdir that it cannot write to."""
+    """A folder here in which Orbax writes what belongs to a remote workdir that it cannot write to.
+
+    Attributes:
+        path: the folder here.
+        there: names of the folders that were in the remote one at first.
+    """
 
     def __init__(self, workdir: str, path: Path):
-        """Brings the newest finished checkpoint, and of the others what tells how good they are.
+        """Brings of the finished checkpoints all but the state.
 
         Raises:
             UserError: there are several hosts, or the store refuses or does not answer.
@@ -83,10 +88,20 @@ class Spool:
         self._remote, self.path = folder(workdir), path / FOLDER
         names = files.find(self._remote)
         steps = _finished(names)
+        self.there = {name.partition("/")[0] for name in names}
         self._ours = set(steps)
         self._cut = {_step(name) for name in names} - {-1} - self._ours  # or another process is uploading them
         self.path.mkdir(parents=True, exist_ok=True)
-        files.download(self._remote, [name for name in names if _wanted(name, steps, steps[-1:])], self.path)
+        files.download(self._remote, [name for name in names if _wanted(name, steps, ())], self.path)
+
+    def fetch(self, step: int) -> None:
+        """Brings a checkpoint whole.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
+        names = [name for name in files.find(self._remote) if _step(name) == step]
+        files.download(self._remote, [name for name in names if not (self.path / name).exists()], self.path)
 
     def push(self) -> None:
         """Uploads the finished checkpoints that are not there yet. Removes there those that are not here any more, and

@@ -46,7 +46,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(preflight.passed(guard, config, info, program, place))
         evaluators = evals.make(config, program, info.opened)
-        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info)))
+        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
         state, origin = folder.begin()
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
@@ -73,6 +73,7 @@ def train(
             metrics = {}
             if start and not folder.evaluated and (start == end or start % config.eval_every == 0):
                 metrics = evaluate(state, start)
+                save(state, start, metrics)
             for step in range(start + 1, end + 1):
                 trace.before(step)
                 guard.at(f"data of step {step}")
@@ -83,7 +84,7 @@ def train(
                 report(step, values)
                 trace.after(step, state)
                 guard.tick()
-                folder.check()
+                folder.poll()
                 evaluates = step == end or step % config.eval_every == 0
                 if evaluates or step % config.checkpoint_every == 0 or guard.save_due():
                     report.flush()

@@ -2,22 +2,47 @@
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, banner, data, interop, settings
-from vit_jax.checkpoint import Checkpoints, latest
+from vit_jax.checkpoint import Checkpoints, Share, alone
 from vit_jax.log import Log, Watch
 from vit_jax.mirror import check_place, open_mirror
 from vit_jax.program import Program
 
 LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
+
+
+class Gathered:
+    """An array on the devices, whole in memory here only while it is looked at.
+
+    Attributes:
+        shape: of the array.
+        dtype: of the array.
+    """
+
+    def __init__(self, leaf: jax.Array):
+        """Takes the array, however it is split."""
+        self._leaf, self.shape, self.dtype = leaf, leaf.shape, leaf.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Gathers it; every process must do so, in the same order."""
+        sharding = self._leaf.sharding
+        if self._leaf.is_fully_addressable:  # then to one device, not to all
+            first = min(sharding.device_set, key=lambda device: device.id)
+            whole = jax.device_put(self._leaf, SingleDeviceSharding(first))
+        else:
+            whole = jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(sharding.mesh, P()))(self._leaf)
+        return np.asarray(whole, dtype)  # what NumPy looks at goes with it
 
 
 class Workdir:
@@ -27,20 +52,21 @@ class Workdir:
         place: the folder.
         path: the folder itself, or one here whose files are uploaded.
         start: steps that the run has behind it.
+        evaluated: nothing was left to be evaluated when the state after `start` was saved.
     """
 
-    def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info):
-        """Opens the folder, made if need be.
+    def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info, share: Share = alone):
+        """Opens the folder, made if need be; `share` is how its hosts agree.
 
         Raises:
-            UserError: it holds another run: the configuration differs in more than may change, or the data do; or it
-                is remote, and the store refuses or does not answer.
+            UserError: it holds another run: the configuration differs in more than may change; or only damaged
+                checkpoints; or it is remote, and the store refuses or does not answer.
         """
         self.place = place = check_place(folder)
         self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
         self._log: Log | None = None
-        self.evaluated = True
+        self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
         self._model = dataclasses.replace(
@@ -50,28 +76,44 @@ class Workdir:
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
-            resumes = saved.exists() and latest(place) is not None
+            self._checkpoints = Checkpoints(config, place, self.path, share)
+            resumes = saved.exists() and self._checkpoints.latest is not None
             self._changes = settings.check_resumes(settings.load(saved), config, str(place)) if resumes else []
             source = config.init_from
             self._given = {} if resumes or source is None else self._adapt(source)
-            self._checkpoints = Checkpoints(config, place, self.path)
-            self.start = self._checkpoints.latest or 0
-            if self.start > config.total_steps:
-                raise UserError(f"{place} is at step {self.start} already, beyond total_steps={config.total_steps}.")
+            self.start, self.evaluated = self._checkpoints.latest or 0, True
             undone.pop_all()
 
     def begin(self) -> tuple[Any, str]:
-        """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from."""
+        """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from.
+
+        Raises:
+            UserError: the checkpoint is of other data, or beyond the run's end; all checkpoints are damaged; or they
+                cannot be read, or none written.
+        """
         program, source = self._program, self._config.init_from
-        if self.start:
-            state, about = self._checkpoints.restore(self.start, program.state, program.state_shardings)
-            if about["data"] != self._about["data"]:
-                saved, now = about["data"], self._about["data"]
-                raise UserError(f"{self.place} was trained on other data ({saved}, now {now}); choose a new --workdir.")
-            return state, f"Resuming {self.place} after step {self.start}."
+        restored = self._checkpoints.restore(program.state, program.state_shardings, self._accept)
+        with self._writing():
+            self._checkpoints.open()
+        if restored:
+            self.start, self.evaluated = restored.step, restored.about["evaluated"]
+            self._warnings = [*restored.aside, *self._accept(restored.about)]
+            for line in self._warnings if jax.process_index() == 0 else ():
+                logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
+            return restored.state, f"Resuming {self.place} after step {self.start}."
         state = program.init(jax.random.key(self._config.seed), self._given)
         kept = ", head included" if self._config.keep_head else ""
         return state, f"Starting from {source or 'random weights'}{kept}."
+
+    def _accept(self, about: dict[str, Any]) -> list[str]:
+        """Returns a warning if the run goes on from a checkpoint on other data, and that is accepted."""
+        step, total = about["step"], self._config.total_steps
+        if step > total:
+            raise UserError(f"{self.place} is at step {step} already, beyond total_steps={total}.")
+        accepts = self._config.data.accept_change
+        changes = settings.check_data(about["data"], self._about["data"], accepts, str(self.place))
+        told = f"the data are not those of the run until here, as data.accept_change allows: {'; '.join(changes)}."
+        return [told] if changes else []
 
     def _adapt(self, source: str) -> dict[str, Any]:
         config, program = self._config, self._program
@@ -101,6 +143,8 @@ class Workdir:
                     self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
         log = self._log = Log(self.path, self.start, total, batch, self._mirror.push, watch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
+        for line in self._warnings:
+            log.say(f"WARNING: {line}", aloud=False)
         if not self.start:
             log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
         if self._changes:
@@ -110,14 +154,12 @@ class Workdir:
             self._mirror.flush()  # what cannot be written is known before the first step
         return log
 
-    def check(self) -> None:
-        """Raises what went wrong with the last save."""
-
     def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
         """Starts to save the state after `step`; `metrics` decide whether it is the best.
 
         Raises:
-            UserError: the workdir is remote, and the store refuses or does not answer.
+            UserError: the disk or store refuses it, or did so with the one before, or does not answer.
+            NonFiniteLoss: the state is not finite; nothing is written.
         """
         if self._log:
             self._log.flush()
@@ -125,14 +167,25 @@ class Workdir:
             self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
             self._checkpoints.save(state, step, self._about, metrics)
 
+    def poll(self) -> None:
+        """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing.
+
+        Raises:
+            UserError: the disk or store refuses it, or does not answer.
+        """
+        with self._writing():
+            self._checkpoints.poll()
+
     def export(self, state: Any) -> str:
-        """Writes the weights as `model.npz` with `model.json`, and returns where they lie."""
+        """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""
         with self._writing():
             self._checkpoints.wait()
-        replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(self._program.mesh, P()))
-        weights = jax.tree.map(lambda leaf: jax.device_get(replicate(leaf)), state.weights)
+        weights = jax.tree.map(Gathered, state.weights)
         if jax.process_index() == 0:
             interop.save(self.path / interop.WEIGHTS, self._model, weights)
+        else:
+            for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
+                np.asarray(leaf)
         return f"{self.place}/{interop.WEIGHTS}"
 
     def close(self) -> None:

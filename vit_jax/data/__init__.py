@@ -6,7 +6,6 @@ config without opening anything; `make` and `make_eval` give the batches.
 
 import dataclasses
 import functools
-import hashlib
 import logging
 import os
 import types
@@ -50,13 +49,14 @@ class Info:
 
     Attributes:
         class_names: in the order of the labels, or None.
-        fingerprint: of data set, version, split, count and preprocessing: what a resumed run must find unchanged.
+        fingerprint: data set and version, split, count, contents, preprocessing, seed and batch, in words and numbers:
+            what a resumed run must find unchanged.
         preprocess: the pipe of the first evaluation, with the resolution filled in: what the model is used with.
         opened: the sources by split, so that a large folder need not be listed again.
     """
 
     class_names: tuple[str, ...] | None
-    fingerprint: str
+    fingerprint: dict[str, str | int]
     preprocess: str
     opened: dict[str, sources.Source] = dataclasses.field(compare=False)
 
@@ -105,8 +105,16 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     opened = {config.data.split: source}
     for name in completed.evals:
         opened[config.evals[name].split] = check_eval(completed, name, preprocess.shape, source)
-    identity = f"{source.fingerprint} {preprocess.text}{' fast' if config.data.fast else ''}"
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    fingerprint: dict[str, str | int] = {
+        "data set": source.name,
+        "split": ", ".join(f"{name}[{rows.start}:{rows.stop}]" for name, rows in source.parts),
+        "examples": len(source),
+        "classes": source.num_classes,
+        "contents": source.fingerprint,
+        "preprocessing": preprocess.text + (" fast" if config.data.fast else ""),
+        "seed": config.seed,
+        "batch": config.batch,
+    }
     pipe = transforms.parse(config.evals[next(iter(config.evals))].preprocess, config.resolution)
     return completed, Info(source.class_names, fingerprint, pipe.text, opened)
 

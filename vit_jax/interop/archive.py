@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -146,8 +146,8 @@ def open_archive(path: Path) -> Iterator[Archive]:
         yield archive
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an npz into a file."""
+def write(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays, or what NumPy makes arrays of, into an npz, one after the other."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as file:
         for name, array in arrays.items():
             with file.open(f"{name}{SUFFIX}", "w", force_zip64=True) as stream:

@@ -54,7 +54,7 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
     Args:
         path: ends in .npz.
         model: what the parameters are of.
-        params: its parameters.
+        params: its parameters: arrays, or whatever has `shape`, `dtype` and `__array__`.
         layout: ours, with `<name>.json` beside it (model, preprocessing, class names); google, vision_transformer's;
             or big_vision. The last two hold the arrays alone.
 
@@ -66,10 +66,10 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
     if "://" in str(path) or Path(path).suffix != ".npz":
         raise UserError(f"cannot write {path}: give a local path that ends in .npz.")
     path = Path(os.path.expanduser(path))
-    arrays = {name: np.asarray(leaf) for name, leaf in tree.flatten(params).items()}
+    arrays = tree.flatten(params)  # made NumPy's one by one as they are written
     _check(model, arrays)
     if wanted:
-        arrays = google.arrays(arrays, model.spec, wanted)
+        arrays = google.arrays({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, wanted)
     with contextlib.ExitStack() as both:  # they take their places when both are written
         archive.write(both.enter_context(archive.replacing(path)), arrays)
         if not wanted:

@@ -1,0 +1,210 @@
+"""Fingerprints of arrays: 64 bits that a changed, swapped, rounded or missing value changes, however the array lies on
+the devices.
+
+An array is taken as unsigned words: each is mixed with its position by a bijection of 32 bits and the results are added
+modulo 2^32, twice, by two different bijections. Integer sums do not depend on their order, so that any sharding, any
+replication and NumPy give the same number; one changed word always changes it. It guards against accidents, not against
+forgers.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import tree
+
+ZERO = np.uint32(0)
+LIMIT = 2**32  # positions that one unsigned word tells apart
+CHUNK = 2**16  # words of a NumPy array taken at once: few enough to stay in the processor's cache
+# Of each lane: what a position is multiplied by, and the two factors of a bijection of words, all odd: those of
+# MurmurHash3's finaliser, and of Wellons' lowbias32 (nullprogram.com/blog/2018/07/31).
+LANES = ((0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35), (0x632BE5AB, 0x7FEB352D, 0x846CA68B))
+
+
+class Mark(NamedTuple):
+    """What is known of an array by its values.
+
+    Attributes:
+        digits: the fingerprint, 16 hexadecimal digits.
+        finite: no value is NaN or infinite.
+    """
+
+    digits: str
+    finite: bool
+
+
+def marks(state: Any) -> dict[str, Mark]:
+    """Returns the mark of every array of a tree by its name: of those on a mesh in one call, of NumPy's one by one.
+
+    Nothing is gathered: each device adds up what it holds, and the sums are added. Every process must call it.
+
+    Raises:
+        ValueError: an array has a dtype or a dimension that cannot be marked.
+    """
+    leaves = tree.flatten(state)
+    there: dict[Any, list[str]] = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, jax.Array):
+            placed = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+            there.setdefault(placed and placed.mesh, []).append(name)
+    found: dict[str, Mark] = {}
+    for mesh, names in there.items():
+        arrays = [leaves[name] for name in names]
+        specs = tuple(leaf.sharding.spec for leaf in arrays) if mesh else ()
+        rows = np.asarray(rows_on(mesh, specs)(arrays))
+        found |= {name: Mark(_digits(*row[:2].tolist()), not row[2]) for name, row in zip(names, rows, strict=True)}
+    here = [name for name in leaves if name not in found]
+    with ThreadPoolExecutor(4) as pool:
+        found |= dict(zip(here, pool.map(lambda name: mark(leaves[name]), here), strict=True))
+    return {name: found[name] for name in leaves}
+
+
+def mark(array: Any) -> Mark:
+    """Returns the mark of a NumPy array; a few MB of memory are taken besides it at most."""
+    array = np.asarray(array)
+    words = _numpy_words(array)
+    sizes, totals, finite = groups(words.shape), [0, 0], True
+    flat = words.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        part: Any = flat[start : start + CHUNK].astype(np.uint32)
+        index: Any = np.arange(start, start + part.size, dtype=np.uint64)
+        positions = []
+        for size in sizes:
+            positions.append((index % np.uint64(size)).astype(np.uint32))
+            index //= np.uint64(size)
+        sums = [int(term.sum(dtype=np.uint64)) for term in mixed(part, positions)]
+        totals = [(old + new) % 2**32 for old, new in zip(totals, sums, strict=True)]
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        values = array.reshape(-1)
+        finite = all(np.isfinite(values[start : start + CHUNK]).all() for start in range(0, values.size, CHUNK))
+    return Mark(_digits(*totals), finite)
+
+
+@functools.cache
+def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array]], jax.Array]:
+    """Returns the jitted function from arrays that lie on a mesh by `specs` (or on one device: None) to uint32
+    [arrays, 3] on every device: both sums, and 0 where all values are finite.
+    """
+    if mesh is None:
+        return jax.jit(lambda leaves: jnp.stack([_row(leaf, P()) for leaf in leaves]))
+
+    def local(leaves: list[jax.Array]) -> jax.Array:
+        rows = [_row(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
+        split = [tuple(sorted(axis for axes in spec for axis in _names(axes))) for spec in specs]
+        for axes in set(split) - {()}:  # what is copied along an axis is counted once
+            numbers = [number for number, along in enumerate(split) if along == axes]
+            sums = jax.lax.psum(jnp.stack([rows[number] for number in numbers]), axes)
+            for number, row in zip(numbers, sums, strict=True):
+                rows[number] = row
+        return jnp.stack(rows)
+
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(list(specs),), out_specs=P(), check_vma=False))
+
+
+def _row(leaf: jax.Array, spec: P, mesh: Mesh | None = None) -> jax.Array:
+    """Returns both sums of the part of an array that lies on this device, and whether a value is not finite."""
+    words = _device_words(leaf)
+    shape, offsets = list(words.shape), [jnp.uint32(0)] * words.ndim
+    for dimension, axes in enumerate(spec):
+        if mesh and _names(axes):
+            offsets[dimension] = jax.lax.axis_index(_names(axes)).astype(jnp.uint32) * np.uint32(shape[dimension])
+            shape[dimension] *= math.prod(mesh.shape[axis] for axis in _names(axes))
+    terms = mixed(words.astype(jnp.uint32), _positions(words.shape, shape, offsets))
+    finite = jnp.isfinite(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.ones(leaf.shape, bool)
+    bad = jnp.broadcast_to(~finite.reshape(*leaf.shape, *[1] * (words.ndim - leaf.ndim)), words.shape)
+    # In one pass: three reductions would each be fed from memory on CPU.
+    return jnp.stack(jax.lax.reduce((*terms, bad.astype(jnp.uint32)), (ZERO,) * 3, _add, tuple(range(words.ndim))))
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    """Returns the mesh axes of one entry of a spec."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
+
+
+def _add(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    return one[0] + other[0], one[1] + other[1], one[2] | other[2]
+
+
+def mixed(words: Any, positions: Sequence[Any]) -> list[Any]:
+    """Returns the terms of both sums for uint32 words, in NumPy or in JAX, at positions of one or more uint32 words."""
+    terms = []
+    for step, first, second in LANES:
+        low, *rest = positions
+        key = low * np.uint32(step) + np.uint32(first)
+        for higher in rest:  # not linear: else positions 2^32 apart could share their keys in both lanes
+            key = key + _scrambled(higher + np.uint32(step), first, second)
+        terms.append(_scrambled(words ^ key, first, second))
+    return terms
+
+
+def _scrambled(word: Any, first: int, second: int) -> Any:
+    """Returns a bijection of 32-bit words."""
+    word = (word ^ (word >> np.uint32(16))) * np.uint32(first)
+    word = (word ^ (word >> np.uint32(15))) * np.uint32(second)
+    return word ^ (word >> np.uint32(16))
+
+
+def groups(shape: Sequence[int]) -> list[int]:
+    """Returns into what sizes a flat index is split, lowest first, so that each part fits into an unsigned word: the
+    products of runs of dimensions. One for an array of up to 2^32 words.
+
+    Raises:
+        ValueError: one dimension alone is too large.
+    """
+    if max(shape, default=1) > LIMIT:
+        raise ValueError(f"a dimension of {max(shape):,} is too large for a fingerprint")
+    sizes = [1]
+    for size in reversed(shape):
+        if sizes[-1] * size > LIMIT:
+            sizes.append(1)
+        sizes[-1] *= size
+    return sizes
+
+
+def _positions(local: Sequence[int], shape: Sequence[int], offsets: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the flat index in an array of `shape` of each word of a part of it, of the shape `local` and from
+    `offsets` on, in the parts that `groups` tells: made where they are used, not in memory.
+    """
+    dimension, positions = len(shape), []
+    for size in groups(shape):
+        position, stride = jnp.zeros(local, jnp.uint32), 1
+        while dimension and stride * shape[dimension - 1] <= size:
+            dimension -= 1
+            index = jax.lax.broadcasted_iota(jnp.uint32, local, dimension) + offsets[dimension]
+            position += index * np.uint32(stride)
+            stride *= shape[dimension]
+        positions.append(position)
+    return positions
+
+
+def _device_words(leaf: jax.Array) -> jax.Array:
+    """Returns an array as unsigned words: those of 8 bytes as two, along a new last dimension."""
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(leaf, _word(leaf.dtype))
+
+
+def _numpy_words(array: np.ndarray) -> np.ndarray:
+    word = _word(array.dtype)
+    split = (array.dtype.itemsize // word.itemsize,) if array.dtype.itemsize > word.itemsize else ()
+    flat = np.ascontiguousarray(array).reshape(-1).view(word)
+    return flat.reshape((*array.shape, *split))
+
+
+def _word(dtype: Any) -> np.dtype:
+    sizes = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
+    if dtype.kind == "O" or dtype.itemsize not in sizes or jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(f"no fingerprint is defined for {dtype}")
+    return np.dtype(sizes[dtype.itemsize])
+
+
+def _digits(first: int, second: int) -> str:
+    return f"{first:08x}{second:08x}"
