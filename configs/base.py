@@ -54,6 +54,7 @@ def get_config() -> ConfigDict:
     config.model.stochastic_depth = 0.0  # rate of dropping a residual branch in the last block, rising linearly to it
     config.model.dtype = "auto"  # of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)
     config.model.attention = "auto"  # heads_first, tokens_first or auto (the fastest for the mesh's devices)
+    config.model.mlp = "jit"  # who places what devices exchange for an MLP: jit (the compiler) or shard_map (we do)
     config.model.remat = "none"  # what the backward pass computes again: none, dots (all but matmuls) or full
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
 
@@ -93,8 +94,10 @@ def get_config() -> ConfigDict:
     config.optim.max_nonfinite_skips = 0  # steps in a row with a non-finite loss or gradient to skip before stopping
 
     config.mesh = ConfigDict()
+    config.mesh.slice = 1  # TPU slices, or groups of hosts: the batch is split over them, only gradients pass between
     config.mesh.data = -1  # devices over which the batch is split and the weights are copied; -1: all the others
     config.mesh.fsdp = 1  # devices over which both the batch and the weights are split
+    config.mesh.tensor = 1  # devices over which attention heads and MLPs are split, with their weights
 
     config.evals = ConfigDict()
     config.evals.test = ConfigDict()  # the key names the metrics: test/accuracy, test/loss, test/n

@@ -73,7 +73,8 @@ def test_models_take_every_field_of_the_model_group():
 
 def other(key, value):
     """Another legal value of a field."""
-    words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first", "remat": "full"}
+    words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first"}
+    words |= {"mlp": "shard_map", "remat": "full"}
     if key in words:
         return words[key]
     return (not value) if isinstance(value, bool) else value / 2 + 0.25 if isinstance(value, float) else value * 2

@@ -594,6 +594,7 @@ def test_images_must_fit_the_positions():
 def test_words_of_the_spec_are_those_implemented():
     spec = models.spec
     assert set(spec.ATTENTIONS) == set(models.attention.ATTENTIONS)
+    assert set(spec.MLPS) == set(models.mlp.MLPS)
     assert set(spec.POOLINGS) == set(models.head.POOLINGS)
     assert set(spec.POSITIONS) == set(models.position.TABLES)
     assert set(spec.STEMS) == set(models.vit.STEMS)

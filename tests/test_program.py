@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, banner, data, models, optim, settings, sharding, tree
+from vit_jax import UserError, banner, data, optim, settings, sharding, tree
 from vit_jax.evals import classify
 from vit_jax.program import make_program
 from vit_jax.step import Update
@@ -35,41 +35,6 @@ def losses(program, steps=10):
         state, metrics = program.train_step(state, batch)
         result.append(float(metrics["train/loss"]))
     return np.array(result), state
-
-
-@pytest.fixture(scope="module")
-def single():
-    """Losses of ten steps and the final state on one device, by configuration."""
-    return {}
-
-
-@pytest.mark.parametrize(("copies", "fsdp"), [(8, 1), (1, 8), (2, 4)])
-def test_every_mesh_gives_the_losses_of_one_device(tiny, single, copies, fsdp):
-    if not single:
-        single["losses"], single["state"] = losses(build(tiny))
-    tiny.mesh.data, tiny.mesh.fsdp = copies, fsdp
-    program = build(tiny, devices=8)
-    found, state = losses(program)
-    assert single["losses"][-1] < single["losses"][0] - 0.1  # it learns, so that equality means something
-    np.testing.assert_allclose(found, single["losses"], rtol=1e-5)
-
-    # Each device holds its share of parameters, moments and moving average.
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
-    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    biases = sum(leaf.nbytes for name, leaf in tree.flatten(state).items() if "bias" in name)
-    assert whole / fsdp <= held <= whole / fsdp + biases
-
-
-def test_a_hybrid_gives_the_losses_of_one_device_on_a_mesh(tiny, monkeypatch):
-    monkeypatch.setitem(models.STEMS, ("R26", 32), ((1,), 4))
-    tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
-    expected, _ = losses(build(tiny), steps=3)
-    tiny.mesh.data, tiny.mesh.fsdp = 2, 4
-    found, state = losses(build(tiny, devices=8), steps=3)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    unit = state.params["stem"]["stage1"]["unit1"]
-    assert unit["conv2"]["kernel"].addressable_shards[0].data.shape == (3, 3, 64, 16)
-    assert unit["norm_proj"]["scale"].addressable_shards[0].data.shape == (64,)
 
 
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
@@ -137,22 +102,6 @@ def test_predict_is_the_model_without_dropout(tiny):
     np.testing.assert_allclose(program.predict(params, images), logits, rtol=1e-5, atol=1e-5)
     dropped, _ = program.model.apply(params, images, dropout_key=jax.random.key(1))
     assert np.abs(logits - dropped).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch": 12}, "batch=12 is not divisible by accum_steps=1 x 8 devices"),
-        ({"accum_steps": 4}, "is not divisible by accum_steps=4 x 8 devices"),
-        ({"batch_eval": 9}, "batch_eval=9 is not divisible"),
-        ({"mesh.fsdp": 3}, "mesh.fsdp=3 does not multiply to the 8 devices"),
-        ({"mesh.data": 4}, "does not multiply to the 8 devices"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_told_in_a_sentence(tiny, change, words):
-    tiny.update_from_flattened_dict(change)
-    with pytest.raises(UserError, match=words):
-        build(tiny, devices=8)
 
 
 def test_the_largest_config_has_shapes_and_shardings_without_memory():

@@ -14,7 +14,9 @@ def lines(config: ConfigDict, program: Any) -> list[str]:
     """Returns the start banner."""
     mesh, devices = program.mesh, program.mesh.devices.size
     first = mesh.devices.flat[0]
-    axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    used = {axis: size for axis, size in mesh.shape.items() if size > 1 or axis in ("data", "fsdp")}
+    axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
+    rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
     spec = program.model.spec
     passes = config.total_steps * config.batch / config.data.num_examples
@@ -26,7 +28,7 @@ def lines(config: ConfigDict, program: Any) -> list[str]:
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
         f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
-        f"Batch: {config.batch:,} images, {config.batch // devices:,} per device, in {config.accum_steps} part(s)",
+        f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
     ]
 

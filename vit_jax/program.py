@@ -52,9 +52,10 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     """Builds the program of a config whose durations are resolved, for data of the given shapes.
 
     Raises:
-        UserError: the model cannot be built or cannot take such images.
+        UserError: the model cannot be built, cannot take such images or cannot be cut as the mesh says.
     """
     model = make_model(config, mesh, spec)
+    sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     task = tasks.make(config, spec.num_classes)
     rates = optim.rates(config)
 

@@ -56,6 +56,8 @@ RANGES = {
     "optim.weight_decay": (0, math.inf),
     "optim.ema_decay": (0, 1),
     "optim.max_nonfinite_skips": (0, math.inf),
+    "mesh.slice": (1, math.inf),
+    "mesh.tensor": (1, math.inf),
     "checkpoint.keep_last": (1, math.inf),
     "checkpoint.keep_best": (0, math.inf),
 }
@@ -73,7 +75,7 @@ ACCEPT = ", or go on with other data by --config.data.accept_change=True"
 IDENTITY = {"seed", "batch", "resolution", "model", "data", "task"}
 IDENTITY |= {"optim.name", "optim.moment_dtype", "optim.ema_decay"}
 # Of these, what only says how the machine computes it, or where the data lie: their fingerprint is compared.
-FREE = {"model.dtype", "model.attention", "model.remat", "model.scan"}
+FREE = {"model.dtype", "model.attention", "model.mlp", "model.remat", "model.scan"}
 FREE |= {"data.source", "data.data_dir", "data.workers", "data.bad_images", "data.max_bad", "data.accept_change"}
 # Not a matter of the data alone, whatever `data.accept_change` says.
 FIXED = {"data.num_classes", "seed", "batch"}

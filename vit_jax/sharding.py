@@ -1,31 +1,48 @@
 """The mesh, and the tables that place parameters and activations on it.
 
-Two axes: the batch is split over both; over `fsdp` the parameters, the optimizer state and the moving average are split
-too (ZeRO-3: gathered where they are used, their gradients reduced and scattered). Models name the dimensions of their
-arrays, never a mesh axis.
+Four axes, the slowest wires first: `slice` (TPU slices, joined by the data centre's network), `data`, `fsdp` and
+`tensor`. The batch is split over the first three. Over `fsdp` the parameters, the optimizer state and the moving
+average are split too (ZeRO-3: gathered where used, their gradients cut again); over `tensor` attention heads and MLPs
+are, with their weights. Models name the dimensions of their arrays, never a mesh axis.
+
+What a device exchanges in a step, as bytes of the whole arrays that it sees (`collectives.read` tells them), if P are
+those of the parameters that it computes with (of heads and MLPs its part), A those of its tokens [rows, tokens, width]:
+
+    slice, data      all-reduce          P          gradients; P / fsdp of what fsdp has scattered
+    fsdp             all-gather          P          parameters; 2 P with remat, which gathers again
+                     reduce-scatter      P          gradients; an all-reduce on CPUs, for which XLA forms no other
+    tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
+    MixUp, CutMix    collective-permute  one image and its targets, from the next device
+
+and scalars. Each of `accum_steps` parts pays the first two again. Between slices pass gradients and MixUp's row.
 """
 
 import contextlib
 import contextvars
+import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
 
-AXES = ("data", "fsdp")
+Dimensions: TypeAlias = tuple[str, ...]  # names of an array's dimensions
+
+AXES = ("slice", "data", "fsdp", "tensor")
 
 # Dimension of an activation -> mesh axes.
-ACTIVATION_AXES = {"batch": AXES}
+ACTIVATION_AXES: dict[str, Any] = {"batch": ("slice", "data", "fsdp"), "heads": "tensor", "mlp": "tensor"}
 
 # Dimension of a parameter -> mesh axis.
-PARAMETER_AXES = {"width": "fsdp", "filters": "fsdp"}
+PARAMETER_AXES: dict[str, Any] = {"width": "fsdp", "filters": "fsdp", "heads": "tensor", "mlp": "tensor"}
 
 # End of a parameter's path -> names of its last dimensions (encoder blocks have a leading one for the layers).
 PARAMETER_DIMENSIONS = {
@@ -54,34 +71,78 @@ PARAMETER_DIMENSIONS = {
 }
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
+# Inside `per_device`: the dimensions of which a device has a part.
+_cut: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("cut", default=frozenset())
 
 
 def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of `config.mesh` over `devices` (all of the program's by default).
 
     Raises:
-        UserError: the axes' sizes do not multiply to the number of devices, or the batch cannot be split over them.
+        UserError: the axes' sizes do not multiply to the number of devices, `mesh.slice` is not the number of slices,
+            or the batch cannot be split over them.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp}
+    mesh = config.mesh
+    sizes = dict(zip(AXES, (mesh.slice, mesh.data, mesh.fsdp, mesh.tensor), strict=True))
+    asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if len(free) == 1 and fixed > 0:
         sizes[free[0]] = len(devices) // fixed
     shape = tuple(sizes.values())
     if min(shape) < 1 or math.prod(shape) != len(devices):
-        asked = f"mesh.data={config.mesh.data}, mesh.fsdp={config.mesh.fsdp}"
         raise UserError(f"{asked} does not multiply to the {len(devices)} devices here; -1 stands for all the others.")
-    _check_divides(config, len(devices))
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    _check_batch(config, sizes)
+    return Mesh(_arranged(devices, shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _check_divides(config: ConfigDict, devices: int) -> None:
-    if config.batch % (config.accum_steps * devices):
-        parts = f"accum_steps={config.accum_steps} x {devices} devices"
-        raise UserError(f"batch={config.batch} is not divisible by {parts}; choose a multiple of their product.")
-    if (config.batch_eval or config.batch) % devices:
-        raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {devices} devices; choose a multiple.")
+def count_slices(devices: Sequence[jax.Device]) -> int:
+    """Returns the number of TPU slices that the devices lie on; 1 for devices of other kinds."""
+    return len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}) or 1
+
+
+def _arranged(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the devices as an array: slices along its first axis, what is wired closest along its last."""
+    slices = count_slices(devices)
+    if slices == 1:  # several are meant to be groups of neighbours, such as hosts: as `jax.devices` lists them
+        return mesh_utils.create_device_mesh(shape, devices)
+    if shape[0] != slices:
+        words = f"mesh.slice={shape[0]}, but the devices lie on {slices} slices"
+        raise UserError(f"{words}; set --config.mesh.slice={slices}.")
+    return mesh_utils.create_hybrid_device_mesh((1, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices)
+
+
+def _check_batch(config: ConfigDict, sizes: dict[str, int]) -> None:
+    axes = ACTIVATION_AXES["batch"]
+    parts = math.prod(sizes[axis] for axis in axes)
+    over = f"{parts} devices" if parts == math.prod(sizes.values()) else f"{parts} parts ({' x '.join(axes)})"
+    if config.batch % (config.accum_steps * parts):
+        product = f"accum_steps={config.accum_steps} x {over}"
+        raise UserError(f"batch={config.batch} is not divisible by {product}; choose a multiple of their product.")
+    if (config.batch_eval or config.batch) % parts:
+        raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {over}; choose a multiple.")
+
+
+def check_divides(mesh: Mesh, sizes: dict[str, int]) -> None:
+    """Checks that the mesh divides what of a model may not stay whole.
+
+    Args:
+        mesh: the devices.
+        sizes: of dimensions of parameters, by name.
+
+    Raises:
+        UserError: an axis does not divide one of them.
+    """
+    for dimension, size in sizes.items():
+        axis = PARAMETER_AXES[dimension]
+        if size % mesh.shape[axis]:
+            common = math.gcd(*(size for name, size in sizes.items() if PARAMETER_AXES[name] == axis))
+            fit = [str(number) for number in range(1, common + 1) if common % number == 0]
+            raise UserError(
+                f"mesh.{axis}={mesh.shape[axis]} does not divide the model's {dimension}, {size}; "
+                f"these would do: {', '.join(fit)}."
+            )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -104,14 +165,23 @@ def _parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
     if dimensions is None or len(shape) - len(dimensions) not in (0, 1):
         raise KeyError(f"{name} {shape} has no row in sharding.PARAMETER_DIMENSIONS")
-    leading = (None,) * (len(shape) - len(dimensions))
-    axes = leading + tuple(PARAMETER_AXES.get(dimension) for dimension in dimensions)
-    return P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True)))
+    leading = ("layers",) * (len(shape) - len(dimensions))
+    return _spec(PARAMETER_AXES, leading + dimensions, shape, mesh)
+
+
+def _spec(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Returns the axes of each dimension; one that its axes do not divide stays whole."""
+    axes = [table.get(dimension) for dimension in dimensions]
+    return P(*(a if a and size % _parts(mesh, a) == 0 else None for a, size in zip(axes, shape, strict=True)))
+
+
+def _parts(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 @contextlib.contextmanager
 def use(mesh: Mesh) -> Iterator[None]:
-    """Lets `constrain` know the mesh while a function is traced."""
+    """Lets the functions below know the mesh while a function is traced; outside of one they do nothing."""
     token = _mesh.set(mesh)
     try:
         yield
@@ -119,10 +189,112 @@ def use(mesh: Mesh) -> Iterator[None]:
         _mesh.reset(token)
 
 
-def constrain(x: jax.Array, dimensions: tuple[str, ...]) -> jax.Array:
-    """Pins an activation, given the names of its dimensions, to the mesh in use; does nothing outside of one."""
+def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
+    """Pins an activation and its gradient, given the names of its dimensions."""
     mesh = _mesh.get()
     if mesh is None:
         return x
-    spec = P(*(ACTIVATION_AXES.get(dimension) for dimension in dimensions))
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(ACTIVATION_AXES, dimensions, x.shape, mesh)))
+
+
+def gather(parameter: jax.Array, dimensions: Dimensions) -> jax.Array:
+    """Pins a parameter, where it is used, to be whole over the axes that split the batch; its gradient is cut again.
+
+    Left free, the compiler may spread over `tensor` what lies over `fsdp`, or gather the batch instead.
+    """
+    mesh = _mesh.get()
+    if mesh is None:
+        return parameter
+    batch = ACTIVATION_AXES["batch"]
+    spec = _spec(PARAMETER_AXES, dimensions, parameter.shape, mesh)
+    cut, whole = (NamedSharding(mesh, P(*axes)) for axes in (spec, [None if a in batch else a for a in spec]))
+    # An axis that has no part in it would take the place of the one that cuts it, and hand the parts over afterwards.
+    idle = any(size > 1 for axis, size in mesh.shape.items() if axis not in (*batch, *spec))
+    return _gather(parameter, whole, (whole, cut) if idle else (cut,))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(parameter: jax.Array, whole: NamedSharding, backwards: tuple[NamedSharding, ...]) -> jax.Array:
+    """Pins a parameter, and its gradient to one sharding after the other."""
+    del backwards
+    return jax.lax.with_sharding_constraint(parameter, whole)
+
+
+def _gather_forward(
+    parameter: jax.Array, whole: NamedSharding, backwards: tuple[NamedSharding, ...]
+) -> tuple[jax.Array, None]:
+    return _gather(parameter, whole, backwards), None
+
+
+def _gather_backward(
+    whole: NamedSharding, backwards: tuple[NamedSharding, ...], residuals: None, grad: jax.Array
+) -> tuple[jax.Array]:
+    del whole, residuals
+    for sharding in backwards:
+        grad = jax.lax.with_sharding_constraint(grad, sharding)
+    return (grad,)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def per_device(
+    function: Callable[..., jax.Array],
+    activations: tuple[Dimensions, ...],
+    parameters: tuple[Dimensions, ...],
+    output: Dimensions,
+) -> Callable[..., jax.Array]:
+    """Returns `function` as each device runs it (by shard_map) on its parts of the arrays: for collectives and kernels.
+
+    A batch that the mesh does not divide is left to the compiler.
+
+    Args:
+        function: takes activations, then parameters: the parts that `constrain` and `gather` would leave on a device.
+            It adds up over what is cut by `sum_over`.
+        activations: the names of their dimensions.
+        parameters: likewise.
+        output: likewise.
+    """
+    mesh = _mesh.get()
+    if mesh is None:
+        return function
+    count, names = len(activations), activations + parameters
+    tables = [ACTIVATION_AXES] * count + [PARAMETER_AXES] * len(parameters)
+
+    def call(*arrays: jax.Array) -> jax.Array:
+        specs = [
+            _spec(table, dims, array.shape, mesh) for table, dims, array in zip(tables, names, arrays, strict=True)
+        ]
+        cut = {
+            name for dims, spec in zip(names, specs, strict=True) for name, axes in zip(dims, spec, strict=True) if axes
+        }
+        if "batch" not in cut:
+            return function(*arrays)
+
+        def local(*parts: jax.Array) -> jax.Array:
+            whole = [_all_gather(part, spec) for part, spec in zip(parts[count:], specs[count:], strict=True)]
+            token = _cut.set(frozenset(cut))
+            try:
+                return function(*parts[:count], *whole)
+            finally:
+                _cut.reset(token)
+
+        out = _spec(ACTIVATION_AXES, output, jax.eval_shape(function, *arrays).shape, mesh)
+        return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)(*arrays)
+
+    return call
+
+
+def _all_gather(part: jax.Array, spec: P) -> jax.Array:
+    batch = ACTIVATION_AXES["batch"]
+    # So that gradients are scattered before they are summed over the other axes, a part each.
+    part = jax.lax.pcast(part, tuple(axis for axis in batch if axis not in spec), to="varying")
+    for dimension, axis in enumerate(spec):
+        if axis in batch:
+            part = jax.lax.all_gather(part, axis, axis=dimension, tiled=True)
+    return part
+
+
+def sum_over(dimension: str, x: jax.Array) -> jax.Array:
+    """Returns, inside `per_device`, the sum of the devices' shares of a sum over a dimension of a parameter."""
+    return jax.lax.psum(x, PARAMETER_AXES[dimension]) if dimension in _cut.get() else x

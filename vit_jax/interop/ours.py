@@ -9,7 +9,7 @@ from vit_jax import UserError, models
 WEIGHTS = "model.npz"
 
 # Fields that depend on the machine and not on the weights.
-EXECUTION = ("dtype", "attention", "remat", "scan")
+EXECUTION = ("dtype", "attention", "mlp", "remat", "scan")
 
 LARGEST = 2**24  # bytes of a JSON file
 KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": list | None, "loss": str}

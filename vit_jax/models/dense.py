@@ -1,14 +1,37 @@
-"""The matmul that narrows tokens, with a weight gradient that suits the platform it is compiled for."""
+"""The dense layer, and a matmul with a weight gradient that suits the platform it is compiled for."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.sharding import gather
+
 Wide: TypeAlias = Float[Array, "batch tokens wide"]
 Narrow: TypeAlias = Float[Array, "batch tokens narrow"]
 Kernel: TypeAlias = Float[Array, "wide narrow"]
+
+
+class Dense(nn.Module):
+    """A dense layer whose kernel has named dimensions."""
+
+    features: int
+    dimensions: tuple[str, str]  # of the kernel
+    dtype: str = "float32"  # in which it is computed
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros
+    matmul: Callable[[Array, Array], Array] = jnp.matmul
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
+        """Returns `x @ kernel + bias`."""
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
+        bias = self.param("bias", self.bias_init, shape[1:]).astype(self.dtype)
+        return self.matmul(x, gather(kernel, self.dimensions)) + bias
 
 
 @jax.custom_vjp

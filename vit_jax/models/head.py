@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.block import Mlp, Out, Tokens, kernel_init
+from vit_jax.models.block import MLPS, Out, Tokens, kernel_init
 from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
+from vit_jax.sharding import constrain, gather
 
 Pooled: TypeAlias = Float[Array, "batch width"]
 
@@ -25,6 +26,7 @@ class Projection(nn.Module):
         spec = self.spec
         shape = (spec.attention.num_heads, spec.head_dim)
         kernel = self.param("kernel", kernel_init(in_axis=0, out_axis=(1, 2)), (spec.width, *shape)).astype(spec.dtype)
+        kernel = gather(kernel, ("width", "heads", "head_dim"))
         return jnp.tensordot(x, kernel, 1) + self.param("bias", nn.initializers.zeros, shape).astype(spec.dtype)
 
 
@@ -37,8 +39,9 @@ class ProbeAttention(nn.Module):
     def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Float[Array, "batch 1 width"]:
         """Returns [batch, 1, width]."""
         query = Projection(self.spec, name="query")(probe) * self.spec.head_dim**-0.5
-        key = Projection(self.spec, name="key")(x)
-        value = Projection(self.spec, name="value")(x)
+        names = ("batch", "tokens", "heads", "head_dim")
+        key = constrain(Projection(self.spec, name="key")(x), names)
+        value = constrain(Projection(self.spec, name="value")(x), names)
         scores = jnp.einsum("hd,bthd->bht", query, key, preferred_element_type=jnp.float32)
         mixed = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores).astype(x.dtype), value)
         return Out(self.spec, name="out")(mixed.reshape(len(x), 1, self.spec.width))
@@ -55,7 +58,7 @@ class MapHead(nn.Module):
         spec = self.spec
         probe = self.param("probe", lambda key: kernel_init()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return (x + Mlp(spec, name="mlp")(Norm(name="norm")(x)))[:, 0]
+        return (x + MLPS[spec.mlp](spec, name="mlp")(Norm(name="norm")(x)))[:, 0]
 
 
 class Token(nn.Module):

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from vit_jax.sharding import constrain
+from vit_jax.sharding import constrain, gather
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
 Reduced: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
@@ -49,6 +49,7 @@ class StdConv(nn.Module):
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
+        kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"))
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
         return constrain(x, DIMENSIONS)

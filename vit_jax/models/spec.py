@@ -9,6 +9,7 @@ POOLINGS = ("token", "gap", "map")
 POSITIONS = ("learned", "sincos2d", "sincos2d_moco", "none")
 STEMS = ("patches", "resnet")
 ATTENTIONS = ("heads_first", "tokens_first")
+MLPS = ("jit", "shard_map")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
 MOST_STAGES, MOST_UNITS = 8, 100  # of a ResNet; one of 200 layers has 4 and 66
@@ -132,6 +133,7 @@ class Spec:
     dropout_rate: float = 0.0
     stochastic_depth: float = 0.0  # rate of dropping a branch in the last block, rising linearly from 0
     dtype: str = "float32"  # of the activations; parameters, softmax, statistics and logits are float32
+    mlp: str = "jit"
     remat: str = "none"
     scan: bool = False
 
@@ -143,6 +145,7 @@ class Spec:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
         choose("dtype", self.dtype, DTYPES)
+        choose("mlp", self.mlp, MLPS)
         choose("remat", self.remat, REMATS)
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.block import Tokens, dropout
+from vit_jax.models.dense import Dense
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
+from vit_jax.models.mlp import Tokens, dropout
 from vit_jax.models.position import TABLES
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import Spec
-from vit_jax.sharding import constrain
+from vit_jax.sharding import constrain, gather
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
@@ -43,11 +44,12 @@ class Embed(nn.Module):
         stem, width = self.spec.stem, self.spec.width
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
+        kernel = gather(kernel.astype(self.spec.dtype), ("patch_rows", "patch_columns", "channels", "width"))
         bias = self.param("bias", nn.initializers.zeros, (width,))
         rows, columns = x.shape[1] // size, x.shape[2] // size
         patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3)
         patches = patches.reshape(-1, rows * columns, size * size * channels).astype(self.spec.dtype)
-        return patches @ kernel.reshape(-1, width).astype(self.spec.dtype) + bias.astype(self.spec.dtype)
+        return patches @ kernel.reshape(-1, width) + bias.astype(self.spec.dtype)
 
 
 class ViT(nn.Module):
@@ -89,10 +91,12 @@ class ViT(nn.Module):
         # The head is small: float32 costs nothing there.
         x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
         if head.pre_logits:
-            x = nn.tanh(nn.Dense(self.spec.width, name="pre_logits")(x))
+            x = constrain(x, ("batch", "width"))
+            x = nn.tanh(Dense(self.spec.width, ("width", "hidden"), name="pre_logits")(x))
+        x = constrain(x, ("batch", "width"))
         out = out | {"tokens": tokens, "pre_logits": x}
         if head.num_classes:
-            bias = nn.initializers.constant(head.head_bias)
-            x = nn.Dense(head.num_classes, kernel_init=nn.initializers.zeros, bias_init=bias, name="head")(x)
+            inits = (nn.initializers.zeros, nn.initializers.constant(head.head_bias))
+            x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
             x = constrain(x, ("batch", "classes"))
         return x, out

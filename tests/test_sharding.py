@@ -1,0 +1,300 @@
+"""Every mesh computes what one device does, holds its share, and exchanges what the tables explain, no more."""
+
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_program import batches, build
+from vit_jax import UserError, banner, collectives, models, sharding, tree
+from vit_jax.models.mlp import Mlp, MlpPerDevice
+
+# Name -> axes of a mesh of eight devices; those left out are 1.
+MESHES = {
+    "data": {"data": 8},
+    "fsdp": {"fsdp": 8},
+    "tensor": {"data": 4, "tensor": 2},
+    "slices of fsdp and tensor": {"slice": 2, "fsdp": 2, "tensor": 2},
+    "slices of data and fsdp": {"slice": 2, "data": 2, "fsdp": 2},
+    "fsdp and tensor": {"fsdp": 4, "tensor": 2},
+}
+RARE = ("slices of data and fsdp", "fsdp and tensor")
+SPLITS = [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in MESHES]
+
+
+def trained(config, axes=None, steps=10):
+    """The program of a mesh or of one device, its compiled step's text, the losses of some steps, the state after."""
+    for axis, size in ({"data": 1} | axes if axes else {}).items():
+        config.mesh[axis] = size
+    program = build(config, devices=8 if axes else 1)
+    step = program.train_step.lower(program.state, program.batch).compile()
+    state, losses = program.init(jax.random.key(0), {}), []
+    for batch in batches(program, steps):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["train/loss"]))
+    return SimpleNamespace(program=program, text=step.as_text(), losses=np.array(losses), state=state)
+
+
+@pytest.fixture(scope="module")
+def single():
+    """What one device computes, by configuration."""
+    return {}
+
+
+def assert_trains_as_one_device(found, tiny, single):
+    if "losses" not in single:
+        for axis in sharding.AXES:
+            tiny.mesh[axis] = 1
+        tiny.model.mlp = "jit"
+        single["losses"] = trained(tiny).losses
+    assert single["losses"][-1] < single["losses"][0] - 0.1  # it learns, so that equality means something
+    np.testing.assert_allclose(found.losses, single["losses"], rtol=1e-5)
+
+
+def explained(program):
+    """Bytes by kind of collective as the docstring of `sharding` has them, on CPUs."""
+    mesh, spec = program.mesh.shape, program.model.spec
+    places = tree.flatten(program.state_shardings.params)
+    used = sum(
+        leaf.size * 4 / (mesh["tensor"] if "tensor" in places[name].spec else 1)
+        for name, leaf in tree.flatten(program.state.params).items()
+    )
+    rows, height, width, _ = program.batch_sharding.shard_shape(program.batch["image"].shape)
+    tokens = rows * (math.prod(spec.grid) + spec.class_rows) * spec.width * 4
+    result = {"collective-permute": (height * width * 3 + program.task.num_classes) * 4, "all-reduce": used}
+    if mesh["fsdp"] > 1:
+        result["all-gather"] = used
+        result["all-reduce"] += used / mesh["fsdp"] if mesh["slice"] * mesh["data"] > 1 else 0
+    if mesh["tensor"] > 1:
+        result["all-reduce"] += 4 * spec.depth * tokens
+    return result
+
+
+def exchanged(text, keep=lambda each: True):
+    result = {}
+    for each in filter(keep, collectives.read(text)):
+        result[each.kind] = result.get(each.kind, 0) + each.bytes * each.times
+    return result
+
+
+def assert_explained(found, expected):
+    assert set(found) == set(expected)
+    for kind, size in expected.items():
+        assert abs(found[kind] / size - 1) < 0.1, (kind, found, expected)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_mesh_trains_as_one_device_and_exchanges_what_is_explained(tiny, single, name):
+    found = trained(tiny, MESHES[name])
+    program = found.program
+    assert_explained(exchanged(found.text), explained(program))
+    assert_trains_as_one_device(found, tiny, single)
+
+    # Each device holds its share of parameters, moments and moving average; heads and MLPs of mu are 90 % of it.
+    mesh = program.mesh.shape
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(found.state))
+    leaves = tree.flatten(found.state)
+    biases = sum(leaf.nbytes for name, leaf in leaves.items() if "bias" in name)
+    split = sum(leaf.nbytes for name, leaf in leaves.items() if "/qkv/" in name or "/mlp/" in name or "out/k" in name)
+    share = sum(leaf.nbytes for leaf in leaves.values()) - split * (1 - 1 / mesh["tensor"])
+    assert share / mesh["fsdp"] - biases <= held <= share / mesh["fsdp"] + biases
+
+    # Between slices pass gradients, those of kernels in parts, and the row that MixUp takes from the next device.
+    per_slice = 8 // mesh["slice"]
+    between = exchanged(found.text, lambda each: any(len({i // per_slice for i in group}) > 1 for group in each.groups))
+    if mesh["slice"] > 1:
+        small = sum(leaf.nbytes for name, leaf in leaves.items() if name.startswith("params/") and leaf.ndim < 3)
+        small += leaves["params/embed/kernel"].nbytes
+        assert set(between) == {"all-reduce", "collective-permute"}
+        assert between["all-reduce"] <= explained(program)["all-gather"] / mesh["fsdp"] + small
+    else:
+        assert between == {}
+
+
+def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
+    tiny.model.mlp = "shard_map"
+    found = trained(tiny, {"data": 2, "fsdp": 2, "tensor": 2})
+    sizes = exchanged(found.text)
+    # It scatters the gradients that the compiler would sum whole on CPUs.
+    expected = explained(found.program)
+    expected["reduce-scatter"] = 2 * tiny.model.depth * 32 * (128 / 2) * 4
+    expected["all-reduce"] -= expected["reduce-scatter"]
+    assert_explained(sizes, expected)
+    assert_trains_as_one_device(found, tiny, single)
+
+
+def test_a_hybrid_trains_as_one_device(tiny, monkeypatch):
+    monkeypatch.setitem(models.STEMS, ("R26", 32), ((1,), 4))
+    tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
+    expected = trained(tiny)
+    found = trained(tiny, {"fsdp": 4, "tensor": 2})
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    assert_explained(exchanged(found.text), explained(found.program))
+    unit = found.state.params["stem"]["stage1"]["unit1"]
+    assert unit["conv2"]["kernel"].addressable_shards[0].data.shape == (3, 3, 64, 16)
+    assert unit["norm_proj"]["scale"].addressable_shards[0].data.shape == (64,)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"slice": 2, "data": 2, "fsdp": 2}])
+def test_the_mlps_agree(tiny, axes):
+    for axis, size in ({"data": 1} | axes).items():
+        tiny.mesh[axis] = size
+    mesh = sharding.make_mesh(tiny)
+    spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
+    x = jax.random.normal(jax.random.key(1), (8, 5, 32))
+    variables = Mlp(spec).init(jax.random.key(0), x)
+    again = MlpPerDevice(spec).init(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, variables, again)
+
+    def result(module, use_mesh):
+        def scalar(params, x):
+            y = module(spec).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
+            return (y**2).sum(), y
+
+        def run(params, x):
+            if not use_mesh:
+                return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, x)
+            with sharding.use(mesh):
+                return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, x)
+
+        return jax.jit(run)(variables["params"], x)
+
+    expected = result(Mlp, use_mesh=False)
+    for module, use_mesh in ((Mlp, True), (MlpPerDevice, True), (MlpPerDevice, False)):
+        found = result(module, use_mesh)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+@pytest.mark.parametrize("fields", [{"remat": "full"}, {"scan": True, "remat": "dots"}])
+@pytest.mark.slow
+def test_remat_and_loops_change_no_mesh(tiny, single, fields):
+    tiny.model.mlp = "shard_map"
+    tiny.model.update(fields)
+    found = trained(tiny, {"data": 2, "fsdp": 2, "tensor": 2})
+    tiny.model.update({"scan": False, "remat": "none"})
+    assert_trains_as_one_device(found, tiny, single)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{"attention": "tokens_first"}, {"pooling": "map"}, {"pooling": "gap"}])
+def test_attention_stays_on_its_device(tiny, fields):
+    tiny.model.update(fields)
+    found = exchanged(trained(tiny, {"fsdp": 2, "data": 2, "tensor": 2}, steps=1).text)
+    assert set(found) == {"all-gather", "all-reduce", "collective-permute"}
+    assert abs(found["all-reduce"] / explained(build(tiny, devices=8))["all-reduce"] - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": 12}, "batch=12 is not divisible by accum_steps=1 x 8 devices"),
+        ({"accum_steps": 4}, "is not divisible by accum_steps=4 x 8 devices"),
+        ({"batch_eval": 9}, "batch_eval=9 is not divisible"),
+        ({"mesh.fsdp": 3}, "mesh.fsdp=3, mesh.tensor=1 does not multiply to the 8 devices"),
+        ({"mesh.data": 4}, "does not multiply to the 8 devices"),
+        ({"mesh.tensor": 2, "batch": 18}, r"accum_steps=1 x 4 parts \(slice x data x fsdp\); choose a multiple"),
+        ({"mesh.tensor": 4}, r"mesh.tensor=4 does not divide the model's heads, 2; these would do: 1, 2\."),
+        ({"mesh.tensor": 8, "model.num_heads": 8, "model.mlp_dim": 12}, "model's mlp, 12; these would do: 1, 2, 4."),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_told_in_a_sentence(tiny, change, words):
+    tiny.update_from_flattened_dict(change)
+    with pytest.raises(UserError, match=words):
+        build(tiny, devices=8)
+
+
+def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
+    tiny.batch, tiny.mesh.tensor, tiny.mesh.slice = 4, 2, 2
+    program = build(tiny, devices=8)
+    assert program.batch_sharding.shard_shape((4,)) == (1,)
+    kernel = program.state_shardings.params["encoder"]["blocks"]["mlp"]["dense1"]["kernel"]
+    assert kernel.spec == jax.P(None, "fsdp", "tensor")
+    lines = "\n".join(banner.lines(tiny, program))
+    assert "mesh slice=2 x data=2 x fsdp=1 x tensor=2" in lines and "1 per device" in lines
+
+
+class Chip:
+    """Looks like a TPU device: number `index` of a slice of 2x2."""
+
+    platform, device_kind, core_on_chip, process_index = "tpu", "TPU v5 lite", 0, 0
+
+    def __init__(self, slice_index, index):
+        self.slice_index, self.id = slice_index, 4 * slice_index + index
+        self.coords = [index % 2, index // 2, 0]
+
+
+def test_slices_are_the_outermost_axis(tiny):
+    chips = [Chip(i % 2, i // 2) for i in range(8)]
+    tiny.mesh.slice, tiny.mesh.fsdp = 2, 2
+    mesh = sharding.make_mesh(tiny, chips)
+    assert mesh.axis_names == ("slice", "data", "fsdp", "tensor") and mesh.devices.shape == (2, 2, 2, 1)
+    assert [{chip.slice_index for chip in part.flat} for part in mesh.devices] == [{0}, {1}]
+    tiny.mesh.slice = 1
+    with pytest.raises(UserError, match=r"mesh.slice=1, but the devices lie on 2 slices; set --config.mesh.slice=2\."):
+        sharding.make_mesh(tiny, chips)
+    emulated = sharding.make_mesh(tiny)
+    assert [device.id for device in emulated.devices.flat] == list(range(8))
+
+
+def test_a_dimension_that_its_axes_do_not_divide_stays_whole(tiny):
+    tiny.mesh.fsdp = 4
+    mesh = sharding.make_mesh(tiny)
+
+    def pinned(x):
+        with sharding.use(mesh):
+            return sharding.constrain(x, ("batch", "width"))
+
+    assert jax.jit(pinned)(jnp.ones((8, 3))).sharding.shard_shape((8, 3)) == (1, 3)
+    assert jax.jit(pinned)(jnp.ones((6, 3))).sharding.shard_shape((6, 3)) == (6, 3)
+
+
+HLO = """HloModule jit_step
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %s = bf16[2,4]{1,0} reduce-scatter(%g), channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, to_apply=%add
+  ROOT %t = (s32[], f32[8,4]) tuple(%i, %g)
+}
+
+%all-reduce-scatter.1 (p: f32[8]) -> f32[2] {
+  %r = f32[8]{0} all-reduce(%p), channel_id=5, replica_groups=mesh['a'=1,'b'=4], device_ids=([2,2]T(1,0)) {'a','b'}
+  ROOT %d = f32[2]{0} dynamic-slice(%r, %i)
+}
+
+%step_of_a_fusion (p: f32[2]) -> f32[8] {
+  ROOT %g = f32[8]{0} all-gather(%p), channel_id=6, frontend_attributes={chain_id="0"}, dimensions={0}
+}
+
+ENTRY %main (x: f32[4,4]) -> f32[] {
+  %r = (f32[4,4]{1,0}, f32[], /*index=2*/pred[3]{0}) all-reduce(%x, %y), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %n = f32[4]{0} all-reduce(%x), replica_groups={{0},{1},{2},{3}}, to_apply=%add
+  %ps = (f32[4]{0}, f32[4]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %pd = f32[4]{0} collective-permute-done(%ps)
+  %gs = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%y), replica_groups=[1,4]<=[4], dimensions={0}
+  %gd = bf16[16]{0} all-gather-done(%gs)
+  %w = (s32[], f32[8,4]) while(%t), body=%body, condition=%c, backend_config={"known_trip_count":{"n":"3"}}
+  %f = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %a = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
+  %b = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
+  ROOT %e = f32[] constant(0)
+}
+"""
+
+
+def test_collectives_are_read_from_the_text_of_a_program():
+    assert [(each.kind, each.bytes, each.groups, each.times) for each in collectives.read(HLO)] == [
+        ("all-reduce", 64 + 4 + 3, ((0, 1), (2, 3)), 1),
+        ("collective-permute", 16, ((0, 1), (1, 0)), 1),
+        ("all-gather", 32, ((0, 1, 2, 3),), 1),
+        ("all-gather", 128, ((0, 2), (1, 3)), 3),
+        ("reduce-scatter", 32, ((0, 1), (2, 3)), 3),
+        ("reduce-scatter", 32, ((0, 2, 1, 3),), 1),
+        ("all-gather", 32, (), 1),
+    ]
