@@ -62,7 +62,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def odd(tiny, folder):
     """The configuration of a run on it."""
-    tiny.resolution, tiny.total_steps = 16, 4
+    tiny.total_steps, tiny.model.depth = 4, 1
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0
     tiny.data.source, tiny.data.split, tiny.evals.test.split = f"folder:{folder}", "train", "val"
     tiny.data.num_classes, tiny.data.num_examples = 2, len(GOOD) + len(BAD)
     return tiny
