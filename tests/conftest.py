@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -10,6 +11,8 @@ ROOT = Path(__file__).parent.parent
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What runs for a second need not be compiled for long.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+if version("jaxlib").startswith("0.10."):  # newer ones know but one way to write kernels, and not this flag
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # the elder way takes half the time
 # The same small programs are compiled by many tests and processes.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

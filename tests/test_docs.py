@@ -116,6 +116,8 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
             if name == "benchmarks.loader":
                 words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
+                loader.main([name, *words, "--workers=0"])
+                words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
             if name == "benchmarks.load":
                 words = ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"]
             if name == "benchmarks.train_step":

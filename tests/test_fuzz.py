@@ -1,7 +1,9 @@
 """Files changed at random: every one is loaded cleanly or refused in a sentence."""
 
+import functools
 import io
 import json
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -93,10 +95,20 @@ def arrays_changed(folder, name, changes, compressed):
     outcome(folder / "x.npz")
 
 
+@functools.cache
+def saved():
+    """A file of ours and its description."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npz"
+        vit_jax.save(path, *vit_jax.load(ROOT / "tests" / "data" / "parity" / "google_hybrid_stem_only.npz"))
+        return path.read_bytes(), path.with_suffix(".json").read_text()
+
+
 def description_changed(folder, key, inner, value):
     path = folder / "x.npz"
-    vit_jax.save(path, *vit_jax.load(ROOT / "tests" / "data" / "parity" / "google_hybrid_stem_only.npz"))
-    about = json.loads(path.with_suffix(".json").read_text())
+    content, text = saved()
+    path.write_bytes(content)
+    about = json.loads(text)
     if inner is None:
         about[key] = value
     else:

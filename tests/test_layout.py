@@ -51,7 +51,7 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
     "tqdm": r"vit_jax\.(log|pack|interop\.download)",
-    "argparse": r"vit_jax\.(convert|evaluate|pack|predict)",
+    "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|predict)",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "configs": "nothing",
     "tensorflow": "nothing",
@@ -70,7 +70,7 @@ def test_libraries_stay_with_their_owner(module):
 def test_only_command_lines_read_flags():
     for module, source in SOURCES.items():
         if "flags.DEFINE" in source or "sys.argv" in source:
-            assert module in ("vit_jax.main", "vit_jax.cli"), module
+            assert module in ("vit_jax.main", "vit_jax.cli", "vit_jax.doctor"), module
 
 
 def test_configs_import_ml_collections_and_themselves():

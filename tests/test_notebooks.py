@@ -131,11 +131,13 @@ def run(path, settings, tmp_path, monkeypatch):
     return len(pictures), (tmp_path / "calls").read_text()
 
 
-def test_training_is_watched_from_its_beginning_on(tiny, tmp_path):
+def test_training_is_watched_from_its_beginning_on(quick, tmp_path):
+    quick.mesh.data, quick.log_every, quick.eval_every, quick.checkpoint_every = 8, 2, 4, 4
+
     def told(steps):
-        tiny.total_steps, tiny.log_every, tiny.decay_type = steps, 2, "constant"
+        quick.total_steps, quick.decay_type = steps, "constant"
         heard = []
-        train.train(tiny, tmp_path, watch=lambda step, metrics: heard.append((step, metrics)))
+        train.train(quick, tmp_path, watch=lambda step, metrics: heard.append((step, metrics)))
         return heard
 
     first, whole = told(4), told(8)

@@ -14,11 +14,11 @@ BAD = ("text.jpg", "empty.png", "cut.jpg", "loop.jpg", "gone.jpg", "folder.jpg",
 pytestmark = pytest.mark.filterwarnings("ignore:Image size")
 
 
-@pytest.fixture
-def odd(tiny, tmp_path):
-    """The configuration of a run on such a folder."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Such a folder."""
     random = np.random.default_rng(0)
-    photos = tmp_path / "photos" / "train"
+    photos = tmp_path_factory.mktemp("photos") / "train"
     cat, dog = photos / "cat", photos / "dog"
     cat.mkdir(parents=True)
     dog.mkdir()
@@ -56,8 +56,15 @@ def odd(tiny, tmp_path):
     for name in ("cat", "dog"):
         (photos.parent / "val" / name).mkdir(parents=True)
         picture().save(photos.parent / "val" / name / "one.jpg")
-    tiny.resolution, tiny.total_steps = 16, 4
-    tiny.data.source, tiny.data.split, tiny.evals.test.split = f"folder:{photos.parent}", "train", "val"
+    return photos.parent
+
+
+@pytest.fixture
+def odd(tiny, folder):
+    """The configuration of a run on it."""
+    tiny.total_steps, tiny.model.depth = 4, 1
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0
+    tiny.data.source, tiny.data.split, tiny.evals.test.split = f"folder:{folder}", "train", "val"
     tiny.data.num_classes, tiny.data.num_examples = 2, len(GOOD) + len(BAD)
     return tiny
 

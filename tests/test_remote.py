@@ -29,6 +29,7 @@ WORDS = [
     "--config.batch=24",
     "--config.batch_eval=8",
 ]
+WORDS += ["--config.model.dropout_rate=0.0", "--config.task.mixup=0.0"]  # they only take long to compile
 WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in ("data", "evals.test")]
 
 

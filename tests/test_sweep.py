@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 
@@ -65,14 +66,15 @@ def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path,
 
     monkeypatch.setattr(program, "make_program", stopped)
     monkeypatch.setattr(train, "train", recorded)
+    shutil.copytree(whole[0] / "base_lr=0.001", tmp_path / "base_lr=0.001")  # as if it had begun with this
     with pytest.raises(cli.Terminated):
         rows(tmp_path, RATES)
     stops.clear()
     assert rows(tmp_path, RATES) == whole[1]
-    assert begun == ["base_lr=0.001", "base_lr=1e30", "base_lr=0.02", "base_lr=0.02"]
+    assert begun == ["base_lr=1e30", "base_lr=0.02", "base_lr=0.02"]
     assert "Resuming" in (tmp_path / "base_lr=0.02" / "train.log").read_text()
     assert rows(tmp_path, "--sweep.base_lr=0.02") == [row for row in whole[1] if row.name == "base_lr=0.02"]
-    assert len(begun) == 4
+    assert len(begun) == 3
 
 
 def test_what_is_printed(whole, capsys):

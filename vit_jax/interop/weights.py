@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import sys
@@ -146,12 +147,18 @@ def _at_resolution(
 
 def _shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's parameters by name."""
-    spec = model.spec
-    # Fixed positions are no parameters: their table, maybe a large one, need not be made.
+    return dict(_traced(model.spec))
+
+
+@functools.lru_cache
+def _traced(spec: models.Spec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    # Once for a model: a file is read by its shapes, and what was read, or is written, is compared with them.
     learned = spec.position.position == "learned"
+    # Fixed positions are no parameters: their table, maybe a large one, need not be made.
     size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
-    wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, *size, 3), jnp.float32))
-    return {name: leaf.shape for name, leaf in tree.flatten(wanted).items()}
+    init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    wanted = jax.eval_shape(init, jax.random.key(0), image)
+    return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
 
 def _check(model: models.Model, params: Mapping[str, Any]) -> None:
