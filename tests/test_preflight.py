@@ -13,20 +13,13 @@ import pytest
 
 from tests.test_pod import everywhere, make_pods
 from vit_jax import UserError, lease, preflight, program
-from vit_jax.guard import Guard
+from vit_jax.together import alone
 
 
 @pytest.fixture
 def prepared(quick):
     quick.mesh.data = 8
     return program.prepare(quick)
-
-
-def guards(count):
-    made = [Guard() for _ in range(count)]
-    for one, pod in zip(made, make_pods(count), strict=True):
-        one.pod = pod
-    return made
 
 
 def errors(calls):
@@ -41,24 +34,30 @@ def errors(calls):
     return everywhere([lambda call=call: told(call) for call in calls])
 
 
-def enter(guard, prepared, place, seconds=0.0):
-    with preflight.passed(guard, *prepared, str(place)):
-        time.sleep(seconds)
+def passed(prepared, place):
+    config, info, made = prepared
+    return preflight.passed(alone, pytest.fail, config, info, made.mesh, made.state, str(place))
+
+
+def enter(prepared, place):
+    with passed(prepared, place):
+        pass
 
 
 def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
-    own = preflight.facts(*prepared, str(tmp_path))
+    config, info, made = prepared
+    own = preflight.facts(config, info, made.mesh, str(tmp_path))
     assert own["--config.base_lr"] == "0.002" and own["the devices"] == "8 x cpu" and own["the Python version"]
     others = own | {"--config.base_lr": "0.5", "the version of jax": "0.1"}
-    four = guards(4)
-    calls = [lambda g=g: preflight._agree(g, others if g.pod.host == 2 else own) for g in four]
+    four = make_pods(4)
+    calls = [lambda pod=pod: preflight.agree(pod.share, others if pod.host == 2 else own) for pod in four]
     [sentence] = set(errors(calls))
     assert sentence == (
         "the hosts differ: --config.base_lr is 0.5 on host 2, 0.002 on hosts 0, 1 and 3; the version of jax is 0.1 on "
         f"host 2, {own['the version of jax']} on hosts 0, 1 and 3. Start all with the same command, installation, data "
         "and workdir."
     )
-    calls = [lambda g=g: preflight._agree(g, own) for g in four]
+    calls = [lambda pod=pod: preflight.agree(pod.share, own) for pod in four]
     assert errors(calls) == [None] * 4
 
 
@@ -67,11 +66,14 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
     places = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]
     for place in set(places):
         place.mkdir()
-    calls = [lambda g=g, p=p: preflight._share_folder(g, str(p)) for g, p in zip(guards(3), places, strict=True)]
+    calls = [
+        lambda pod=pod, place=place: preflight.find_shared(pod.share, place, pod.host == 0)
+        for pod, place in zip(make_pods(3), places, strict=True)
+    ]
     sentences = errors(calls)
     assert all("is not the same folder on all hosts; choose one on a disk that they share" in one for one in sentences)
     assert sentences[0] == sentences[2] == f"on host 1: {sentences[1]}"
-    calls = [lambda g=g: preflight._share_folder(g, str(places[0])) for g in guards(3)]
+    calls = [lambda pod=pod: preflight.find_shared(pod.share, places[0], pod.host == 0) for pod in make_pods(3)]
     assert errors(calls) == [None] * 3
     assert not any(path.name.startswith(".nonce") for place in places for path in place.iterdir())
 
@@ -80,21 +82,20 @@ def test_a_disk_without_room_is_told_before_the_run(prepared, tmp_path, monkeypa
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"has 0.0001 GB free, but 4 more checkpoints take .*checkpoint.keep_last"):
-        enter(Guard(), prepared, tmp_path / "run")
+        enter(prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
-    one, two = Guard(), Guard()
-    with preflight.passed(one, *prepared, str(tmp_path)):
+    with passed(prepared, tmp_path):
         owner = json.loads((tmp_path / lease.NAME).read_text())
         assert owner["pid"] == os.getpid() and owner["host"] == socket.gethostname()
         sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or"
         with pytest.raises(UserError, match=sentence):
-            enter(two, prepared, tmp_path)
+            enter(prepared, tmp_path)
         assert (tmp_path / lease.NAME).exists()
     assert not (tmp_path / lease.NAME).exists()
-    enter(two, prepared, tmp_path)
+    enter(prepared, tmp_path)
 
 
 def dead():

@@ -149,7 +149,7 @@ def test_a_number_written_twice_is_one_configuration(tmp_path):
 )
 def test_files_that_are_not_ours_are_told(tmp_path, monkeypatch, file, text):
     [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
+    monkeypatch.setattr(train, "prepare", lambda config: (config, None, None))
     run.folder.mkdir()
     (run.folder / "config.json").write_text(json.dumps(run.config.to_dict()))
     (run.folder / file).write_text(text, errors="surrogateescape")

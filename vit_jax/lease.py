@@ -19,7 +19,11 @@ BEAT = 2.5  # seconds between two signs of life
 
 
 class Lease:
-    """The file `<workdir>/owner.json`, which its run rewrites every few seconds as long as it lives."""
+    """The file `<workdir>/owner.json`, which its run rewrites every few seconds as long as it lives.
+
+    Attributes:
+        remote: the workdir is not on a disk of this machine.
+    """
 
     def __init__(self, place: str, lost: Callable[[UserError], None]):
         """Takes nothing yet.
@@ -29,6 +33,7 @@ class Lease:
             lost: called from another thread when another run has taken the workdir.
         """
         self._place, self._path, self._lost = place, files.join(place, NAME), lost
+        self.remote = files.is_remote(place)
         self._id = {"run": uuid.uuid4().hex, "machine": _machine(), "host": socket.gethostname(), "pid": os.getpid()}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,7 +95,7 @@ class Lease:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            if files.is_remote(self._path):
+            if self.remote:
                 text = files.read(self._path) if files.exists(self._path) else b""
             else:
                 text = Path(self._path).read_bytes()
@@ -100,13 +105,12 @@ class Lease:
 
     def _write(self, beats: int) -> None:
         text = json.dumps(self._id | {"started": _started(os.getpid()), "beats": beats})
-        remote = files.is_remote(self._path)
-        folder = Path(tempfile.gettempdir() if remote else self._place)
+        folder = Path(tempfile.gettempdir() if self.remote else self._place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f".{NAME}.{self._id['run']}"
             partial.write_text(text)
-            if remote:
+            if self.remote:
                 files.upload(partial, self._path)
                 partial.unlink()
             else:
@@ -115,7 +119,7 @@ class Lease:
             raise UserError(f"cannot write to the workdir {self._place}: {error.strerror or error}.") from error
 
     def _remove(self) -> None:
-        if files.is_remote(self._path):
+        if self.remote:
             files.remove(self._place, [NAME])
         else:
             Path(self._path).unlink()

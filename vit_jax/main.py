@@ -11,9 +11,10 @@ Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 42 preempted an
 host.
 """
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,23 @@ def main(argv: list[str]) -> None:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
         return
-    with Guard() as guard:
-        guard.join()
+    with watched() as guard:
         config, workdir = parse(argv)
         guard.limit = config.stall_limit
-        cli.use_compilation_cache()
         train(config, workdir, guard=guard)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Guard]:
+    """Joins the other hosts and watches over what is done with them.
+
+    Raises:
+        UserError: see `pod.join`.
+    """
+    with Guard() as guard:
+        guard.join()
+        cli.use_compilation_cache()
+        yield guard
 
 
 def parse(argv: list[str]) -> tuple[ConfigDict, str]:

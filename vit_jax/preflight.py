@@ -9,54 +9,71 @@ import shutil
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, __version__, checkpoint, data, files, settings
-from vit_jax.guard import Guard
+from vit_jax import UserError, __version__, checkpoint, data, settings
 from vit_jax.lease import Lease
-from vit_jax.program import Program
-from vit_jax.together import together
+from vit_jax.together import Share, together
 
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 PATIENCE = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
 @contextlib.contextmanager
-def passed(guard: Guard, config: ConfigDict, info: data.Info, program: Program, place: str) -> Iterator[None]:
+def passed(
+    share: Share,
+    fail: Callable[[Exception], None],
+    config: ConfigDict,
+    info: data.Info,
+    mesh: Mesh,
+    state: Any,
+    place: str,
+) -> Iterator[None]:
     """Holds the workdir for this run, once all that can be checked is right on all hosts.
+
+    Args:
+        share: how the hosts agree.
+        fail: given what is found while the run goes on, by another thread.
+        config: completed, with its durations in steps.
+        info: what the data told.
+        mesh: the devices.
+        state: shapes of the training state.
+        place: the workdir.
 
     Raises:
         UserError: the hosts differ, do not share the workdir, another run writes there, or its disk is too small; the
             same on all hosts.
     """
-    guard.at("preflight")
-    _agree(guard, facts(config, info, program, place))
-    lease = Lease(place, guard.fail)
+    agree(share, facts(config, info, mesh, place))
+    lease, first = Lease(place, fail), jax.process_index() == 0
     try:
-        together(guard.share, "the workdir's owner", lease.take if guard.pod.host == 0 else lambda: "")
-        together(guard.share, "the disk's room", lambda: check_room(config, program, place))
-        _share_folder(guard, place)
+        together(share, "the workdir's owner", lease.take if first else lambda: "")
+        if not lease.remote:
+            together(share, "the disk's room", lambda: check_room(config, state, Path(place)))
+            find_shared(share, Path(place), first)
         yield
     finally:
         lease.release()
 
 
-def facts(config: ConfigDict, info: data.Info, program: Program, place: str) -> dict[str, str]:
+def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
-    devices = program.mesh.local_mesh.devices
+    devices = mesh.local_devices
     return {
         **{f"--config.{key}": str(value) for key, value in settings.flatten(config).items()},
         "--workdir": place,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
         **{f"the version of {name}": importlib.metadata.version(name) for name in VERSIONS},
-        "the devices": f"{devices.size} x {devices.flat[0].device_kind}",
-        "the mesh": str(dict(program.mesh.shape)),
+        "the devices": f"{len(devices)} x {devices[0].device_kind}",
+        "the mesh": str(dict(mesh.shape)),
         "the checkpoint to start from": str(checkpoint.latest(place)),
         "the data": str(info.fingerprint),
         "the examples": str({split: len(source) for split, source in info.opened.items()}),
@@ -64,9 +81,9 @@ def facts(config: ConfigDict, info: data.Info, program: Program, place: str) -> 
     }
 
 
-def _agree(guard: Guard, own: dict[str, str]) -> None:
+def agree(share: Share, own: dict[str, str]) -> None:
     """Raises UserError if the hosts' facts differ, naming which and where."""
-    told = [json.loads(text) for text in guard.share("preflight", json.dumps(own))]
+    told = [json.loads(text) for text in share("preflight", json.dumps(own))]
     lines = []
     for name in own:
         where = defaultdict(list)
@@ -83,49 +100,42 @@ def _agree(guard: Guard, own: dict[str, str]) -> None:
         )
 
 
-def _share_folder(guard: Guard, place: str) -> None:
+def find_shared(share: Share, folder: Path, first: bool) -> None:
     """Raises UserError if the workdir that the first host writes to is not the one that the others read."""
-    if guard.pod.hosts == 1 or files.is_remote(place):
-        return
-    folder = Path(place)
-    nonce = uuid.uuid4().hex if guard.pod.host == 0 else ""
-    nonce = guard.share("nonce", nonce)[0]
-    path = folder / f".nonce-{nonce}"
+    path = folder / share("nonce", f".nonce-{uuid.uuid4().hex}")[0]
 
     def look() -> str:
         end = time.monotonic() + PATIENCE
         while not path.exists():
             if time.monotonic() > end:
                 raise UserError(
-                    f"the workdir {place} is not the same folder on all hosts; choose one on a disk that they share, "
+                    f"the workdir {folder} is not the same folder on all hosts; choose one on a disk that they share, "
                     "or on gs://."
                 )
             time.sleep(0.05)
         return ""
 
-    if guard.pod.host == 0:
+    if first:
         path.touch()
     try:
-        guard.share("nonce written")
-        together(guard.share, "the shared workdir", look)
+        share("nonce written", "")
+        together(share, "the shared workdir", look)
     finally:
         path.unlink(missing_ok=True)
 
 
-def check_room(config: ConfigDict, program: Program, place: str) -> str:
+def check_room(config: ConfigDict, state: Any, workdir: Path) -> str:
     """Raises UserError if a local workdir's disk has no room for the checkpoints that will be kept, and one more."""
-    if files.is_remote(place):
-        return ""
-    folder = Path(place).absolute()
+    folder = workdir.absolute()
     while not folder.exists():
         folder = folder.parent
-    there = len(list((Path(place) / "checkpoints").glob("[0-9]*")))
+    there = len(list((workdir / "checkpoints").glob("[0-9]*")))
     keep = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
-    each = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(program.state))
+    each = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
     need, free = max(keep - there, 1) * each, shutil.disk_usage(folder).free
     if free < need:
         raise UserError(
-            f"the disk of {place} has {free / 1e9:.3g} GB free, but {max(keep - there, 1)} more checkpoints take "
+            f"the disk of {workdir} has {free / 1e9:.3g} GB free, but {max(keep - there, 1)} more checkpoints take "
             f"{need / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer (--config.checkpoint.keep_last)."
         )
     return ""

@@ -28,9 +28,7 @@ from ml_collections import ConfigDict
 
 import vit_jax
 from vit_jax import NonFiniteLoss, UserError, cli
-from vit_jax.guard import Guard
-from vit_jax.main import parse
-from vit_jax.program import prepare
+from vit_jax.main import Guard, parse, watched
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished
 Grid = dict[str, list[str]]  # field -> values as written
@@ -86,7 +84,7 @@ def finished(run: Run) -> Row | None:
     Raises:
         UserError: the configuration is wrong, or the folder holds a run of another or a file that is not ours.
     """
-    config, _, _ = prepare(run.config)
+    config, _, _ = vit_jax.train.prepare(run.config)
     begun, result = run.folder / "config.json", run.folder / RESULT
     if not begun.is_file():
         return None
@@ -223,10 +221,8 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     runs = combinations(argv)
-    with Guard() as guard:
-        guard.join()
+    with watched() as guard:
         guard.limit = runs[0].config.stall_limit
-        cli.use_compilation_cache()
         rows = sweep(runs, guard)
     told = report(rows, runs)
     if jax.process_index() == 0:

@@ -44,7 +44,8 @@ def train(
     config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preflight.passed(guard, config, info, program, place))
+        passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, place)
+        stack.enter_context(passed)
         evaluators = evals.make(config, program, info.opened)
         folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
