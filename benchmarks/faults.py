@@ -54,10 +54,10 @@ def same(one: Path, other: Path) -> bool:
 
 def distance(one: Path, other: Path, start: int, steps: int = 10) -> float:
     """Returns the largest relative difference of the losses of the steps after `start`."""
-    pairs = zip(metrics(one), metrics(other), strict=False)
-    wanted = [(a, b) for a, b in pairs if "train/loss" in a and start < a["step"] <= start + steps]
-    check(len(wanted) == steps and all(a["step"] == b["step"] for a, b in wanted), "metrics are missing")
-    return max(abs(a["train/loss"] / b["train/loss"] - 1) for a, b in wanted)
+    first, second = (
+        {row["step"]: row["train/loss"] for row in metrics(workdir) if "train/loss" in row} for workdir in (one, other)
+    )
+    return max(abs(first[step] / second[step] - 1) for step in range(start + 1, start + 1 + steps))
 
 
 class Faults:

@@ -20,7 +20,13 @@ SLOWLY = "slow_steps:0.05"  # a signal takes a second to reach all hosts
 
 
 class Hosts:
-    """The processes of a run of `configs/smoke.py` on small random batches; killed at the end of a `with`."""
+    """The processes of a run of `configs/smoke.py` on small random batches; killed at the end of a `with`.
+
+    Attributes:
+        words: of its command line.
+    """
+
+    words = RANDOM
 
     def __init__(
         self,

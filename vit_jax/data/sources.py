@@ -7,6 +7,7 @@ them.
 
 import dataclasses
 import hashlib
+import importlib.util
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -153,9 +154,12 @@ class Digits:
 
     def __init__(self):
         """Loads and divides them."""
-        from sklearn.datasets import load_digits
-
-        values, labels = load_digits(return_X_y=True)
+        # Its file alone: to import scikit-learn takes longer than a small training run.
+        package = importlib.util.find_spec("sklearn")
+        assert package and package.submodule_search_locations
+        [folder] = package.submodule_search_locations
+        table = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.int64, delimiter=",")
+        values, labels = table[:, :-1], table[:, -1]
         pixels = np.rint(values.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8).repeat(3, axis=3)
         random = np.random.RandomState(0)  # its stream is frozen, that of a Generator is not
         by_class = [random.permutation(np.flatnonzero(labels == label)) for label in range(10)]

@@ -1,0 +1,116 @@
+"""Several processes as the hosts of a pod: stopped, killed, resumed as if nothing had been; see `benchmarks.faults`."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.faults import SPLIT, distance, finish, same
+from benchmarks.hosts import Hosts, metrics, saved
+from tests.conftest import ROOT
+from vit_jax import main, train
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The workdir of a run on 2 x 2 that nobody disturbed."""
+    workdir = tmp_path_factory.mktemp("pods") / "whole"
+    finish(workdir, 2, 2, SPLIT)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """That of one which was preempted on its way, by SIGTERM to one host."""
+    workdir = tmp_path_factory.mktemp("pods") / "stopped"
+    with Hosts(workdir, 2, 2, SPLIT) as run:
+        assert run.await_step(12), run.output()
+        run.send(signal.SIGTERM, 1)
+        assert run.wait() == [42, 42], run.output()
+        [step] = saved(workdir)[-1:]
+        for host in (0, 1):
+            words = f"vit_jax: preempted after step {step}, which is saved; the same command goes on.\n"
+            assert run.output(host).endswith(words)
+    assert metrics(workdir)[-1]["step"] == step and 12 < step < 60
+    return workdir
+
+
+def test_preempted_on_two_hosts_and_resumed_on_four_is_never_stopped_bitwise(whole, stopped, tmp_path):
+    workdir = shutil.copytree(stopped, tmp_path / "four")
+    finish(workdir, 4, 1, SPLIT)
+    assert same(workdir, whole)
+    names = set(np.load(whole / "model.npz"))
+    assert len(names) > 15 and len([row for row in metrics(whole) if "train/loss" in row]) == 60
+
+
+def test_killed_at_random_moments_it_resumes_and_is_never_stopped_bitwise(whole, tmp_path):
+    workdir, moments = tmp_path / "killed", random.Random(1)
+    for _ in range(2):
+        with Hosts(workdir, 2, 2, SPLIT) as run:
+            before = max((row["step"] for row in metrics(workdir)), default=0)
+            assert run.await_step(before + 1), run.output()
+            time.sleep(moments.uniform(0.0, 0.8))
+            run.send(signal.SIGKILL)
+            run.wait()
+        reached = metrics(workdir)[-1]["step"]
+        assert reached - max(saved(workdir), default=0) <= 20  # an interval, and what is passed while one is written
+    finish(workdir, 2, 2, SPLIT)
+    assert same(workdir, whole)
+
+
+def test_resumed_on_another_mesh_it_has_the_same_losses(whole, stopped, tmp_path):
+    [start] = saved(stopped)[-1:]
+    workdir = shutil.copytree(stopped, tmp_path / "other")
+    config, _ = main.parse(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words])
+    config.mesh.update(slice=2, fsdp=2, tensor=2)
+    config.eval_every, config.checkpoint_every = 60, 60
+    train.train(config, workdir)
+    assert distance(workdir, whole, start) <= 1e-5
+
+
+def test_hosts_that_were_started_differently_do_not_start(tmp_path):
+    with Hosts(tmp_path / "run", 2, 1, each={1: ["--config.base_lr=0.5"]}) as run:
+        assert run.wait() == [2, 2]
+        for host in (0, 1):
+            assert "the hosts differ: --config.base_lr is 0.002 on host 0, 0.5 on host 1." in run.output(host)
+    assert not (tmp_path / "run").exists()
+
+
+def launcher(*words, code):
+    command = [sys.executable, "launch/local.py", *words, "--", sys.executable, "-c", code]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_launcher_says_who_failed_first_and_ends_the_others():
+    code = "import os, sys, time; n = os.environ['JAX_PROCESS_ID']; print('I am', n, flush=True)\n"
+    code += "if n == '1': time.sleep(0.5); sys.exit(3)\ntime.sleep(60)"
+    process = launcher("-n", "3", "--grace=0.5", code=code)
+    text = process.communicate(timeout=30)[1]
+    assert process.returncode == 3
+    assert "process 1 ended first, with exit code 3\n" in text and "killed after 0.5 s: process 0, 2\n" in text
+    assert all(f"[{number}] I am {number}\n" in text for number in range(3))
+
+
+def test_the_launcher_passes_sigterm_on_and_ends_as_its_processes():
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(42)); print('up', flush=True)\n"
+    process = launcher("-n", "2", code=f"{code}time.sleep(60)")
+    assert {process.stderr.readline(), process.stderr.readline()} == {"[0] up\n", "[1] up\n"}
+    process.send_signal(signal.SIGTERM)
+    text = process.communicate(timeout=30)[1]
+    assert process.returncode == 42 and "with exit code 42" in text
+    process = launcher("-n", "2", code="import os; os.kill(os.getpid(), 9)")
+    assert "with signal SIGKILL" in process.communicate(timeout=30)[1] and process.returncode == 137
+
+
+@pytest.mark.slow
+def test_every_fault_is_survived(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.faults", "--kills=20"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("\n") > 15 and "BROKEN" not in result.stdout
