@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import time
 
 import jax
@@ -15,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import vit_jax
+from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, checkpoint, data, evaluate, faults, files, settings, train
 from vit_jax.checkpoint import Checkpoints, find, latest
 from vit_jax.shelf import Shelf, is_checkpoint
@@ -271,6 +274,93 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
     # A host that is not the first renames nothing.
     monkeypatch.setattr(checkpoint.jax, "process_index", lambda: 1)
     assert checkpoints._set_aside({1: "x"}) == "[]" and "1" in names(saved)
+
+
+HOST = """
+import sys
+
+import jax
+
+rank, port, workdir, phase = int(sys.argv[1]), *sys.argv[2:]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=30)
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from configs import smoke
+from vit_jax import UserError, checkpoint, fingerprint
+
+client, calls = jax._src.distributed.global_state.client, iter(range(100))
+
+
+def share(topic, value):
+    key = f"{next(calls)} {topic}"
+    client.key_value_set(f"{key} {rank}", value)
+    return [client.blocking_key_value_get(f"{key} {host}", 60_000) for host in range(2)]
+
+
+def fail(path, *rest):
+    if path.endswith("/2"):
+        raise KeyError("here only") if phase == "damaged" else PermissionError(13, "Permission denied")
+    return read(path, *rest)
+
+
+mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+whole = {"kernel": np.arange(4096, dtype=np.float32).reshape(64, 64), "step": np.int32(7)}
+places = {"kernel": NamedSharding(mesh, P("a", "b")), "step": NamedSharding(mesh, P())}
+state = {
+    name: jax.make_array_from_callback(leaf.shape, places[name], lambda index, leaf=leaf: leaf[index])
+    for name, leaf in whole.items()
+}
+assert fingerprint.marks(state) == fingerprint.marks(whole)
+checkpoints = checkpoint.Checkpoints(smoke.get_config(), workdir, share=share)
+if phase == "write":
+    for step in (1, 2):
+        checkpoints.save(state, step, {}, {})
+    checkpoints.close()
+else:
+    read = checkpoint._read_state
+    if rank == 1:
+        checkpoint._read_state = fail
+    try:
+        restored = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), places)
+        assert fingerprint.marks(restored.state) == fingerprint.marks(whole)
+        print("told:", restored.step, *restored.aside)
+    except UserError as error:
+        print("told:", error)
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_go_back_together(tmp_path):
+    def both(phase):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", HOST, str(rank), port, str(tmp_path), phase],
+                cwd=ROOT,
+                env={**os.environ, "XLA_FLAGS": flags},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+            assert [process.returncode for process in processes] == [0, 0]
+            return [" ".join(line for line in lines if line.startswith("told: ")) for lines in outputs]
+        finally:
+            for process in processes:
+                process.kill()
+
+    assert both("write") == ["", ""] and names(tmp_path) == ["1", "2"]
+    first, second = both("refused")
+    assert "on host 1: the checkpoints in" in first and "Permission denied" in second
+    assert names(tmp_path) == ["1", "2"]
+    first, second = both("damaged")
+    assert first == second and first.startswith("told: 1 checkpoint 2 is damaged and was set aside as ")
+    assert names(tmp_path) == ["1", "damaged-2"]
 
 
 def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
