@@ -281,6 +281,28 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     assert closed and spool.finished("s3://bkt/silent") == [1]
 
 
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kind, tmp_path):
+    run = f"{BUCKETS[kind]}/damaged"
+    quick.mesh.data, quick.total_steps, quick.warmup_steps = 8, 2, 0
+    quick.eval_every, quick.checkpoint_every = 100, 1
+    train.train(quick, run)
+    folder = f"{run}/checkpoints/2"
+    contents = {name: files.read(f"{folder}/{name}") for name in files.find(folder) if "/d/" in name}
+    largest = max(map(len, contents.values()))  # the arrays, and maybe a copy of them
+    for name, content in contents.items():
+        if len(content) == largest:
+            (tmp_path / "x").write_bytes(content[: largest // 2] + b"?" + content[largest // 2 + 1 :])
+            files.upload(tmp_path / "x", f"{folder}/{name}")
+    quick.total_steps = 3
+    train.train(quick, run)
+    assert f"checkpoint 2 is damaged and was set aside as {run}/checkpoints/damaged-2" in (
+        files.read(f"{run}/train.log").decode()
+    )
+    assert spool.finished(run) == [2, 3]
+    assert set(contents) < set(files.find(f"{run}/checkpoints/damaged-2"))
+
+
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
     monkeypatch.setattr(spool.jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="takes checkpoints from one host only; on several take gs://BUCKET"):

@@ -254,18 +254,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert "Skipped" in (tmp_path / "train.log").read_text()
 
 
-@pytest.mark.parametrize("score", [float("nan"), None])
-def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
-    state = {"weights": np.arange(3.0)}
-    checkpoints = checkpoint.Checkpoints(quick, tmp_path)
-    for step, accuracy in enumerate([0.1, 0.9, 0.5, score, 0.2], start=1):
-        checkpoints.save(state, step, {}, {} if accuracy is None else {"test/accuracy": accuracy})
-    checkpoints.wait()
-    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
-    assert (checkpoint.find(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
-    checkpoints.close()
-
-
 def command(workdir, *words):
     """The command line of a smoke run."""
     return ["main.py", f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", "--config.mesh.fsdp=2", *words]

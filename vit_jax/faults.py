@@ -20,6 +20,7 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 @contextlib.contextmanager
 def told(folder: str, verb: str) -> Iterator[None]:
     """Makes a UserError of what goes wrong with a store or disk; what else goes wrong with a local folder is a bug."""
+    _hush()
     try:
         yield
     except (UserError, Damaged, *BUGS):
@@ -48,7 +49,7 @@ def reading(folder: str) -> Iterator[None]:
 
 @functools.cache
 def _hush() -> None:
-    """Keeps off the terminal what TensorStore's other requests say once one has failed: it would bury the reason."""
+    """Keeps off the terminal what TensorStore's other requests say once one has failed: it buries the reason."""
     before = sys.unraisablehook
 
     def hook(what: Any) -> None:

@@ -201,7 +201,8 @@ def _numpy_words(array: np.ndarray) -> np.ndarray:
 
 def _word(dtype: Any) -> np.dtype:
     sizes = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
-    if dtype.kind == "O" or dtype.itemsize not in sizes or jnp.issubdtype(dtype, jnp.complexfloating):
+    real = dtype.kind == "b" or (jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating))
+    if not real or dtype.itemsize not in sizes:
         raise ValueError(f"no fingerprint is defined for {dtype}")
     return np.dtype(sizes[dtype.itemsize])
 
