@@ -1,7 +1,9 @@
 """Every mesh computes what one device does, holds its share, and exchanges what the tables explain, no more."""
 
+import contextlib
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -21,37 +23,43 @@ MESHES = {
     "slices of data and fsdp": {"slice": 2, "data": 2, "fsdp": 2},
     "fsdp and tensor": {"fsdp": 4, "tensor": 2},
 }
-RARE = ("slices of data and fsdp", "fsdp and tensor")
+RARE = ("tensor", "slices of data and fsdp", "fsdp and tensor")
 SPLITS = [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in MESHES]
 
 
-def trained(config, axes=None, steps=10):
-    """The program of a mesh or of one device, its compiled step's text, the losses of some steps, the state after."""
-    for axis, size in ({"data": 1} | axes if axes else {}).items():
-        config.mesh[axis] = size
-    program = build(config, devices=8 if axes else 1)
+def on(axes, config):
+    """A config on such a mesh."""
+    config = config.copy_and_resolve_references()
+    for axis in sharding.AXES:
+        config.mesh[axis] = axes.get(axis, 1)
+    return config
+
+
+def trained(config, start=None):
+    """The program of a config, its compiled step as text, the first state, the losses of ten steps, the state then."""
+    program = build(config, devices=math.prod(config.mesh.values()))
     step = program.train_step.lower(program.state, program.batch).compile()
-    state, losses = program.init(jax.random.key(0), {}), []
-    for batch in batches(program, steps):
+    start = jax.device_get(program.init(jax.random.key(0), {})) if start is None else start
+    state, losses = jax.device_put(start, program.state_shardings), []
+    for batch in batches(program, 10):
         state, metrics = step(state, batch)
         losses.append(float(metrics["train/loss"]))
-    return SimpleNamespace(program=program, text=step.as_text(), losses=np.array(losses), state=state)
+    return SimpleNamespace(program=program, text=step.as_text(), start=start, losses=np.array(losses), state=state)
 
 
 @pytest.fixture(scope="module")
-def single():
-    """What one device computes, by configuration."""
-    return {}
+def singles():
+    """What one device computes of `tiny`, once somebody asked."""
+    return []
 
 
-def assert_trains_as_one_device(found, tiny, single):
-    if "losses" not in single:
-        for axis in sharding.AXES:
-            tiny.mesh[axis] = 1
-        tiny.model.mlp = "jit"
-        single["losses"] = trained(tiny).losses
-    assert single["losses"][-1] < single["losses"][0] - 0.1  # it learns, so that equality means something
-    np.testing.assert_allclose(found.losses, single["losses"], rtol=1e-5)
+@pytest.fixture
+def single(tiny, singles):
+    if not singles:
+        singles.append(trained(on({}, tiny)))
+        losses = singles[0].losses
+        assert losses[-1] < losses[0] - 0.1  # it learns, so that equality means something
+    return singles[0]
 
 
 def explained(program):
@@ -64,7 +72,9 @@ def explained(program):
     )
     rows, height, width, _ = program.batch_sharding.shard_shape(program.batch["image"].shape)
     tokens = rows * (math.prod(spec.grid) + spec.class_rows) * spec.width * 4
-    result = {"collective-permute": (height * width * 3 + program.task.num_classes) * 4, "all-reduce": used}
+    result = {"all-reduce": used}
+    if program.task.mixup:
+        result["collective-permute"] = (height * width * 3 + program.task.num_classes) * 4
     if mesh["fsdp"] > 1:
         result["all-gather"] = used
         result["all-reduce"] += used / mesh["fsdp"] if mesh["slice"] * mesh["data"] > 1 else 0
@@ -88,10 +98,10 @@ def assert_explained(found, expected):
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_mesh_trains_as_one_device_and_exchanges_what_is_explained(tiny, single, name):
-    found = trained(tiny, MESHES[name])
+    found = trained(on(MESHES[name], tiny), single.start)
     program = found.program
+    np.testing.assert_allclose(found.losses, single.losses, rtol=1e-5)
     assert_explained(exchanged(found.text), explained(program))
-    assert_trains_as_one_device(found, tiny, single)
 
     # Each device holds its share of parameters, moments and moving average; heads and MLPs of mu are 90 % of it.
     mesh = program.mesh.shape
@@ -116,75 +126,81 @@ def test_a_mesh_trains_as_one_device_and_exchanges_what_is_explained(tiny, singl
 
 def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
     tiny.model.mlp = "shard_map"
-    found = trained(tiny, {"data": 2, "fsdp": 2, "tensor": 2})
-    sizes = exchanged(found.text)
-    # It scatters the gradients that the compiler would sum whole on CPUs.
+    found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny), single.start)
+    np.testing.assert_allclose(found.losses, single.losses, rtol=1e-5)
+    # It scatters the gradients that XLA sums whole on CPUs.
     expected = explained(found.program)
     expected["reduce-scatter"] = 2 * tiny.model.depth * 32 * (128 / 2) * 4
     expected["all-reduce"] -= expected["reduce-scatter"]
-    assert_explained(sizes, expected)
-    assert_trains_as_one_device(found, tiny, single)
+    assert_explained(exchanged(found.text), expected)
 
 
-def test_a_hybrid_trains_as_one_device(tiny, monkeypatch):
-    monkeypatch.setitem(models.STEMS, ("R26", 32), ((1,), 4))
+@pytest.mark.parametrize("stages", [(), pytest.param((1,), marks=pytest.mark.slow)])
+def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
+    monkeypatch.setitem(models.STEMS, ("R26", 32), (stages, 4))
     tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
-    expected = trained(tiny)
-    found = trained(tiny, {"fsdp": 4, "tensor": 2})
+    # What is random does not know of the stem, and takes half of the time to compile.
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0
+    expected = trained(on({}, tiny))
+    found = trained(on({"fsdp": 4, "tensor": 2}, tiny), expected.start)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
     assert_explained(exchanged(found.text), explained(found.program))
-    unit = found.state.params["stem"]["stage1"]["unit1"]
-    assert unit["conv2"]["kernel"].addressable_shards[0].data.shape == (3, 3, 64, 16)
-    assert unit["norm_proj"]["scale"].addressable_shards[0].data.shape == (64,)
+    root = found.state.params["stem"]["root"]
+    assert root["conv"]["kernel"].addressable_shards[0].data.shape == (7, 7, 3, 16)
+    assert root["norm"]["scale"].addressable_shards[0].data.shape == (16,)
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"slice": 2, "data": 2, "fsdp": 2}])
-def test_the_mlps_agree(tiny, axes):
-    for axis, size in ({"data": 1} | axes).items():
-        tiny.mesh[axis] = size
-    mesh = sharding.make_mesh(tiny)
+def test_the_mlps_agree(tiny):
+    mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
     x = jax.random.normal(jax.random.key(1), (8, 5, 32))
     variables = Mlp(spec).init(jax.random.key(0), x)
     again = MlpPerDevice(spec).init(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, variables, again)
 
-    def result(module, use_mesh):
+    def result(module, mesh):
         def scalar(params, x):
             y = module(spec).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
             return (y**2).sum(), y
 
         def run(params, x):
-            if not use_mesh:
-                return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, x)
-            with sharding.use(mesh):
+            with sharding.use(mesh) if mesh else contextlib.nullcontext():
                 return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, x)
 
         return jax.jit(run)(variables["params"], x)
 
-    expected = result(Mlp, use_mesh=False)
-    for module, use_mesh in ((Mlp, True), (MlpPerDevice, True), (MlpPerDevice, False)):
-        found = result(module, use_mesh)
+    expected = result(Mlp, None)
+    for module, where in ((Mlp, mesh), (MlpPerDevice, mesh), (MlpPerDevice, None)):
+        found = result(module, where)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
 
 
-@pytest.mark.parametrize("fields", [{"remat": "full"}, {"scan": True, "remat": "dots"}])
 @pytest.mark.slow
-def test_remat_and_loops_change_no_mesh(tiny, single, fields):
-    tiny.model.mlp = "shard_map"
-    tiny.model.update(fields)
-    found = trained(tiny, {"data": 2, "fsdp": 2, "tensor": 2})
-    tiny.model.update({"scan": False, "remat": "none"})
-    assert_trains_as_one_device(found, tiny, single)
+@pytest.mark.parametrize("fields", [{"remat": "full"}, {"scan": True, "remat": "dots"}])
+@pytest.mark.parametrize("mlp", ["jit", "shard_map"])
+def test_remat_and_loops_train_as_one_device(tiny, single, fields, mlp):
+    tiny.model.update({"mlp": mlp} | fields)
+    found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny), single.start)
+    np.testing.assert_allclose(found.losses, single.losses, rtol=1e-5)
+    if tiny.model.scan:  # the blocks, a share of 0.8, gather again; on CPUs, XLA takes it back outside of loops
+        gathered, once = exchanged(found.text)["all-gather"], explained(found.program)["all-gather"]
+        assert 1.7 * once < gathered < 2.1 * once
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"attention": "tokens_first"}, {"pooling": "map"}, {"pooling": "gap"}])
 def test_attention_stays_on_its_device(tiny, fields):
     tiny.model.update(fields)
-    found = exchanged(trained(tiny, {"fsdp": 2, "data": 2, "tensor": 2}, steps=1).text)
-    assert set(found) == {"all-gather", "all-reduce", "collective-permute"}
-    assert abs(found["all-reduce"] / explained(build(tiny, devices=8))["all-reduce"] - 1) < 0.1
+    found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
+    assert_explained(exchanged(found.text), explained(found.program))
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch_exchange_gradients_each(tiny):
+    tiny.accum_steps = 2
+    found = trained(on({"fsdp": 8}, tiny))
+    once = explained(found.program)
+    assert_explained(exchanged(found.text), once | {"all-reduce": 2 * once["all-reduce"]})
 
 
 @pytest.mark.parametrize(
@@ -207,7 +223,7 @@ def test_a_mesh_that_does_not_fit_is_told_in_a_sentence(tiny, change, words):
 
 
 def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
-    tiny.batch, tiny.mesh.tensor, tiny.mesh.slice = 4, 2, 2
+    tiny.batch, tiny.mesh.slice, tiny.mesh.tensor = 4, 2, 2
     program = build(tiny, devices=8)
     assert program.batch_sharding.shard_shape((4,)) == (1,)
     kernel = program.state_shardings.params["encoder"]["blocks"]["mlp"]["dense1"]["kernel"]
@@ -216,22 +232,19 @@ def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
     assert "mesh slice=2 x data=2 x fsdp=1 x tensor=2" in lines and "1 per device" in lines
 
 
-class Chip:
-    """Looks like a TPU device: number `index` of a slice of 2x2."""
-
-    platform, device_kind, core_on_chip, process_index = "tpu", "TPU v5 lite", 0, 0
-
-    def __init__(self, slice_index, index):
-        self.slice_index, self.id = slice_index, 4 * slice_index + index
-        self.coords = [index % 2, index // 2, 0]
+def chip(slice_index, index):
+    """What looks like a TPU device: number `index` of a slice of 2x2."""
+    fields = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "process_index": slice_index}
+    place = {"slice_index": slice_index, "id": 4 * slice_index + index, "coords": [index % 2, index // 2, 0]}
+    return Mock(spec=jax.Device, **fields | place)
 
 
 def test_slices_are_the_outermost_axis(tiny):
-    chips = [Chip(i % 2, i // 2) for i in range(8)]
+    chips = [chip(i % 2, i // 2) for i in range(8)]
     tiny.mesh.slice, tiny.mesh.fsdp = 2, 2
     mesh = sharding.make_mesh(tiny, chips)
     assert mesh.axis_names == ("slice", "data", "fsdp", "tensor") and mesh.devices.shape == (2, 2, 2, 1)
-    assert [{chip.slice_index for chip in part.flat} for part in mesh.devices] == [{0}, {1}]
+    assert [{each.slice_index for each in part.flat} for part in mesh.devices] == [{0}, {1}]
     tiny.mesh.slice = 1
     with pytest.raises(UserError, match=r"mesh.slice=1, but the devices lie on 2 slices; set --config.mesh.slice=2\."):
         sharding.make_mesh(tiny, chips)
@@ -268,6 +281,15 @@ HLO = """HloModule jit_step
   ROOT %d = f32[2]{0} dynamic-slice(%r, %i)
 }
 
+%below (p: (s32[], f32[4])) -> pred[] {
+  %five = s32[]{:T(128)} constant(5)
+  ROOT %lt = pred[] compare(%i, %five), direction=LT
+}
+
+%again (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  ROOT %r = f32[4]{0} all-to-all(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
 %step_of_a_fusion (p: f32[2]) -> f32[8] {
   ROOT %g = f32[8]{0} all-gather(%p), channel_id=6, frontend_attributes={chain_id="0"}, dimensions={0}
 }
@@ -280,6 +302,7 @@ ENTRY %main (x: f32[4,4]) -> f32[] {
   %gs = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%y), replica_groups=[1,4]<=[4], dimensions={0}
   %gd = bf16[16]{0} all-gather-done(%gs)
   %w = (s32[], f32[8,4]) while(%t), body=%body, condition=%c, backend_config={"known_trip_count":{"n":"3"}}
+  %v = (s32[], f32[4]) while(%t), condition=%below, body=%again
   %f = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
   %a = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
   %b = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
@@ -295,6 +318,7 @@ def test_collectives_are_read_from_the_text_of_a_program():
         ("all-gather", 32, ((0, 1, 2, 3),), 1),
         ("all-gather", 128, ((0, 2), (1, 3)), 3),
         ("reduce-scatter", 32, ((0, 1), (2, 3)), 3),
+        ("all-to-all", 16, ((0, 1, 2, 3),), 5),
         ("reduce-scatter", 32, ((0, 2, 1, 3),), 1),
         ("all-gather", 32, (), 1),
     ]

@@ -14,6 +14,8 @@ COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\(")
 ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 CALLED = re.compile(r"\b(?:body|calls|to_apply|branch_computations|called_computations)=\{?((?:%?[\w.-]+(?:, )?)+)")
+CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
+LIMIT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 CHAIN = re.compile(r'\bchain_id="(\d+)"')  # of the fusions over which TPUs spread a collective
 
@@ -45,7 +47,7 @@ class Collective:
 def read(text: str) -> list[Collective]:
     """Returns the collectives of a compiled program, `jitted.lower(...).compile().as_text()`, in order.
 
-    One in a loop counts as often as the loop runs, if the compiler says so. What a compiler cut in several (start and
+    One in a loop counts as often as the loop runs, if the text tells. What a compiler cut in several (start and
     done, or the steps of a fusion that hides it) counts once, and so do exchanges within groups of one.
     """
     bodies: dict[str, list[str]] = {}
@@ -72,11 +74,21 @@ def _walk(bodies: dict[str, list[str]], name: str, times: int, seen: set[str]) -
                 seen |= {chain[1]} if chain else set()
                 yield _collective(kind, shape, line, name, times, asynchronous=operation != kind)
             continue
-        trips = int(count[1]) if operation == "while" and (count := TRIPS.search(line)) else 1
+        trips = _trips(bodies, line) if operation == "while" else 1
         for called in CALLED.findall(line):
             for inner in called.replace("%", "").split(", "):
                 if inner in bodies:
                     yield from _walk(bodies, inner, times * trips, seen)
+
+
+def _trips(bodies: dict[str, list[str]], line: str) -> int:
+    """Returns how often a loop runs: as said, else by the one limit up to which its condition counts, else 1."""
+    if found := TRIPS.search(line):
+        return int(found[1])
+    condition = CONDITION.search(line)
+    body = "\n".join(bodies.get(condition[1], [])) if condition else ""
+    limits = LIMIT.findall(body)
+    return int(limits[0]) if len(limits) == 1 and body.count("direction=LT") == body.count(" compare(") == 1 else 1
 
 
 def _collective(kind: str, shape: str, line: str, within: str, times: int, asynchronous: bool) -> Collective:

@@ -35,8 +35,9 @@ def evaluate(workdir: str | Path, best: bool = False, fsdp: int = 1, source: str
     config = settings.load(path / "config.json")
     config.data.source = source or config.data.source
     devices = jax.device_count()
-    config.mesh.slice, config.mesh.tensor = sharding.count_slices(jax.devices()), 1
-    config.mesh.data, config.mesh.fsdp, config.accum_steps = -1, fsdp, 1
+    with config.unlocked():  # older runs do not know of every axis
+        config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
+    config.accum_steps = 1
     config.batch = config.batch_eval = -(-(config.batch_eval or config.batch) // devices) * devices
     program = make_program(config, sharding.make_mesh(config), data.spec(config))
     weights, _ = checkpoint.read_weights(folder)

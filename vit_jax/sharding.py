@@ -14,7 +14,8 @@ those of the parameters that it computes with (of heads and MLPs its part), A th
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
     MixUp, CutMix    collective-permute  one image and its targets, from the next device
 
-and scalars. Each of `accum_steps` parts pays the first two again. Between slices pass gradients and MixUp's row.
+and scalars. Each of `accum_steps` parts exchanges gradients. Between slices pass gradients and MixUp's row; on TPUs as
+messages between hosts, which `collectives.read` does not see.
 """
 
 import contextlib
