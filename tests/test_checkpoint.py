@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, checkpoint, data, evaluate, faults, files, settings, train
+from vit_jax import NonFiniteLoss, UserError, checkpoint, data, evaluate, faults, files, settings, train, workdir
 from vit_jax.checkpoint import Checkpoints, find, latest
 from vit_jax.shelf import Shelf, is_checkpoint
 
@@ -561,3 +561,28 @@ def test_the_fingerprint_of_the_data_is_words(quick):
     found = data.complete(quick)[1].fingerprint
     assert found["data set"] == "digits" and found["examples"] == 1438 and found["batch"] == quick.batch
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_run_ends_within_a_step_of_a_save_that_failed(quick, tmp_path, monkeypatch):
+    poll = Checkpoints.poll
+
+    def full(self, step):
+        raise UserError("no space left")
+
+    def late(self):
+        if self._writing is not None:
+            self._writing.exception()  # known by now
+        poll(self)
+
+    monkeypatch.setattr(Checkpoints, "_finish", full)
+    monkeypatch.setattr(Checkpoints, "poll", late)
+    monkeypatch.setattr(train.evals, "run", lambda *args: pytest.fail("step 2 was finished"))
+    with pytest.raises(UserError, match="no space left"):
+        train.train(short(quick), tmp_path / "run")
+
+
+def test_an_array_is_gathered_from_any_placement(state, mesh):
+    for leaf in (state["params"]["kernel"], state["params"]["bias"], state["moment"]):
+        gathered = workdir.Gathered(leaf)
+        assert (gathered.shape, gathered.dtype) == (leaf.shape, leaf.dtype)
+        np.testing.assert_array_equal(np.ascontiguousarray(gathered), np.asarray(leaf))

@@ -87,7 +87,7 @@ class Checkpoints:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there.
 
         Raises:
-            UserError: the disk or store takes it, or the one saved before, not.
+            UserError: the disk or store does not take it, or did not take the one saved before.
             NonFiniteLoss: a value of the state is NaN or infinite; nothing is written.
         """
         self._await_writing()
@@ -200,7 +200,7 @@ class Checkpoints:
         """The manager is for one thread at a time."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            self._failed = writing.exception() is not None
+            self._failed |= writing.exception() is not None
             writing.result()
 
     def _amend(self, metrics: dict[str, float]) -> None:
@@ -220,6 +220,7 @@ class Checkpoints:
             with faults.told(self._shelf.folder, "written"):
                 yield
         except UserError as error:
+            self._failed = True
             raise type(error)(f"{str(error).rstrip('.')}; {self._last_good()}.") from error
 
     def _last_good(self) -> str:

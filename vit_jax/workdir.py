@@ -52,7 +52,7 @@ class Workdir:
         place: the folder.
         path: the folder itself, or one here whose files are uploaded.
         start: steps that the run has behind it.
-        evaluated: nothing was left to be evaluated when the state after `start` was saved.
+        evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
     """
 
     def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info, share: Share = alone):
