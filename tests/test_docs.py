@@ -93,7 +93,8 @@ def test_what_is_only_dry_run_is_listed():
 def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(guard, "join", pod.Pod)
+    for module in (guard, pod):
+        monkeypatch.setattr(module, "join", pod.Pod)
     random = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -18,8 +18,9 @@ from orbax.checkpoint import PyTreeCheckpointer
 from PIL import Image
 
 import vit_jax
+from benchmarks.faults import SPLIT
+from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
-from tests.test_train import command, rows, two_hosts
 from vit_jax import NoAnswer, UserError, checkpoint, evaluate, files, limits, pack, predict, spool, train, tree
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
@@ -30,6 +31,7 @@ WORDS = [
     "--config.batch_eval=8",
 ]
 WORDS += ["--config.model.dropout_rate=0.0", "--config.task.mixup=0.0"]  # they only take long to compile
+WORDS += ["--config.log_every=1", "--config.optim.ema_decay=0.9", "--config.mesh.fsdp=2"]
 WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in ("data", "evals.test")]
 
 
@@ -119,7 +121,8 @@ def runs(photos, tmp_path_factory):
     def launch(name):
         workdir = BUCKETS[name] + "/run" if name in BUCKETS else folder / "here"
         output = (folder / f"{name}.out").open("a")
-        args = command(workdir, *WORDS, f"--config.data.source={source(name, photos)}")
+        args = [sys.executable, "-m", "vit_jax.main", f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}"]
+        args += [*WORDS, f"--config.data.source={source(name, photos)}"]
         return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output)
 
     processes = {name: launch(name) for name in photos}
@@ -151,7 +154,7 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
     run = f"{BUCKETS[kind]}/run"
     assert f"Resuming {run} after step 10." in files.read(f"{run}/train.log").decode()
     (tmp_path / "metrics.jsonl").write_bytes(files.read(f"{run}/metrics.jsonl"))
-    assert rows(tmp_path) == rows(runs / "here") and len(rows(tmp_path)) == 22
+    assert metrics(tmp_path) == metrics(runs / "here") and len(metrics(tmp_path)) == 22
     there = checkpoint.here(run) / "checkpoints" / "20" / "state"
     reader = PyTreeCheckpointer()
     first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
@@ -311,18 +314,14 @@ def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_two_hosts_write_to_one_bucket(photos, tmp_path):
-    words = [*WORDS, f"--config.data.source=folder:{photos['gs']}"]
-
-    def launch(workdir, name, **environment):
-        output = (tmp_path / f"{name}.out").open("a")
-        args = command(workdir, *words)
-        return subprocess.Popen(args, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment})
-
-    hosts = [launch("gs://bkt/hosts", f"host{rank}", **environment) for rank, environment in enumerate(two_hosts())]
-    alone = launch(tmp_path / "alone", "alone")
-    codes = [process.wait(300) for process in (*hosts, alone)]
-    assert codes == [0, 0, 0], [path.read_text() for path in tmp_path.glob("*.out")]
+    words = [*WORDS, SPLIT, f"--config.data.source=folder:{photos['gs']}"]
+    with (
+        Hosts(tmp_path / "hosts", 2, 4, *words, "--workdir=gs://bkt/hosts") as hosts,
+        Hosts(tmp_path / "alone", 1, 8, *words) as alone,
+    ):
+        assert hosts.wait(300) == [0, 0], hosts.output()
+        assert alone.wait(300) == [0], alone.output()
     (tmp_path / "metrics.jsonl").write_bytes(files.read("gs://bkt/hosts/metrics.jsonl"))
-    for one, other in zip(rows(tmp_path), rows(tmp_path / "alone"), strict=True):
+    for one, other in zip(metrics(tmp_path), metrics(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
-    assert spool.finished("gs://bkt/hosts") == [10, 20]
+    assert spool.finished("gs://bkt/hosts")[-1] == 60

@@ -84,8 +84,8 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
             or the batch cannot be split over them.
     """
     devices = jax.devices() if devices is None else devices
-    mesh = config.mesh
-    sizes = dict(zip(AXES, (mesh.slice, mesh.data, mesh.fsdp, mesh.tensor), strict=True))
+    asked_sizes = (config.mesh.slice, config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    sizes = dict(zip(AXES, asked_sizes, strict=True))
     asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
