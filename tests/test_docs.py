@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import input, load, loader, train_step
+from benchmarks import faults, input, load, loader, train_step
 from tests.conftest import ROOT, write_tfds
 from vit_jax import convert, data, evaluate, guard, main, pack, pod, predict, settings, sharding, sweep
 from vit_jax.program import make_program
@@ -37,6 +37,7 @@ MODULES = {
     "vit_jax.pack": pack,
     "vit_jax.predict": predict,
     "vit_jax.sweep": sweep,
+    "benchmarks.faults": faults,
     "benchmarks.input": input,
     "benchmarks.load": load,
     "benchmarks.loader": loader,
@@ -119,13 +120,15 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
                 loader.main([name, *words, "--workers=0"])
                 words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
+            if name == "benchmarks.faults":
+                words = ["--only=a folder of its own for each host"]
             if name == "benchmarks.load":
                 words = ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"]
             if name == "benchmarks.train_step":
                 words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
-            MODULES[name].main([name, *words])
+            assert not MODULES[name].main([name, *words])
             ran.append(name)
-    assert ran.count("vit_jax.main") == 11
+    assert ran.count("vit_jax.main") == 12
     assert {"vit_jax.convert", "vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict", "vit_jax.sweep"} <= set(ran)
     assert '"test/accuracy"' in capsys.readouterr().out
 

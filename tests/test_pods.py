@@ -49,13 +49,15 @@ def test_preempted_on_two_hosts_and_resumed_on_four_is_never_stopped_bitwise(who
     assert len(names) > 15 and len([row for row in metrics(whole) if "train/loss" in row]) == 60
 
 
-def test_killed_at_random_moments_it_resumes_and_is_never_stopped_bitwise(whole, tmp_path):
+def test_killed_while_saving_and_at_random_it_resumes_and_is_never_stopped_bitwise(whole, tmp_path):
     workdir, moments = tmp_path / "killed", random.Random(1)
-    for _ in range(2):
+    for saving in (True, False):
         with Hosts(workdir, 2, 2, SPLIT) as run:
             before = max((row["step"] for row in metrics(workdir)), default=0)
             assert run.await_step(before + 1), run.output()
-            time.sleep(moments.uniform(0.0, 0.8))
+            while saving and not any((workdir / "checkpoints").glob("*tmp*")) and run.processes[0].poll() is None:
+                time.sleep(0.001)
+            time.sleep(0.0 if saving else moments.uniform(0.0, 0.8))
             run.send(signal.SIGKILL)
             run.wait()
         reached = metrics(workdir)[-1]["step"]

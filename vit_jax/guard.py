@@ -21,7 +21,8 @@ from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.pod import Pod, join
 
 PERIOD = 1.0  # seconds between two looks at the other hosts
-LOST = 20.0  # seconds of silence after which a host counts as lost
+MANY = 128  # hosts; more of them look less often
+LOST = 30.0  # seconds of silence after which a host counts as lost
 PARTING = 5.0  # seconds that the last words of a run may take
 STUCK = 128 + signal.SIGABRT  # exit code: infrastructure, not the program's fault
 STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
@@ -185,8 +186,8 @@ class Guard:
     def _listen(self) -> None:
         """Looks at the other hosts, and shows them that this one lives."""
         pod, own = self.pod, str(self.pod.host)
-        beats = 0
-        while not self._over.wait(PERIOD):
+        beats, period = 0, PERIOD * max(1.0, self.pod.hosts / MANY)
+        while not self._over.wait(period):
             try:
                 beats += 1
                 where = [beats, self._moves, round(time.monotonic() - self._since), self._phase]

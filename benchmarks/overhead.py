@@ -1,0 +1,78 @@
+"""What it costs to be able to go on: saving every 50 steps, fingerprints and preflight, on the steps of a recipe.
+
+python -m benchmarks.overhead --source=array_record:packed/cifar10 --rounds=20
+
+Segments of 50 steps of `configs/cifar10.py` alternate in one process: before every second one a checkpoint is saved, as
+`vit_jax.train` does, and written in the background while its steps go on. The preflight, made once, is told besides.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from configs import cifar10
+from vit_jax import data, preflight
+from vit_jax.guard import Guard
+from vit_jax.program import prepare
+from vit_jax.workdir import Workdir
+
+STEPS = 50
+
+
+def segments(source: str | None, place: Path, rounds: int) -> Iterator[tuple[bool, float]]:
+    """Yields whether a segment began with a save, and the seconds that it took."""
+    config = cifar10.get_config()
+    config.data.source = source or "synthetic"
+    config, info, program = prepare(config)
+    guard = Guard()
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, str(place))
+        stack.enter_context(passed)
+        print(f"preflight: {time.monotonic() - began:.3f} s", file=sys.stderr)
+        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
+        state, origin = folder.begin()
+        stack.enter_context(contextlib.closing(folder.log(origin)))
+        batches = data.make(config, program.batch_sharding, 0, info.opened)
+        stack.callback(batches.close)
+        values: Any = None
+        for segment in range(-2, 2 * rounds):  # the first two compile
+            saves = segment % 2 == 0
+            began = time.monotonic()
+            if saves:
+                folder.save(state, int(state.step), {})
+            for _ in range(STEPS):
+                before = values
+                state, values = program.train_step(state, next(batches))
+                guard.tick()
+                folder.poll()
+                jax.block_until_ready(before)
+            jax.block_until_ready(values)
+            if segment >= 0:
+                yield saves, time.monotonic() - began
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", help="of the data, as config.data.source [synthetic]")
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args(argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        times = list(segments(args.source, Path(folder) / "run", args.rounds))
+    with_save, without = ([seconds for saves, seconds in times if saves is kind] for kind in (True, False))
+    ratios = sorted(one / other for one, other in zip(with_save, without, strict=True))
+    quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    print(f"{STEPS} steps: {statistics.median(without):.2f} s, with a save {statistics.median(with_save):.2f} s")
+    print(f"with / without: median {quarters[1]:.4f}, quarters {quarters[0]:.4f} to {quarters[2]:.4f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)
