@@ -110,10 +110,10 @@ class Faults:
             check(found[name] <= LOSSES, f"losses differ by {found[name]:.1e} on {name}")
         return len(meshes), "losses of the next 10 steps: " + ", ".join(f"{n} {d:.1e}" for n, d in found.items())
 
-    def preempted(self, text: str, hosts: tuple[int, ...], name: str) -> Outcome:
+    def preempted(self, text: str, hosts: tuple[int, ...], name: str, fault: str = "slow_steps:0") -> Outcome:
         """SIGTERM as soon as a host has printed a text."""
         began = self.folder / f"term-{name}"
-        with Hosts(began, 2, 2, SPLIT, "--config.eval_every=20") as run:
+        with Hosts(began, 2, 2, SPLIT, faults={0: fault, 1: fault}) as run:
             run.await_text(text)
             sent = time.monotonic()
             run.send(signal.SIGTERM, *hosts)
@@ -137,7 +137,10 @@ class Faults:
         return self.preempted("step 23/", (0, 1), "all")
 
     def term_evaluation(self) -> Outcome:
-        return self.preempted("step 20/60  loss", (0,), "evaluation")
+        outcome = self.preempted("step 20/60  loss", (0,), "evaluation", "slow_evaluation:2")
+        first = self.folder.joinpath("term-evaluation.0.log").read_text().partition("preempted")[0]
+        check("step 20/60  test" not in first, "the evaluation was over before")
+        return outcome
 
     def term_startup(self) -> Outcome:
         return self.preempted("Workdir:", (1,), "startup")

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from vit_jax import checkpoint, cli, main, program
+from vit_jax import checkpoint, cli, guard, main, program
 from vit_jax.data import loader
+from vit_jax.evals import classify
 
 FOR_EVER = 3600
 
@@ -52,6 +53,21 @@ def slow_steps(seconds: str) -> None:
     _before_steps(wait)
 
 
+def slow_evaluation(seconds: str) -> None:
+    """Every batch of an evaluation takes some seconds more."""
+    evaluate = classify.evaluate
+
+    def slowly(sums: Any, batches: Any, name: str, weights: Any, tick: Callable[[], None]) -> dict[str, float]:
+        return evaluate(sums, batches, name, weights, lambda: (time.sleep(float(seconds)), tick())[0])
+
+    classify.evaluate = slowly
+
+
+def impatient(seconds: str) -> None:
+    """A silent host is lost sooner than usual."""
+    guard.LOST = float(seconds)
+
+
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
     make = program.make_program
 
@@ -66,7 +82,8 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     program.make_program = changed
 
 
-FAULTS = {fault.__name__: fault for fault in (stuck_loader, slow_restore, nan, slow_steps)}
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, impatient)
+FAULTS = {fault.__name__: fault for fault in KNOWN}
 
 if __name__ == "__main__":
     for word in sys.argv.pop(1).split(","):

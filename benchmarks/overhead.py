@@ -24,10 +24,8 @@ from vit_jax.guard import Guard
 from vit_jax.program import prepare
 from vit_jax.workdir import Workdir
 
-STEPS = 50
 
-
-def segments(source: str | None, place: Path, rounds: int) -> Iterator[tuple[bool, float]]:
+def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:
     """Yields whether a segment began with a save, and the seconds that it took."""
     config = cifar10.get_config()
     config.data.source = source or "synthetic"
@@ -49,7 +47,7 @@ def segments(source: str | None, place: Path, rounds: int) -> Iterator[tuple[boo
             began = time.monotonic()
             if saves:
                 folder.save(state, int(state.step), {})
-            for _ in range(STEPS):
+            for _ in range(steps):
                 before = values
                 state, values = program.train_step(state, next(batches))
                 guard.tick()
@@ -64,13 +62,14 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", help="of the data, as config.data.source [synthetic]")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=50, help="of a segment [50]")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
-        times = list(segments(args.source, Path(folder) / "run", args.rounds))
+        times = list(segments(args.source, Path(folder) / "run", args.rounds, args.steps))
     with_save, without = ([seconds for saves, seconds in times if saves is kind] for kind in (True, False))
     ratios = sorted(one / other for one, other in zip(with_save, without, strict=True))
     quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    print(f"{STEPS} steps: {statistics.median(without):.2f} s, with a save {statistics.median(with_save):.2f} s")
+    print(f"{args.steps} steps: {statistics.median(without):.2f} s, with a save {statistics.median(with_save):.2f} s")
     print(f"with / without: median {quarters[1]:.4f}, quarters {quarters[0]:.4f} to {quarters[2]:.4f}")
 
 

@@ -9,6 +9,7 @@ that failed first, 128 and the signal's number if a signal ended it.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -70,7 +71,8 @@ def run(command: list[str], processes: int, devices: int, grace: float) -> int:
     def pass_on(kind: int, frame: object) -> None:
         for number, process in enumerate(started):
             if number not in ends:
-                os.killpg(process.pid, kind)
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+                    os.killpg(process.pid, kind)
 
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, pass_on)

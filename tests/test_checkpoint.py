@@ -253,7 +253,7 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
 
     def damaged_there(topic, value):
         asked.append(topic)
-        other = json.dumps(["it cannot be read: gone", None]) if topic == "read 2" else value
+        other = json.dumps(["it cannot be read: gone", None, False]) if topic == "read 2" else value
         return [value, other]
 
     restored = resumed(quick, saved, state, share=damaged_there)
@@ -261,14 +261,15 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
     assert restored.step == 1 and "gone" in restored.aside[0]
 
     def fails_there(topic, value):
-        return [value, json.dumps(["", "no permission"]) if topic == "read 1" else value]
+        return [value, json.dumps(["", "no permission", users]) if topic == "read 1" else value]
 
-    with pytest.raises(UserError, match="on host 1: no permission"):
-        resumed(quick, saved, state, share=fails_there)
+    for users, kind in ((True, UserError), (False, RuntimeError)):  # a bug stays one on all hosts
+        with pytest.raises(kind, match="on host 1: no permission"):
+            resumed(quick, saved, state, share=fails_there)
     assert names(saved) == ["1", "damaged-2"]
     checkpoints = Checkpoints(quick, saved)  # the first host's list decides
     (saved / "checkpoints" / "9").mkdir()
-    first = json.dumps([json.dumps({"steps": [1], "scores": {"1": None}, "aside": []}), None])
+    first = json.dumps([json.dumps({"steps": [1], "scores": {"1": None}, "aside": []}), None, False])
     checkpoints = Checkpoints(quick, saved, share=lambda topic, value: [first, value])
     assert checkpoints._steps == [1]
     # A host that is not the first renames nothing.

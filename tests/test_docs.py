@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import faults, input, load, loader, train_step
+from benchmarks import faults, input, load, loader, overhead, train_step
 from tests.conftest import ROOT, write_tfds
 from vit_jax import convert, data, evaluate, guard, main, pack, pod, predict, settings, sharding, sweep
 from vit_jax.program import make_program
@@ -41,6 +41,7 @@ MODULES = {
     "benchmarks.input": input,
     "benchmarks.load": load,
     "benchmarks.loader": loader,
+    "benchmarks.overhead": overhead,
     "benchmarks.train_step": train_step,
 }
 
@@ -122,6 +123,8 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
             if name == "benchmarks.faults":
                 words = ["--only=a folder of its own for each host"]
+            if name == "benchmarks.overhead":
+                words = ["--rounds=1", "--steps=1"]
             if name == "benchmarks.load":
                 words = ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"]
             if name == "benchmarks.train_step":

@@ -1,5 +1,6 @@
 """How hosts speak with each other: in one process, threads as hosts, over a store like JAX's."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ class Store:
 
 def make_pods(count):
     store, pods = Store(), [pod.Pod() for _ in range(count)]
+    pod.Pod._topics.clear()
     for host, one in enumerate(pods):
         one._client, one.host, one.hosts = store, host, count
     return pods
@@ -69,42 +71,112 @@ def test_alone_there_is_nobody_to_wait_for():
     assert pod.Pod().share("anything", "x") == ["x"]
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_a_stop_comes_at_the_same_count_everywhere(count):
-    guards = [guard.Guard() for _ in range(count)]
-    for one, its_pod in zip(guards, make_pods(count), strict=True):
+@pytest.fixture
+def guards(monkeypatch):
+    """Four guards that speak with each other ten times as often, not entered."""
+    monkeypatch.setattr(guard, "PERIOD", 0.05)
+    made = [guard.Guard() for _ in range(4)]
+    for one, its_pod in zip(made, make_pods(4), strict=True):
         one.pod = its_pod
-    reached = []
+        threading.Thread(target=one._listen, daemon=True).start()
+    yield made
+    for one in made:
+        one._over.set()
 
-    def steps(one):
-        for _ in range(500):
-            try:
-                one.tick()
-            except Preempted:
-                reached.append(one._ticks)
-                return
-            time.sleep(0.001 * (1 + one.pod.host))  # some are faster
 
-    threads = [threading.Thread(target=steps, args=[one]) for one in guards]
+def steps(one, saves, stops):
+    """Counts until the hosts agree to end; notes at which counts they agreed to save."""
+    for _ in range(2000):
+        try:
+            one.tick()
+        except Preempted:
+            stops.append(one._ticks)
+            return
+        if one.save_due():
+            saves.append(one._ticks)
+        time.sleep(0.001 * (1 + one.pod.host))  # some are faster
+
+
+def test_saves_and_the_end_come_at_the_same_counts_everywhere(guards):
+    saves, stops = [[] for _ in guards], []
+    threads = [threading.Thread(target=steps, args=[one, saves[one.pod.host], stops]) for one in guards]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
-    everywhere([lambda one=one: one._agree("stop") for one in guards])
+    for _ in range(3):
+        time.sleep(0.1)
+        guards[0]._wishes.add("save")
+    guards[0]._wishes.add("save")  # at the same moment as two hosts are told to end
+    guards[1]._wishes.add("stop")
+    guards[3]._wishes.add("stop")
     for thread in threads:
-        thread.join()
-    assert len(reached) == count and len(set(reached)) == 1 and reached[0] > 1
+        thread.join(20)
+    assert len(stops) == 4 and len(set(stops)) == 1 and stops[0] > 1
+    assert 2 <= len(saves[0]) <= 4 and all(counts == saves[0] for counts in saves)
 
 
-def test_a_save_that_is_due_is_told_once_and_at_the_same_count():
+def test_a_store_that_fails_now_and_then_is_asked_again(guards):
+    store = guards[0].pod._client
+    right, calls = store.key_value_set, [0]
+
+    def sometimes(*args):
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE: once")
+        right(*args)
+
+    store.key_value_set = sometimes
+    stops = []
+    threads = [threading.Thread(target=steps, args=[one, [], stops]) for one in guards]
+    for thread in threads:
+        thread.start()
+    guards[2]._wishes.add("stop")
+    for thread in threads:
+        thread.join(20)
+    assert len(stops) == 4 and len(set(stops)) == 1
+
+
+@pytest.mark.parametrize("error", [None, Preempted("saved")])
+def test_the_host_that_coordinates_leaves_last(guards, monkeypatch, error):
+    monkeypatch.setattr(guard, "PARTING", 0.1)
+    left = []
+
+    def leave(one):
+        time.sleep(0.5 * one.pod.host)  # what a host closes may take longer than its last words
+        one._tell_end(error)
+        left.append((time.monotonic(), one.pod.host))
+
+    began = time.monotonic()
+    everywhere([lambda one=one: leave(one) for one in guards])
+    assert all(when - began >= 1.5 for when, _ in left)
+
+
+def test_a_host_that_fell_silent_is_named_and_one_that_left_is_not(guards, monkeypatch):
+    ended = []
+    monkeypatch.setattr(guard, "LOST", 0.5)
+    one = guards[0]
+    monkeypatch.setattr(one, "_hang", lambda sentence: (ended.append(sentence), one._over.set()))
+    guards[1].pod.tell("bye/1", "")
+    one._pipe = os.pipe()
+    time.sleep(0.3)
+    guards[1]._over.set()
+    guards[2]._over.set()
+    one._watch()
+    assert ended[0] == "host 2 has not been heard of for 0.5 s"
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_alone_it_saves_and_ends_by_its_own_clock(entered):
     one = guard.Guard()
-    one.tick()
-    one._agree("save 1")
-    assert not one.save_due()
-    one.tick()
-    assert one.save_due() and not one.save_due()
-    one._agree("save 2")
-    one.tick()
-    assert one.save_due()
+    one.save_every = 0.2
+    with one if entered else contextlib.nullcontext():
+        one.tick()
+        assert not one.save_due()
+        time.sleep(1.0)
+        one.tick()
+        one.tick()
+        assert one.save_due()
+        one.saved()
+        assert not one.save_due()
 
 
 def test_what_another_thread_found_is_raised_in_the_main_one():
@@ -113,6 +185,7 @@ def test_what_another_thread_found_is_raised_in_the_main_one():
     one.fail(UserError("somebody else writes here"))
     with pytest.raises(UserError, match="somebody else"):
         one.tick()
+    one.tick()
 
 
 @pytest.mark.parametrize(
@@ -136,8 +209,15 @@ def test_half_a_cluster_is_not_taken_for_none(monkeypatch):
     def initialize(**arguments):
         raise ValueError("Number of processes must be defined.")
 
+    def lone(**arguments):
+        raise ValueError("coordinator_address should be defined.")
+
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(UserError, match="cannot join the other processes: Number of processes"):
+        pod.join()
+    monkeypatch.setattr(jax.distributed, "initialize", lone)
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    with pytest.raises(UserError, match="cannot join the other processes: coordinator_address"):
         pod.join()
     monkeypatch.setenv("JAX_NUM_PROCESSES", "four")
     with pytest.raises(UserError, match=r"cannot join the other processes: .*'four'"):

@@ -84,6 +84,17 @@ def test_hosts_that_were_started_differently_do_not_start(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_lost_host_ends_the_others_and_is_named(tmp_path):
+    impatient = dict.fromkeys((0, 1), "impatient:6")
+    with Hosts(tmp_path / "run", 2, 2, SPLIT, faults=impatient) as run:
+        assert run.await_step(12), run.output()
+        run.send(signal.SIGKILL, 1)
+        assert run.wait() == [134, -signal.SIGKILL]
+    text = run.output(0)
+    assert "host 1 has not been heard of for 6 s; behind the others: host 1 '" in text
+    assert "most recent call first" in text and "_watch" in text
+
+
 def launcher(*words, code):
     command = [sys.executable, "launch/local.py", *words, "--", sys.executable, "-c", code]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

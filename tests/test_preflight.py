@@ -12,8 +12,10 @@ import time
 import pytest
 
 from tests.test_pod import everywhere, make_pods
-from vit_jax import UserError, lease, preflight, program
+from vit_jax import UserError, lease, preflight, program, train
 from vit_jax.together import alone
+
+OTHER = json.dumps({"run": "y", "pid": 7, "host": "elsewhere", "machine": "m", "started": "1"})
 
 
 @pytest.fixture
@@ -79,11 +81,19 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
 
 
 def test_a_disk_without_room_is_told_before_the_run(prepared, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"has 0.0001 GB free, but 4 more checkpoints take .*checkpoint.keep_last"):
+    with pytest.raises(UserError, match=r"has 5e-05 GB free, but 2 more checkpoints take .*checkpoint.keep_last"):
         enter(prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    config, _, made = prepared
+    config = config.copy_and_resolve_references()
+    config.checkpoint.keep_last = 10_000_000  # all: but the run saves twice only
+    with pytest.raises(UserError, match="but 2 more checkpoints take"):
+        preflight.check_room(config, made.state, tmp_path)
+    for name in ("10", "20", "15.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert preflight.check_room(config, made.state, tmp_path) == ""  # complete: nothing will be written
 
 
 def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
@@ -105,7 +115,9 @@ def dead():
     return {"pid": process.pid, "started": "1"}
 
 
-@pytest.mark.parametrize("kind", ["killed here", "number taken by another process", "other machine", "cut short"])
+@pytest.mark.parametrize(
+    "kind", ["killed here", "number taken by another process", "other machine", "cut short", "a zombie", "no owner"]
+)
 def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     owner = {"run": "x", "machine": lease._machine(), "host": "h", "beats": 3, **dead()}
@@ -113,7 +125,11 @@ def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, 
         owner["pid"] = os.getpid()
     if kind == "other machine":
         owner["machine"] = "elsewhere"
-    text = json.dumps(owner)
+    if kind == "a zombie":
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        owner |= {"pid": process.pid, "started": lease._started(process.pid)}
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    text = "[]" if kind == "no owner" else json.dumps(owner)
     (tmp_path / lease.NAME).write_text(text[:20] if kind == "cut short" else text)
     one = lease.Lease(str(tmp_path), pytest.fail)
     one.take()
@@ -138,10 +154,26 @@ def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
     found = []
     one = lease.Lease(str(tmp_path), found.append)
     one.take()
-    (tmp_path / lease.NAME).write_text(json.dumps({"run": "y", "pid": 7, "host": "elsewhere"}))
+    (tmp_path / lease.NAME).write_text(OTHER)
     end = time.monotonic() + 5
     while not found and time.monotonic() < end:
         time.sleep(0.01)
     one.release()
     assert "process 7 on elsewhere" in str(found[0])
-    assert json.loads((tmp_path / lease.NAME).read_text())["run"] == "y"
+    assert (tmp_path / lease.NAME).read_text() == OTHER
+
+
+def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    quick.mesh.data, quick.log_every, quick.checkpoint_every = 8, 1, 100
+    quick.total_steps = quick.eval_every = 400
+
+    def watch(step, metrics):
+        time.sleep(0.02)
+        if step == 3:
+            (tmp_path / lease.NAME).write_text(OTHER)
+
+    with pytest.raises(UserError, match="is in use by another run, process 7 on elsewhere"):
+        train.train(quick, tmp_path, watch)
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert (tmp_path / lease.NAME).read_text() == OTHER

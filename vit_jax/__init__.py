@@ -8,11 +8,11 @@ ones, `save(path, model, params)` writes one;
 import importlib
 from typing import Any
 
-from vit_jax.errors import BUGS, LostHosts, NoAnswer, NonFiniteLoss, Preempted, UserError, choose, shown
+from vit_jax.errors import BUGS, LostHosts, NoAnswer, NonFiniteLoss, Preempted, UserError, choose, exit_code, shown
 
 __version__ = "0.1.0"
 __all__ = ["BUGS", "LostHosts", "NoAnswer", "NonFiniteLoss", "Preempted", "UserError", "choose", "create"]
-__all__ += ["list_models", "load", "save", "shown", "train"]
+__all__ += ["exit_code", "list_models", "load", "save", "shown", "train"]
 
 
 def __getattr__(name: str) -> Any:

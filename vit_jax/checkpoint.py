@@ -73,7 +73,8 @@ class Checkpoints:
         self._manager_: ocp.CheckpointManager | None = None
         self._failed = False
         self._restored: dict[str, Any] | None = None
-        found = json.loads(together(self._share, "checkpoints", self._survey)[0])  # the first host's list decides
+        look = self._survey if jax.process_index() == 0 else lambda: ""  # the first host's list decides
+        found = json.loads(together(self._share, "checkpoints", look)[0])
         self._steps: list[int] = found["steps"]
         self._retention.scores = {int(step): score for step, score in found["scores"].items()}
         self.latest: int | None = max(self._retention.scores, default=None)

@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 
-from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError
+from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
 
-CODES = {UserError: 2, NonFiniteLoss: 1, Preempted: 42, LostHosts: 128 + signal.SIGABRT}
 AGAIN = "the same command goes on from what was saved last, if anything was."
 
 
@@ -36,8 +35,8 @@ def run(command: Callable[[list[str]], None]) -> None:
     signal.signal(signal.SIGTERM, terminate)
     try:
         return command(sys.argv)
-    except tuple(CODES) as error:
-        sentence, code = str(error), next(code for kind, code in CODES.items() if isinstance(error, kind))
+    except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
+        sentence, code = str(error), exit_code(error)
     except KeyboardInterrupt:
         sentence, code = f"interrupted; {AGAIN}", 128 + signal.SIGINT
     except Terminated:

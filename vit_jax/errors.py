@@ -27,6 +27,20 @@ class NonFiniteLoss(Exception):
     """More non-finite losses in a row than allowed: command lines print the sentence and exit with code 1."""
 
 
+CODES: dict[type[BaseException], int] = {
+    UserError: 2,
+    NonFiniteLoss: 1,
+    Preempted: 42,
+    LostHosts: 134,  # as SIGABRT: infrastructure
+    KeyboardInterrupt: 130,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """Returns the exit code of a command that an error ends; 1 for a bug."""
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
+
+
 def shown(text: object, most: int = 20_000) -> str:
     """Returns a text that may be a stranger's as one line that does nothing to a terminal, cut to `most` characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]

@@ -15,6 +15,7 @@ from typing import Any
 from vit_jax import UserError, files
 
 NAME = "owner.json"
+KEYS = {"run", "machine", "host", "pid", "started"}
 BEAT = 2.5  # seconds between two signs of life
 
 
@@ -67,8 +68,8 @@ class Lease:
                 self._remove()
 
     def _lives(self, found: dict[str, Any]) -> bool:
-        if found["machine"] == self._id["machine"]:
-            return _runs(found["pid"], found["started"])
+        if found["machine"] == self._id["machine"] and found["started"]:
+            return _started(found["pid"]) == found["started"]
         end = time.monotonic() + 3 * BEAT  # its clock is not ours: look whether it goes on
         while time.monotonic() < end:
             time.sleep(BEAT / 5)
@@ -99,9 +100,10 @@ class Lease:
                 text = files.read(self._path) if files.exists(self._path) else b""
             else:
                 text = Path(self._path).read_bytes()
-            return json.loads(text)
+            found = json.loads(text)
         except (ValueError, OSError):  # none, or one that was cut short
             return None
+        return found if isinstance(found, dict) and found.keys() >= KEYS else None
 
     def _write(self, beats: int) -> None:
         text = json.dumps(self._id | {"started": _started(os.getpid()), "beats": beats})
@@ -135,17 +137,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Returns when a process of this machine was started, as the kernel counts; nothing if it cannot be known."""
+    """Returns when a process of this machine was started, as the kernel counts; nothing if it is no more, or if that
+    cannot be known here.
+    """
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
     return ""
-
-
-def _runs(pid: int, started: str) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _started(pid) == started

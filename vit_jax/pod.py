@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax._src import distributed  # its key-value store has no public name
@@ -32,12 +32,14 @@ class Pod:
     """
 
     limit = 1800.0
+    _topics: ClassVar[Counter[str]] = (
+        Counter()
+    )  # of this process: a second run in it must not find the first one's answers
 
     def __init__(self) -> None:
         """Finds out what JAX knows."""
         self._client: Any = distributed.global_state.client
         self.host, self.hosts = distributed.global_state.process_id, distributed.global_state.num_processes
-        self._topics: Counter[str] = Counter()
 
     def share(self, topic: str, value: str = "") -> list[str]:
         """Returns every host's value, in the hosts' order, once all have come here.
@@ -51,9 +53,9 @@ class Pod:
         """
         if self.hosts == 1:
             return [value]
-        self._topics[topic] += 1
-        folder = f"share/{topic}/{self._topics[topic]}"
-        self.tell(f"{folder}/{self.host}", value)
+        self._topics[f"{self.host} {topic}"] += 1
+        folder = f"share/{topic}/{self._topics[f'{self.host} {topic}']}"
+        self._client.key_value_set(f"vit_jax/{folder}/{self.host}", value)
         end, pause = time.monotonic() + self.limit, POLL
         while len(values := self.told(folder)) < self.hosts:
             if time.monotonic() > end:
@@ -93,7 +95,8 @@ def join() -> Pod:
         with _without_proxies():
             jax.distributed.initialize(initialization_timeout=JOINING, **numbers)
     except ValueError as error:
-        if not str(error).startswith("coordinator_address"):  # else nothing tells of a cluster: this process is alone
+        # Without any sign of a cluster this process is alone.
+        if not str(error).startswith("coordinator_address") or set(NUMBERS.values()) & set(os.environ):
             raise UserError(f"cannot join the other processes: {error}") from error
     return Pod()
 

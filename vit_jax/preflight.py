@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, __version__, checkpoint, data, settings
+from vit_jax import UserError, __version__, data, settings
 from vit_jax.lease import Lease
 from vit_jax.together import Share, together
 
@@ -74,7 +74,6 @@ def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[s
         **{f"the version of {name}": importlib.metadata.version(name) for name in VERSIONS},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
-        "the checkpoint to start from": str(checkpoint.latest(place)),
         "the data": str(info.fingerprint),
         "the examples": str({split: len(source) for split, source in info.opened.items()}),
         "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
@@ -129,14 +128,18 @@ def check_room(config: ConfigDict, state: Any, workdir: Path) -> str:
     folder = workdir.absolute()
     while not folder.exists():
         folder = folder.parent
-    there = len(list((workdir / "checkpoints").glob("[0-9]*")))
+    there = [int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
+    left = config.total_steps - max(there, default=0)
+    saves = -(-left // min(config.checkpoint_every, config.eval_every))
     keep = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+    more = min(saves, max(keep - len(there), 1))
     each = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
-    need, free = max(keep - there, 1) * each, shutil.disk_usage(folder).free
-    if free < need:
+    free = shutil.disk_usage(folder).free
+    if free < more * each:
         raise UserError(
-            f"the disk of {workdir} has {free / 1e9:.3g} GB free, but {max(keep - there, 1)} more checkpoints take "
-            f"{need / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer (--config.checkpoint.keep_last)."
+            f"the disk of {workdir} has {free / 1e9:.3g} GB free, but {more} more checkpoints take "
+            f"{more * each / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer "
+            "(--config.checkpoint.keep_last)."
         )
     return ""
 

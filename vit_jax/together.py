@@ -19,6 +19,7 @@ def together(share: Share, topic: str, work: Callable[[], str]) -> list[str]:
 
     Raises:
         UserError: it did so on one of them: here what was raised here, else what was on another.
+        RuntimeError: it ended so on another one, for no fault of the user's.
     """
     failed: Exception | None = None
     value = ""
@@ -26,10 +27,11 @@ def together(share: Share, topic: str, work: Callable[[], str]) -> list[str]:
         value = work()
     except Exception as error:  # a bug too: the others are not to wait for this host
         failed = error
-    answers = [json.loads(text) for text in share(topic, json.dumps([value, str(failed) if failed else None]))]
+    told = [value, str(failed) if failed else None, isinstance(failed, UserError)]
+    answers = [json.loads(text) for text in share(topic, json.dumps(told))]
     if failed:
         raise failed
-    for host, (_, elsewhere) in enumerate(answers):
+    for host, (_, elsewhere, users) in enumerate(answers):
         if elsewhere is not None:
-            raise UserError(f"on host {host}: {elsewhere}")
-    return [value for value, _ in answers]
+            raise (UserError if users else RuntimeError)(f"on host {host}: {elsewhere}")
+    return [value for value, _, _ in answers]

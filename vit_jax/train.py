@@ -40,7 +40,7 @@ def train(
     """
     guard = guard or Guard()
     place = check_place(workdir)
-    guard.at("opening the data")
+    guard.at("opening the data", patient=True)
     config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
@@ -78,7 +78,12 @@ def train(
             for step in range(start + 1, end + 1):
                 trace.before(step)
                 guard.at(f"data of step {step}")
-                batch = next(batches)
+                try:
+                    batch = next(batches)
+                except UserError:  # an unreadable image, say: what was learnt until then is kept
+                    if done > start and guard.pod.hosts == 1:  # the other hosts do not know, and would not save
+                        save(state, done, {})
+                    raise
                 guard.at(f"step {step}")
                 state, values = program.train_step(state, batch)
                 done = step
@@ -87,20 +92,17 @@ def train(
                 guard.tick()
                 folder.poll()
                 evaluates = step == end or step % config.eval_every == 0
-                if evaluates or step % config.checkpoint_every == 0 or guard.save_due():
+                if guard.save_due() or evaluates or step % config.checkpoint_every == 0:
                     report.flush()
                     with log.paused():
                         metrics = evaluate(state, step) if evaluates else {}
                         save(state, step, metrics)
         except Preempted:
             report.flush()
-            save(state, done, {})
-            raise Preempted(f"preempted after step {done}, which is saved; the same command goes on.") from None
-        except UserError:  # an unreadable image, say: what was learnt until then is kept
-            if done > start and guard.pod.hosts == 1:  # the other hosts do not know, and would not save
+            if done > start:
                 save(state, done, {})
-            raise
-        guard.at("the end")
+            raise Preempted(f"preempted after step {done}, which is saved; the same command goes on.") from None
+        guard.at("the end", patient=True)
         if start == end and not metrics:
             log.say("This run is complete." if end else "Nothing to train: total_steps is 0.")
             metrics = evals.run(evaluators, state.weights, guard.tick)
