@@ -1,6 +1,7 @@
 """Checkpoints: what is damaged is noticed and set aside, what cannot be written is told, the best and newest stay."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -260,12 +261,12 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
     assert asked == ["checkpoints", "read 2", "read 1", "compare 1", "set aside"]
     assert restored.step == 1 and "gone" in restored.aside[0]
 
-    def fails_there(topic, value):
+    def fails_there(users, topic, value):
         return [value, json.dumps(["", "no permission", users]) if topic == "read 1" else value]
 
     for users, kind in ((True, UserError), (False, RuntimeError)):  # a bug stays one on all hosts
         with pytest.raises(kind, match="on host 1: no permission"):
-            resumed(quick, saved, state, share=fails_there)
+            resumed(quick, saved, state, share=functools.partial(fails_there, users))
     assert names(saved) == ["1", "damaged-2"]
     checkpoints = Checkpoints(quick, saved)  # the first host's list decides
     (saved / "checkpoints" / "9").mkdir()
