@@ -309,7 +309,7 @@ class Guard:
         elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
             # So it looks when another host is gone: then the watching thread ends this process.
             print(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?", file=sys.stderr, flush=True)
-            time.sleep(LOST + 10 * PERIOD)
+            time.sleep(LOST + 3 * PARTING)
         if error is not None and not isinstance(error, Preempted):
             code, text = exit_code(error), str(error)
             known = code != 1 or type(error).__module__.startswith("vit_jax")

@@ -8,7 +8,7 @@ Example:
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
 Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 42 preempted and saved, 130 Ctrl-C, 134 a lost or stuck
-host.
+host; docs/reliability.md tells more.
 """
 
 import contextlib

@@ -47,9 +47,11 @@ def train(
         passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, place)
         stack.enter_context(passed)
         evaluators = evals.make(config, program, info.opened)
+        guard.at("opening the workdir", patient=True)
         folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
         state, origin = folder.begin()
+        guard.at("beginning")
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
         batches = data.make(config, program.batch_sharding, start, info.opened)
