@@ -16,16 +16,24 @@ FOR_EVER = 3600
 
 
 def stuck_loader(when: str) -> None:
-    """The loader never gives batch number `when`."""
-    give, count = loader.LocalBatches.__next__, [0]
+    """The loader of training gives `when` batches, and no more."""
+    make = loader.train_batches
 
-    def stuck(self: Any) -> Any:
-        count[0] += 1
-        if count[0] > int(when):
-            time.sleep(FOR_EVER)
-        return give(self)
+    class Stuck(loader.LocalBatches):
+        given = 0
 
-    loader.LocalBatches.__next__ = stuck  # type: ignore[method-assign]
+        def __next__(self) -> Any:
+            self.given += 1
+            if self.given > int(when):
+                time.sleep(FOR_EVER)
+            return super().__next__()
+
+    def stuck(*args: Any, **options: Any) -> Any:
+        batches = make(*args, **options)
+        batches.__class__ = Stuck
+        return batches
+
+    loader.train_batches = stuck
 
 
 def slow_restore(when: str) -> None:

@@ -39,9 +39,11 @@ class Guard:
 
     Attributes:
         pod: the hosts.
+        limit: seconds without progress on this host after which the run is ended.
         save_every: seconds between two saves, or None.
     """
 
+    limit = 1800.0
     save_every: float | None = None
 
     def __init__(self) -> None:
@@ -61,15 +63,6 @@ class Guard:
         self._watching, self._joined = False, True
         self._over = threading.Event()
 
-    @property
-    def limit(self) -> float:
-        """Seconds without progress on this host after which the run is ended."""
-        return self.pod.limit
-
-    @limit.setter
-    def limit(self, seconds: float) -> None:
-        self.pod.limit = seconds
-
     def __enter__(self) -> "Guard":
         """Begins to watch; in the main thread."""
         faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host say, shows where it was
@@ -88,10 +81,10 @@ class Guard:
         Raises:
             UserError: see `pod.join`.
         """
-        limit, self._joined = self.limit, False
+        self._joined = False
         self.at("waiting for every host to start")
         self.pod = join()
-        self.limit, self._joined = limit, True
+        self._joined = True
         self.at("starting")
         if self.pod.hosts > 1:
             threading.Thread(target=self._listen, daemon=True).start()
@@ -155,6 +148,7 @@ class Guard:
             LostHosts: see `Pod.share`.
         """
         self.at(f"waiting for the other hosts at {topic!r}")
+        self.pod.limit = 2 * self.limit  # the watching thread, which shows where all are, comes first
         values = self.pod.share(topic, value)
         self.at(f"after {topic!r}")
         return values
