@@ -85,13 +85,13 @@ def test_hosts_that_were_started_differently_do_not_start(tmp_path):
 
 
 def test_a_lost_host_ends_the_others_and_is_named(tmp_path):
-    impatient = dict.fromkeys((0, 1), "impatient:6")
+    impatient = dict.fromkeys((0, 1), "impatient:4")
     with Hosts(tmp_path / "run", 2, 2, SPLIT, faults=impatient) as run:
         assert run.await_step(12), run.output()
         run.send(signal.SIGKILL, 1)
         assert run.wait() == [134, -signal.SIGKILL]
     text = run.output(0)
-    assert "host 1 has not been heard of for 6 s; behind the others: host 1 '" in text
+    assert "host 1 has not been heard of for 4 s; behind the others: host 1 '" in text
     assert "most recent call first" in text and "_watch" in text
 
 
