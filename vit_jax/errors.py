@@ -16,7 +16,7 @@ class NoAnswer(UserError):
 
 
 class LostHosts(Exception):
-    """Hosts did not come where the others waited: command lines print the sentence and end by a signal."""
+    """Hosts did not come where the others waited: command lines print the sentence and exit with code 134."""
 
 
 class Preempted(Exception):

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from vit_jax import Preempted, exit_code
+from vit_jax import LostHosts, Preempted, exit_code
 from vit_jax.pod import Pod, join
 
 PERIOD = 1.0  # seconds between two looks at the other hosts
@@ -28,7 +28,7 @@ MANY = 128  # hosts; more of them look less often
 LOST = 60.0  # seconds of silence after which a host counts as lost
 PARTING = 10.0  # seconds that the last words of a run may take
 SOON = 15.0  # seconds of waiting for the other hosts to start after which that is told
-STUCK = 128 + signal.SIGABRT  # exit code: infrastructure, not the program's fault
+STUCK = exit_code(LostHosts())
 STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
 PREEMPTED = "preempted; nothing was left to be saved: the same command goes on."
 OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever became of other hosts
@@ -177,9 +177,7 @@ class Guard:
                 self._wishes.add("save")
             if not self._joined:
                 if not told and now - self._since > SOON:
-                    print(
-                        "vit_jax: still waiting for other hosts; was all of them given this command?", file=sys.stderr
-                    )
+                    print("vit_jax: waiting for the other hosts; was this started on all?", file=sys.stderr, flush=True)
                     told = True
                 if "stop" in self._wishes and now - self._since > SOON:
                     self._leave(STARTUP, exit_code(Preempted()))
@@ -188,7 +186,7 @@ class Guard:
                 for wish in list(self._wishes):
                     self._wishes.remove(wish)
                     self._settle(wish, self._ticks)
-            silent = {host: now - since for host, (_, since) in self._seen.items() if now - since > LOST}
+            silent = [host for host, (_, since) in self._seen.items() if now - since > LOST]
             if self._over.is_set():
                 return
             if silent:

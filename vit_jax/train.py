@@ -59,6 +59,7 @@ def train(
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
         report = Report(config, log, lambda: batches.waited)
         guard.save_every = config.checkpoint_every_minutes * 60 or None
+        guard.saved()  # opening and restoring may have taken long
         done = start
 
         def evaluate(state: Any, step: int) -> dict[str, float]:
