@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, banner, collectives, models, sharding, tree
+from vit_jax import UserError, banner, models, sharding, tree
 from vit_jax.models.mlp import Mlp, MlpPerDevice
+from vit_jax.planning import collectives
 
 # Name -> axes of a mesh of eight devices; those left out are 1.
 MESHES = {

@@ -5,8 +5,9 @@ Four axes, the slowest wires first: `slice` (TPU slices, joined by the data cent
 average are split too (ZeRO-3: gathered where used, their gradients cut again); over `tensor` attention heads and MLPs
 are, with their weights. Models name the dimensions of their arrays, never a mesh axis.
 
-What a device exchanges in a step, as bytes of the whole arrays that it sees (`collectives.read` tells them), if P are
-those of the parameters that it computes with (of heads and MLPs its part), A those of its tokens [rows, tokens, width]:
+What a device exchanges in a step, as bytes of the whole arrays that it sees (`planning/collectives.py` reads them), if
+P are those of the parameters that it computes with (of heads and MLPs its part), A those of its tokens [rows, tokens,
+width]:
 
     slice, data      all-reduce          P          gradients; P / fsdp of what fsdp has scattered
     fsdp             all-gather          P          parameters; 2 P with remat, which gathers again
@@ -14,8 +15,8 @@ those of the parameters that it computes with (of heads and MLPs its part), A th
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
     MixUp, CutMix    collective-permute  one image and its targets, from the next device
 
-and scalars. Each of `accum_steps` parts exchanges gradients. Between slices pass gradients and MixUp's row; on TPUs as
-messages between hosts, which `collectives.read` does not see.
+and scalars. Each of `accum_steps` parts exchanges gradients. Between slices pass gradients and MixUp's row, on TPUs as
+messages from host to host.
 """
 
 import contextlib
@@ -107,11 +108,13 @@ def _arranged(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarr
     """Returns the devices as an array: slices along its first axis, what is wired closest along its last."""
     slices = count_slices(devices)
     if slices == 1:  # several are meant to be groups of neighbours, such as hosts: as `jax.devices` lists them
-        return mesh_utils.create_device_mesh(shape, devices)
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] != slices:
         words = f"mesh.slice={shape[0]}, but the devices lie on {slices} slices"
         raise UserError(f"{words}; set --config.mesh.slice={slices}.")
-    return mesh_utils.create_hybrid_device_mesh((1, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices)
+    return mesh_utils.create_hybrid_device_mesh(
+        (1, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices, allow_split_physical_axes=True
+    )
 
 
 def _check_batch(config: ConfigDict, sizes: dict[str, int]) -> None:

@@ -1,0 +1,121 @@
+"""What to change so that a program fits, and how large a batch does: guessed by proportion, confirmed by compiling."""
+
+from collections.abc import Callable, Iterator
+
+from vit_jax.planning.ask import Facts
+
+Change = dict[str, str]  # config field -> value
+Compile = Callable[[Change], Facts]
+
+# How weights and optimizer lie on the devices: copied, or a part on each.
+STRATEGIES: dict[str, Change] = {
+    "replicated": {"mesh.data": "-1", "mesh.fsdp": "1", "mesh.tensor": "1"},
+    "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1", "mesh.tensor": "1"},
+}
+KEPT = 0.4  # of what a step needs besides its state, with remat=full; a guess
+MOST_ADVICE, MOST_FIT = 5, 8  # compilations
+CLOSE = 16  # a batch is the largest if one larger by a part in so many does not fit
+
+
+def advise(facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
+    """Returns the first change, of those that cost the least speed, with which a program fits, and what it then needs;
+    None if none of those tried does.
+
+    Args:
+        facts: of the program, which does not fit.
+        hbm: bytes of a device.
+        compile: tells of the program with a change.
+    """
+    tries, more = 0, 1.0
+    for change, guess in candidates(facts):
+        if guess * more > hbm:
+            continue
+        found = compile(change)
+        tries += 1
+        if found["fits"]:
+            return change, found
+        if tries == MOST_ADVICE:
+            break
+        more = max(more, needs(found) / guess)
+    return None
+
+
+def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
+    """Yields changes, those first that cost the least speed, and the bytes that a device may then need.
+
+    First the batch in more parts; then weights and optimizer split over all devices, in parts if need be; then all
+    activations computed again in the backward pass; then a smaller batch.
+    """
+    accum, images = facts["accum_steps"], facts["images_per_device"]
+    rest = needs(facts) - facts["state_bytes"]
+    most = images // accum
+    parts = [n for n in (2**i for i in range(most.bit_length())) if most % n == 0]
+    share = facts["mesh"]["fsdp"] * facts["mesh"]["tensor"] / facts["devices"]
+    split = STRATEGIES["fsdp"] if share < 1 else {}
+    for strategy, part in (({}, 1.0), (split, share)) if split else (({}, 1.0),):
+        for n in parts:
+            change = strategy | ({"accum_steps": str(accum * n)} if n > 1 else {})
+            if change:  # parts add up their gradients beside the state
+                added = facts["parameter_bytes"] if n > 1 else 0
+                yield change, int((facts["state_bytes"] + added) * part + rest / n)
+    if facts["remat"] != "full":
+        change = split | {"model.remat": "full"}
+        rest *= KEPT
+        yield change, int(facts["state_bytes"] * share + rest)
+        if parts[-1] > 1:
+            change |= {"accum_steps": str(accum * parts[-1])}
+            yield change, int((facts["state_bytes"] + facts["parameter_bytes"]) * share + rest / parts[-1])
+    for n in parts[1:]:
+        smaller = split | {"model.remat": "full", "batch": str(facts["batch"] // n)}
+        yield smaller, int(facts["state_bytes"] * share + rest / n)
+
+
+def needs(facts: Facts) -> int:
+    """Returns the bytes of a device that a program needs, whether it fits or not."""
+    return facts["peak_bytes"] if facts["fits"] else facts["needed_bytes"]
+
+
+def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | None, int | None]:
+    """Searches the largest batch with which a program fits.
+
+    What a device needs is taken to grow in proportion to its images, so few compilations do; near the limit compilers
+    compute more anew, and larger batches fit than that says.
+
+    Args:
+        facts: of the program with the batch to begin with.
+        hbm: bytes of a device.
+        compile: tells of the program with a change.
+
+    Returns:
+        What is known of the program with the largest batch found, None if none fits; and the images per device of the
+        smallest batch that was seen not to fit.
+    """
+    copies = facts["batch"] // facts["images_per_device"]  # devices that hold different images
+    step = facts["accum_steps"]
+    best: Facts | None = None
+    high: int | None = None
+    points: dict[int, int] = {}
+    for _ in range(MOST_FIT):
+        images = facts["images_per_device"]
+        points[images] = needs(facts)
+        if facts["fits"]:
+            best = facts if best is None or images > best["images_per_device"] else best
+        else:
+            high = min(images, high or images)
+        low = best["images_per_device"] if best else 0
+        if high and high - low <= max(step, low // CLOSE):
+            break
+        guess = _at(points, hbm, facts["state_bytes"])
+        guess = guess if guess > low else max(low * 5 // 4, low + step)
+        guess = guess if high is None or guess < high else (low + high) // 2
+        unit = step if guess < CLOSE * step else step * 2 ** ((guess // step).bit_length() - CLOSE.bit_length())
+        guess = max(guess // unit * unit, low + step)
+        facts = compile({"batch": str(guess * copies)})
+    return best, high
+
+
+def _at(points: dict[int, int], hbm: int, state: int) -> int:
+    """Returns for how many images the memory would do, by the line through the two last points of (images, bytes)."""
+    last = list(points.items())[-2:]
+    (a, low), (b, high) = [(0, state), *last][-2:]
+    return int(a + (hbm - low) * (b - a) / (high - low)) if high > low and a != b else 2 * max(points)

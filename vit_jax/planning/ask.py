@@ -1,0 +1,115 @@
+"""Asks a compiler, in a process of its own, what a command line's program needs; tells how long that has taken."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from vit_jax import UserError, shown
+
+Facts = dict[str, Any]  # what `compiler.py` tells
+
+# libtpu takes itself for the host of a pod, waits for its metadata server and for who else uses it, unless told.
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+OF_A_POD = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_NUM_P", "JAX_PROCESS_")
+EVERY = 30.0  # seconds between two lines where no terminal shows the clock
+
+
+def ask(words: list[str], target: str, inference: bool = False, emulated: int = 1) -> Facts:
+    """Returns what is known of a program, compiled now or earlier.
+
+    Args:
+        words: flags of `vit_jax.main`.
+        target: a TPU slice, `v5e:2x4`; `cpu` or `gpu`: the devices that are here.
+        inference: a prediction instead of a step of training.
+        emulated: devices of `cpu`.
+
+    Raises:
+        UserError: the flags are wrong, or the compiler does not answer.
+    """
+    request = json.dumps({"words": words, "target": target, "inference": inference})
+    command = [sys.executable, "-m", "vit_jax.planning.compiler", request]
+    facts: Facts = {}
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen(
+            command, env=environment(target, emulated), stdout=subprocess.PIPE, stderr=said, text=True
+        ) as process:
+            try:
+                assert process.stdout
+                first = process.stdout.readline()
+                if first:
+                    facts = json.loads(first)
+                    with told(what(facts, target)):
+                        facts |= json.loads(process.stdout.readline() or "{}")
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode or "fits" not in facts:
+            raise UserError(_reason(said, process.returncode))
+    return facts
+
+
+def what(facts: Facts, target: str) -> str:
+    """Returns what is compiled, in words."""
+    parts = f" in {facts['accum_steps']} parts" if facts["accum_steps"] > 1 else ""
+    axes = ", ".join(f"{axis}={size}" for axis, size in facts["mesh"].items() if size > 1) or "one device"
+    remat = f", remat={facts['remat']}" if facts["remat"] != "none" else ""
+    return f"{facts['model']}, {facts['images_per_device']} images a device{parts}{remat}, {target}, {axes}"
+
+
+@contextmanager
+def told(text: str) -> Iterator[None]:
+    """Tells on stderr what is compiled and for how long; nothing of what takes less than a second."""
+    import threading
+
+    done, began, terminal = threading.Event(), time.monotonic(), sys.stderr.isatty()
+
+    def tell() -> None:
+        if done.wait(1.0):
+            return
+        while True:
+            line = f"compiling {text}: {time.monotonic() - began:.0f} s"
+            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            if done.wait(1.0 if terminal else EVERY):
+                if terminal:
+                    print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
+                return
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def environment(target: str, emulated: int) -> dict[str, str]:
+    """Returns the variables under which the compiler's process finds the devices of a target."""
+    if ":" in target:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_POD)}
+        return kept | QUIET | {"JAX_PLATFORMS": "cpu"}
+    if target == "cpu":
+        count = f"--xla_force_host_platform_device_count={emulated}"
+        return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
+    return os.environ | {"JAX_PLATFORMS": "cuda"}
+
+
+def _reason(said: IO[str], code: int) -> str:
+    said.seek(0)
+    lines = [line for line in said.read().splitlines() if line.strip()]
+    sentences = [line.removeprefix("vit_jax: ") for line in lines if line.startswith("vit_jax: ")]
+    if code == 2 and sentences:
+        return sentences[-1]
+    return f"the compiler's process ended with {code}: {shown(lines[-1] if lines else 'it said nothing', 500)}"

@@ -1,0 +1,53 @@
+"""From what a TPU's compiler tells of a step to what a run takes: its estimate, nothing measured."""
+
+from typing import Any
+
+from vit_jax.planning.ask import Facts
+from vit_jax.planning.chips import Chip
+from vit_jax.planning.collectives import BETWEEN
+
+# What a device sends for each byte of an exchange, in a ring of many: an all-reduce goes round twice.
+SENT = {"all-reduce": 2.0}
+
+# Table 2: TPUv3-core-days of pre-training, by model, images of the training split and epochs. That the L/16 of
+# ImageNet-21k is the run of 90 epochs follows from its compute.
+PAPER = {
+    ("ViT-L/16", 303_000_000, 14): 680,
+    ("ViT-H/14", 303_000_000, 14): 2500,
+    ("ViT-L/16", 14_197_122, 90): 230,
+}
+
+
+def estimate(facts: Facts, chip: Chip, inference: bool = False) -> dict[str, Any]:
+    """Returns what a program that fits takes, by the compiler's cycles and the links' published speed.
+
+    Compute is the sum of the compiler's estimates at the chip's clock. Exchange, for which it estimates nothing, is
+    what the collectives send over all links at full speed; that one hides behind the other is not assumed. What
+    goes between slices is left out.
+
+    Args:
+        facts: of a program that fits.
+        chip: on which it runs; a device is a chip.
+        inference: it is a prediction.
+    """
+    images = facts["images_per_device"]
+    compute = facts["cycles"] / chip.clock
+    inside = {kind: row for kind, row in facts["collectives"].items() if not kind.endswith(BETWEEN)}
+    sent = sum(row["bytes"] * SENT.get(kind, 1.0) for kind, row in inside.items())
+    exchange = sent / chip.ici_bandwidth
+    rate = images / (compute + exchange)
+    model_flops = (2 if inference else 6) * facts["macs_per_image"]
+    result = {
+        "cycles_per_image": facts["cycles"] / images,
+        "compute_seconds": compute,
+        "exchange_seconds": exchange,
+        "images_per_second_per_chip": rate,
+        "mfu": rate * model_flops / chip.flops,
+        "model_flops": model_flops * images,
+    }
+    if not inference:
+        hours = facts["steps"] * (compute + exchange) / 3600
+        result |= {"hours": hours, "chip_hours": hours * facts["devices"]}
+        row = facts["model"], facts["num_examples"], round(facts["epochs"])
+        result["paper_tpuv3_core_days"] = PAPER.get(row)
+    return result

@@ -1,0 +1,64 @@
+"""What a function multiplies: its matrix products and convolutions, counted from its trace."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
+
+from vit_jax.models import Model
+
+
+def of_image(model: Model) -> int:
+    """Returns the multiply-accumulates of one image's way through a model, without dropout."""
+    images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
+    return count(lambda params, images: model.apply(params, images)[0], params, images)
+
+
+def exaflops(model: Model, images: float) -> float:
+    """Returns what training on so many images takes, in 1e18 floating point operations, as Table 6 counts: 2 for each
+    multiply-accumulate, and the backward pass twice the forward pass.
+    """
+    return 6 * of_image(model) * images / 1e18
+
+
+def count(function: Callable[..., Any], *args: Any) -> int:
+    """Returns the multiply-accumulates of a function of arrays (or their shapes), loops unrolled.
+
+    A convolution's products with the zeros of its padding are not counted.
+    """
+    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def _count(jaxpr: Jaxpr) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        match equation.primitive.name:
+            case "dot_general":
+                (contracted, _), _ = equation.params["dimension_numbers"]
+                shape = equation.invars[0].aval.shape
+                total += math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
+            case "conv_general_dilated":
+                total += _convolution(equation)
+            case _:
+                inner = sum(map(_count, jaxprs_in_params(equation.params)))
+                total += inner * equation.params.get("length", 1)
+    return total
+
+
+def _convolution(equation: Any) -> int:
+    """Returns the products of a convolution: of each window the positions that lie on the image."""
+    params, dimensions = equation.params, equation.params["dimension_numbers"]
+    (image, kernel), result = (variable.aval.shape for variable in equation.invars), equation.outvars[0].aval.shape
+    total = math.prod(result[i] for i in dimensions.out_spec[:2]) * kernel[dimensions.rhs_spec[1]]
+    spaces = zip(dimensions.lhs_spec[2:], dimensions.rhs_spec[2:], dimensions.out_spec[2:], strict=True)
+    for i, (size, width, steps) in enumerate(spaces):
+        stride, (low, _) = params["window_strides"][i], params["padding"][i]
+        spread, holes = params["rhs_dilation"][i], params["lhs_dilation"][i]
+        starts = [step * stride - low for step in range(result[steps])]
+        places = [start + tap * spread for start in starts for tap in range(kernel[width])]
+        total *= sum(0 <= place <= (image[size] - 1) * holes and place % holes == 0 for place in places)
+    return total

@@ -1,0 +1,80 @@
+"""Plans as text: side by side, a column each."""
+
+from collections.abc import Iterator
+from typing import Any
+
+ESTIMATE = "compiler estimate"
+
+
+def render(plans: list[dict[str, Any]]) -> str:
+    """Returns what plans tell, and below what to change where one does not fit or how far it may go."""
+    columns = [dict(rows(plan)) for plan in plans]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    cells = [[label, *(column.get(label, "") for column in columns)] for label in labels]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([*lines, *(line for plan in plans for line in notes(plan))])
+
+
+def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a plan: label and value; bytes, FLOPs and exchanges are those of one chip (or device)."""
+    axes = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "whole"
+    yield "", plan["target"]
+    yield "program", f"{plan['model']}, {'prediction' if plan['inference'] else 'train step'}, {plan['dtype']}"
+    yield "mesh", f"{plan['devices']} x {plan['device_kind']}, {axes}"
+    parts = f" in {plan['accum_steps']} parts" if plan["accum_steps"] > 1 else ""
+    yield "images a step", f"{plan['batch']:,}, {plan['images_per_device']:,} a chip{parts}"
+    yield "fits", "yes" if plan["fits"] else "no"
+    yield "parameters", amount(plan["parameter_bytes"])
+    if not plan["inference"]:
+        yield "optimizer, average", amount(plan["state_bytes"] - plan["parameter_bytes"])
+    if not plan["fits"]:
+        yield "needed", f"{amount(plan['needed_bytes'])} of {amount(plan['memory_bytes'])}"
+        return
+    yield "temporary", amount(plan["temp_bytes"])
+    yield "peak", f"{amount(plan['peak_bytes'])} of {amount(plan['memory_bytes'])}"
+    yield "FLOPs a step", f"{plan['flops']:.4g}" if plan["flops"] else "not counted: it has loops"
+    for kind, row in plan["collectives"].items():
+        yield kind, f"{row['count']:,} x, {amount(row['bytes'])}"
+    if "cycles_per_image" not in plan:
+        return
+    yield "6 x MACs" if not plan["inference"] else "2 x MACs", f"{plan['model_flops']:.4g}"
+    if plan["kernels"]:
+        yield "kernels", f"{plan['kernels']:,}, of unknown cycles, left out below"
+    yield ESTIMATE, ""
+    yield "  cycles an image", f"{plan['cycles_per_image'] / 1e6:.2f} million"
+    yield "  step", f"{plan['compute_seconds'] * 1e3:.1f} ms, and {plan['exchange_seconds'] * 1e3:.1f} ms of exchange"
+    yield "  images/s/chip", f"{plan['images_per_second_per_chip']:,.0f}"
+    yield "  MFU", f"{plan['mfu']:.0%}"
+    if "hours" in plan:
+        yield "  run", f"{plan['steps']:,} steps, {plan['hours']:,.1f} hours, {plan['chip_hours']:,.0f} chip-hours"
+    if "price" in plan:
+        yield "  price", f"{plan['price']:,.0f}"
+    if plan.get("paper_tpuv3_core_days"):
+        yield "paper", f"{plan['paper_tpuv3_core_days']:,} TPUv3-core-days"
+
+
+def notes(plan: dict[str, Any]) -> Iterator[str]:
+    """Yields what to change in a plan that does not fit, and how large a batch may be."""
+    if "advice" in plan:
+        yield ""
+        if plan["advice"] is None:
+            yield f"{plan['target']}: nothing tried makes it fit; take more chips, or a smaller model or resolution."
+        else:
+            words = " ".join(f"--config.{key}={value}" for key, value in plan["advice"]["change"].items())
+            yield f"{plan['target']}: it fits with {words} (compiled):"
+            yield render([{key: value for key, value in plan["advice"].items() if key != "change"}])
+    if "fit" in plan:
+        yield ""
+        largest, refused = plan["fit"]["largest"], plan["fit"]["refused_images_per_device"]
+        against = f"; {refused:,} do not fit" if refused else ", and more were not tried"
+        if largest is None:
+            yield f"{plan['target']}: no batch fits{against}."
+        else:
+            yield f"{plan['target']}: the largest batch has {largest['images_per_device']:,} images a chip{against}:"
+            yield render([largest])
+
+
+def amount(size: float) -> str:
+    """Returns a number of bytes as text."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"
