@@ -40,6 +40,8 @@ SLICES = ["v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4"]
 CHIPS = 8
 GROWING = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}  # with the recipe's batch on the last
 GROWING_IMAGES = 16
+# Config -> images to begin with, of a prediction and of a train step.
+LARGEST = {"vit_b32_jft": (2048, 512), "vit_b16_jft": (512, 128), "vit_l16_jft": (256, 32), "vit_h14_jft": (128, 4)}
 
 
 def exaflops() -> list[str]:
@@ -92,16 +94,42 @@ def growing() -> list[str]:
     return lines
 
 
+def first() -> list[str]:
+    """The plan of the recipe that the README begins with."""
+    return ["```", table.render([plan(["--config=configs/vit_l16_jft.py"], "v5e:16x16")]), "```"]
+
+
 def misfit() -> list[str]:
     """A plan that does not fit, and what is advised."""
     return ["```", table.render([planned("vit_h14_jft", "v5e:2x4", "replicated", 512)]), "```"]
 
 
+def fit() -> list[str]:
+    """The largest batches that a chip holds, of predictions and of train steps."""
+    lines = ["| model | predictions | then Mcycles | train step | then Mcycles |", "|---|---|---|---|---|"]
+    for config, begins in LARGEST.items():
+        columns = []
+        for inference, begin in zip((True, False), begins, strict=True):
+            words = [f"--config=configs/{config}.py", f"--config.batch={begin}"]
+            found = plan(words, "v5e:1x1", inference=inference, fit=True)
+            largest, refused = found["fit"]["largest"], found["fit"]["refused_images_per_device"]
+            if largest is None:
+                columns.append(f"none: {refused:,} do not fit | ")
+            else:
+                columns.append(
+                    f"{largest['images_per_device']:,} ({refused:,} do not fit) | {largest['cycles_per_image'] / 1e6:.2f}"
+                )
+        lines.append(f"| {found['model']} | {' | '.join(columns)} |")
+    return lines
+
+
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "exaflops": exaflops,
+    "first": first,
     "growing": growing,
     "misfit": misfit,
     "chips": chips,
+    "fit": fit,
 }
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import faults, input, load, loader, overhead, train_step
+from benchmarks import faults, input, load, loader, overhead, plans, train_step
 from configs import smoke
 from tests.conftest import ROOT, write_tfds
-from vit_jax import convert, data, evaluate, guard, main, pack, pod, predict, settings, sharding, sweep
+from vit_jax import convert, data, evaluate, guard, main, pack, plan, pod, predict, settings, sharding, sweep
+from vit_jax.planning import compiler
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
@@ -26,6 +27,7 @@ LINES = [line for language, text in BLOCKS if language == "bash" for line in tex
 # What the commands are run with besides, so that they take seconds.
 SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
+TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
 CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are fewer here
 
 # A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
@@ -36,6 +38,7 @@ MODULES = {
     "vit_jax.convert": convert,
     "vit_jax.evaluate": evaluate,
     "vit_jax.pack": pack,
+    "vit_jax.plan": plan,
     "vit_jax.predict": predict,
     "vit_jax.sweep": sweep,
     "benchmarks.faults": faults,
@@ -43,6 +46,7 @@ MODULES = {
     "benchmarks.load": load,
     "benchmarks.loader": loader,
     "benchmarks.overhead": overhead,
+    "benchmarks.plans": plans,
     "benchmarks.train_step": train_step,
 }
 
@@ -99,6 +103,9 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
     for module in (guard, pod):
         monkeypatch.setattr(module, "join", pod.Pod)
     monkeypatch.setattr(overhead, "cifar10", smoke)  # it compiles sooner
+    monkeypatch.setattr(plan, "ask", lambda words, *_: [*compiler.answer([*words, *TINY], "cpu", inference=True)][-1])
+    monkeypatch.setattr(plans, "TABLE_6", plans.TABLE_6[:1])
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     random = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -125,6 +132,8 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
                 words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
             if name == "benchmarks.faults":
                 words = ["--only=none"]
+            if name == "benchmarks.plans":
+                words = ["--only=exaflops"]
             if name == "benchmarks.overhead":
                 words = ["--source=digits", "--rounds=1", "--steps=1"]
             if name == "benchmarks.load":

@@ -51,7 +51,7 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint",
     "tensorboardX": r"vit_jax\.log",
     "tqdm": r"vit_jax\.(log|pack|interop\.download)",
-    "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|predict)",
+    "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|plan|predict)",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "configs": "nothing",
     "tensorflow": "nothing",

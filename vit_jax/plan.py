@@ -39,13 +39,13 @@ def plan(words: list[str], target: str, inference: bool = False, fit: bool = Fal
     compile = functools.partial(_compile, words, target, inference, emulated)
     facts = compile({})
     hbm = facts["memory_bytes"]
-    found = _estimated(facts, target, inference)
+    found = _estimated(facts)
     if not found["fits"] and not fit:
         advice = advise(facts, hbm, compile)
-        found["advice"] = {"change": advice[0], **_estimated(advice[1], target, inference)} if advice else None
+        found["advice"] = {"change": advice[0], **_estimated(advice[1])} if advice else None
     if fit:
         best, refused = largest_batch(facts, hbm, compile)
-        largest = _estimated(best, target, inference) if best else None
+        largest = _estimated(best) if best else None
         found["fit"] = {"largest": largest, "refused_images_per_device": refused}
     return found
 
@@ -59,11 +59,10 @@ def _compile(words: list[str], target: str, inference: bool, emulated: int, chan
     return ask([*words, *flags(change)], target, inference, emulated)
 
 
-def _estimated(facts: Facts, target: str, inference: bool) -> Plan:
-    known: Plan = {"target": target, "inference": inference, **facts}
-    if facts["fits"] and facts["cycles"]:
-        known |= estimate(facts, chips.parse(target).chip, inference)
-    return known
+def _estimated(facts: Facts) -> Plan:
+    if not facts["fits"] or not facts["cycles"]:
+        return dict(facts)
+    return facts | estimate(facts, chips.parse(facts["target"]).chip)
 
 
 def main(argv: list[str]) -> None:

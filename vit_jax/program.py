@@ -1,7 +1,7 @@
 """From a configuration to what runs on the devices: the one constructor that training, planning and tests share."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -127,6 +127,19 @@ def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
     config, info = data.complete(config)
     config = settings.resolve(config)
     return config, info, make_program(config, mesh, data.spec(config))
+
+
+def unopened(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
+    """Returns the configuration with its durations in steps, and the program, for data that need not be here: the
+    configuration says what else they would tell.
+
+    Raises:
+        UserError: something in the configuration is wrong, or it leaves something to the data.
+    """
+    settings.check(config)
+    spec = data.spec(config)
+    config = settings.resolve(config)
+    return config, make_program(config, sharding.make_mesh(config, devices), spec)
 
 
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:

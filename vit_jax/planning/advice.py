@@ -9,10 +9,10 @@ Compile = Callable[[Change], Facts]
 
 # How weights and optimizer lie on the devices: copied, or a part on each.
 STRATEGIES: dict[str, Change] = {
-    "replicated": {"mesh.data": "-1", "mesh.fsdp": "1", "mesh.tensor": "1"},
-    "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1", "mesh.tensor": "1"},
+    "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
+    "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
-KEPT = 0.4  # of what a step needs besides its state, with remat=full; a guess
+KEPT = 0.2  # of what a step needs besides its state, with remat=full; a guess
 MOST_ADVICE, MOST_FIT = 5, 8  # compilations
 CLOSE = 16  # a batch is the largest if one larger by a part in so many does not fit
 
@@ -44,30 +44,35 @@ def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
     """Yields changes, those first that cost the least speed, and the bytes that a device may then need.
 
     First the batch in more parts; then weights and optimizer split over all devices, in parts if need be; then all
-    activations computed again in the backward pass; then a smaller batch.
+    activations computed again in the backward pass; then a smaller batch. A prediction has neither parts nor backward
+    pass.
     """
-    accum, images = facts["accum_steps"], facts["images_per_device"]
-    rest = needs(facts) - facts["state_bytes"]
-    most = images // accum
-    parts = [n for n in (2**i for i in range(most.bit_length())) if most % n == 0]
+    state, accum, images = facts["state_bytes"], facts["accum_steps"], facts["images_per_device"]
+    rest = needs(facts) - state
+    parts = [n for n in (2**i for i in range(images.bit_length())) if images % (accum * n) == 0]
     share = facts["mesh"]["fsdp"] * facts["mesh"]["tensor"] / facts["devices"]
-    split = STRATEGIES["fsdp"] if share < 1 else {}
-    for strategy, part in (({}, 1.0), (split, share)) if split else (({}, 1.0),):
+    placed = [({}, 1.0), (STRATEGIES["fsdp"], share)] if share < 1 else [({}, 1.0)]
+    for strategy, part in placed:
         for n in parts:
-            change = strategy | ({"accum_steps": str(accum * n)} if n > 1 else {})
-            if change:  # parts add up their gradients beside the state
-                added = facts["parameter_bytes"] if n > 1 else 0
-                yield change, int((facts["state_bytes"] + added) * part + rest / n)
+            if facts["inference"]:
+                change, held = {"batch": str(facts["batch"] // n)}, state
+            else:  # parts add up their gradients beside the state
+                change, held = {"accum_steps": str(accum * n)}, state + (facts["parameter_bytes"] if n > 1 else 0)
+            change = strategy | (change if n > 1 else {})
+            if change:
+                yield change, int(held * part + rest / n)
+    if facts["inference"]:
+        return
+    strategy, part = placed[-1]
     if facts["remat"] != "full":
-        change = split | {"model.remat": "full"}
+        strategy |= {"model.remat": "full"}
         rest *= KEPT
-        yield change, int(facts["state_bytes"] * share + rest)
-        if parts[-1] > 1:
-            change |= {"accum_steps": str(accum * parts[-1])}
-            yield change, int((facts["state_bytes"] + facts["parameter_bytes"]) * share + rest / parts[-1])
+        yield strategy, int(state * part + rest)
+    if parts[-1] > 1:
+        more = strategy | {"accum_steps": str(accum * parts[-1])}
+        yield more, int((state + facts["parameter_bytes"]) * part + rest / parts[-1])
     for n in parts[1:]:
-        smaller = split | {"model.remat": "full", "batch": str(facts["batch"] // n)}
-        yield smaller, int(facts["state_bytes"] * share + rest / n)
+        yield strategy | {"batch": str(facts["batch"] // n)}, int(state * part + rest / n)
 
 
 def needs(facts: Facts) -> int:
@@ -103,19 +108,20 @@ def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | Non
         else:
             high = min(images, high or images)
         low = best["images_per_device"] if best else 0
-        if high and high - low <= max(step, low // CLOSE):
+        least = max(step, low // CLOSE)
+        if high and high - low <= least:
             break
-        guess = _at(points, hbm, facts["state_bytes"])
-        guess = guess if guess > low else max(low * 5 // 4, low + step)
-        guess = guess if high is None or guess < high else (low + high) // 2
-        unit = step if guess < CLOSE * step else step * 2 ** ((guess // step).bit_length() - CLOSE.bit_length())
-        guess = max(guess // unit * unit, low + step)
+        guess = max(_at(points, low, high, hbm, facts["state_bytes"]) // step * step, low + least)
+        if high and guess >= high:
+            guess = max((low + high) // 2 // step * step, low + step)
         facts = compile({"batch": str(guess * copies)})
     return best, high
 
 
-def _at(points: dict[int, int], hbm: int, state: int) -> int:
-    """Returns for how many images the memory would do, by the line through the two last points of (images, bytes)."""
-    last = list(points.items())[-2:]
-    (a, low), (b, high) = [(0, state), *last][-2:]
-    return int(a + (hbm - low) * (b - a) / (high - low)) if high > low and a != b else 2 * max(points)
+def _at(points: dict[int, int], low: int, high: int | None, hbm: int, state: int) -> int:
+    """Returns for how many images the memory would do, by the line through two points of (images, bytes): those around
+    the limit, or else the last ones.
+    """
+    around = [(images, points[images]) for images in (low, high) if images in points] if high else []
+    (a, less), (b, more) = [(0, state), *(around or sorted(points.items()))][-2:]
+    return int(a + (hbm - less) * (b - a) / (more - less)) if more > less else 2 * b

@@ -1,28 +1,21 @@
 """Asks a compiler, in a process of its own, what a command line's program needs; tells how long that has taken."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 from vit_jax import UserError, shown
+from vit_jax.planning import targets
 
 Facts = dict[str, Any]  # what `compiler.py` tells
 
-# libtpu takes itself for the host of a pod, waits for its metadata server and for who else uses it, unless told.
-QUIET = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-OF_A_POD = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_NUM_P", "JAX_PROCESS_")
+PATIENCE = 1.0  # seconds of which nothing is told
 EVERY = 30.0  # seconds between two lines where no terminal shows the clock
 
 
@@ -43,7 +36,7 @@ def ask(words: list[str], target: str, inference: bool = False, emulated: int = 
     facts: Facts = {}
     with tempfile.TemporaryFile("w+") as said:
         with subprocess.Popen(
-            command, env=environment(target, emulated), stdout=subprocess.PIPE, stderr=said, text=True
+            command, env=targets.environment(target, emulated), stdout=subprocess.PIPE, stderr=said, text=True
         ) as process:
             try:
                 assert process.stdout
@@ -70,13 +63,11 @@ def what(facts: Facts, target: str) -> str:
 
 @contextmanager
 def told(text: str) -> Iterator[None]:
-    """Tells on stderr what is compiled and for how long; nothing of what takes less than a second."""
-    import threading
-
+    """Tells on stderr what is compiled and for how long; nothing of what is soon over."""
     done, began, terminal = threading.Event(), time.monotonic(), sys.stderr.isatty()
 
     def tell() -> None:
-        if done.wait(1.0):
+        if done.wait(PATIENCE):
             return
         while True:
             line = f"compiling {text}: {time.monotonic() - began:.0f} s"
@@ -93,17 +84,6 @@ def told(text: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def environment(target: str, emulated: int) -> dict[str, str]:
-    """Returns the variables under which the compiler's process finds the devices of a target."""
-    if ":" in target:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_POD)}
-        return kept | QUIET | {"JAX_PLATFORMS": "cpu"}
-    if target == "cpu":
-        count = f"--xla_force_host_platform_device_count={emulated}"
-        return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
-    return os.environ | {"JAX_PLATFORMS": "cuda"}
 
 
 def _reason(said: IO[str], code: int) -> str:

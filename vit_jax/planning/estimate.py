@@ -18,7 +18,7 @@ PAPER = {
 }
 
 
-def estimate(facts: Facts, chip: Chip, inference: bool = False) -> dict[str, Any]:
+def estimate(facts: Facts, chip: Chip) -> dict[str, Any]:
     """Returns what a program that fits takes, by the compiler's cycles and the links' published speed.
 
     Compute is the sum of the compiler's estimates at the chip's clock. Exchange, for which it estimates nothing, is
@@ -28,7 +28,6 @@ def estimate(facts: Facts, chip: Chip, inference: bool = False) -> dict[str, Any
     Args:
         facts: of a program that fits.
         chip: on which it runs; a device is a chip.
-        inference: it is a prediction.
     """
     images = facts["images_per_device"]
     compute = facts["cycles"] / chip.clock
@@ -36,7 +35,7 @@ def estimate(facts: Facts, chip: Chip, inference: bool = False) -> dict[str, Any
     sent = sum(row["bytes"] * SENT.get(kind, 1.0) for kind, row in inside.items())
     exchange = sent / chip.ici_bandwidth
     rate = images / (compute + exchange)
-    model_flops = (2 if inference else 6) * facts["macs_per_image"]
+    model_flops = (2 if facts["inference"] else 6) * facts["macs_per_image"]
     result = {
         "cycles_per_image": facts["cycles"] / images,
         "compute_seconds": compute,
@@ -45,7 +44,7 @@ def estimate(facts: Facts, chip: Chip, inference: bool = False) -> dict[str, Any
         "mfu": rate * model_flops / chip.flops,
         "model_flops": model_flops * images,
     }
-    if not inference:
+    if not facts["inference"]:
         hours = facts["steps"] * (compute + exchange) / 3600
         result |= {"hours": hours, "chip_hours": hours * facts["devices"]}
         row = facts["model"], facts["num_examples"], round(facts["epochs"])

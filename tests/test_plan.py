@@ -1,0 +1,141 @@
+"""Plans: of this machine in this process, of an absent TPU slice in a process of its own."""
+
+import importlib.util
+import json
+import math
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_program import build
+from vit_jax import UserError, main, plan, tree
+from vit_jax.planning import ask, compiler, targets
+
+WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
+FSDP = ["--config.mesh.data=1", "--config.mesh.fsdp=-1"]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "plans"
+
+
+def pieces(facts):
+    """Bytes of parameters and of the whole state that a device holds, by the numbers of their elements."""
+    config, _ = main.parse(["plan", *WORDS, f"--config.mesh.fsdp={facts['mesh']['fsdp']}"])
+    program = build(config, devices=facts["devices"])
+    places = tree.flatten(program.state_shardings.params)
+    params = {
+        name: leaf.size // math.prod(facts["mesh"][axis] for axis in places[name].spec if axis)
+        for name, leaf in tree.flatten(program.state.params).items()
+    }
+    moments = 2 if config.optim.name == "adamw" else 1
+    return sum(params.values()) * 4, moments
+
+
+def test_the_compiler_here_is_asked_once(cache):
+    before, facts = compiler.answer([*WORDS, *FSDP], "cpu", False)
+    assert before.items() <= facts.items() and facts["fits"] and not facts["remembered"]
+    params, moments = pieces(facts)
+    assert facts["parameter_bytes"] == params and facts["devices"] == 8
+    assert 0 < facts["state_bytes"] - params * (1 + moments) < 100  # and counters
+    assert facts["peak_bytes"] > facts["state_bytes"] + facts["temp_bytes"]
+    assert facts["collectives"]["all-gather"]["bytes"] > 0 and facts["cycles"] is None
+    *_, again = compiler.answer([*WORDS, *FSDP], "cpu", False)
+    assert again == facts | {"remembered": True}
+    *_, other = compiler.answer([*WORDS, *FSDP], "cpu", True)
+    assert not other["remembered"] and len(list(cache.iterdir())) == 2
+    assert other["peak_bytes"] < facts["peak_bytes"]
+
+
+def test_what_is_too_large_for_this_machine_is_told(monkeypatch):
+    monkeypatch.setattr(targets, "memory", lambda target, devices: 1000)
+    *_, facts = compiler.answer(WORDS, "cpu", True)
+    assert not facts["fits"] and facts["needed_bytes"] == facts["peak_bytes"] > 1000
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
+def test_an_absent_slice(capsys):
+    plan.main(["plan", *WORDS, "--topology=v5e:2x2", "--strategy=fsdp", "--price=2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["devices"] == 4 and found["device_kind"] == "TPU v5 lite"
+    params, _ = pieces(found)
+    assert found["parameter_bytes"] == params and found["memory_bytes"] == 15.75 * 2**30
+    assert found["state_bytes"] < found["peak_bytes"] < found["memory_bytes"]
+    assert found["cycles"] > 0 and found["exchange_seconds"] > 0 and 0 < found["mfu"] < 1
+    assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
+    assert {"all-gather", "all-reduce"} & set(found["collectives"])
+
+
+def test_the_table_has_a_column_for_each_plan(monkeypatch, capsys):
+    """Two strategies, the first too large: advice is asked for, and shown."""
+
+    def answer(words, target, inference=False, emulated=1):
+        *_, facts = compiler.answer(words, "cpu", inference)
+        asked.append(words)
+        if len(asked) == 1:
+            return facts | {"fits": False, "memory_bytes": facts["peak_bytes"], "needed_bytes": 2 * facts["peak_bytes"]}
+        return facts
+
+    asked = []
+    monkeypatch.setattr(plan, "ask", answer)
+    plan.main(["plan", *WORDS, "--cpu=8", "--strategy=replicated,fsdp", "--inference"])
+    text = capsys.readouterr().out
+    first, *_ = text.splitlines()
+    assert first.split() == ["cpu", "cpu"]
+    change = [word for word in asked[1] if word not in asked[0]]
+    assert change and f"cpu: it fits with {' '.join(change)} (compiled):" in text
+    assert next(line.split() for line in text.splitlines() if line.startswith("fits")) == ["fits", "no", "yes"]
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """Lets a script play the compiler's process."""
+
+    def play(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(ask.sys, "executable", str(path))
+
+    return play
+
+
+def test_what_the_compilers_process_says_is_passed_on(child):
+    child("echo noise >&2; echo 'vit_jax: no such field.' >&2; exit 2")
+    with pytest.raises(UserError, match=r"^no such field\.$"):
+        ask.ask([], "cpu")
+    child("echo '{}' | head -c 0; echo 'F0101 lock held' >&2; kill -ABRT $$")
+    with pytest.raises(UserError, match=r"^the compiler's process ended with -6: F0101 lock held"):
+        ask.ask([], "v5e:2x2")
+
+
+def test_what_is_compiled_is_told_while_it_lasts(child, capsys, monkeypatch):
+    facts = {"model": "ViT-B/16", "images_per_device": 16, "accum_steps": 2, "remat": "full", "mesh": {"data": 4}}
+    child(f"echo '{json.dumps(facts)}'; sleep 0.3; echo '{json.dumps(facts | {'fits': True})}'")
+    monkeypatch.setattr(ask, "PATIENCE", 0.1)
+    assert ask.ask([], "v5e:2x2")["fits"]
+    told = capsys.readouterr().err
+    assert told == "compiling ViT-B/16, 16 images a device in 2 parts, remat=full, v5e:2x2, data=4: 0 s\n"
+
+
+def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):
+    for name in ("TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.setenv(name, "10.0.0.1,10.0.0.2")
+    found = targets.environment("v5e:2x2", 1)
+    assert "10.0.0.1,10.0.0.2" not in found.values() and found["JAX_PLATFORMS"] == "cpu"
+    assert found.items() >= targets.QUIET.items()
+    assert targets.environment("cpu", 3)["XLA_FLAGS"].endswith("device_count=3")
+
+
+def test_wrong_usage_is_told_before_anything_is_compiled(capsys):
+    for words, sentence in (
+        (["--topology=v5e:2x2,v9:4"], "unknown TPU 'v9'"),
+        (["--topology=v5e:2x2", "--strategy=fsdq"], "did you mean 'fsdp'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            plan.main(["plan", *WORDS, *words])
+    with pytest.raises(SystemExit):
+        plan.main(["plan", *WORDS])
+    assert "--topology" in capsys.readouterr().err

@@ -1,0 +1,273 @@
+"""What is read from compiled programs, counted, estimated and advised, without compiling anything large."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
+from vit_jax import UserError, models
+from vit_jax.planning import advice, chips, collectives, estimate, executable, flops, hlo, table
+
+HLO = """HloModule jit_step
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %s = bf16[2,4]{1,0} reduce-scatter(%g), channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, to_apply=%add
+  %m = f32[8,4]{1,0} fusion(%g), calls=%fused, backend_config={"estimated_cycles":"100"}
+  ROOT %t = (s32[], f32[8,4]) tuple(%i, %g)
+}
+
+%all-reduce-scatter.1 (p: f32[8]) -> f32[2] {
+  %r = f32[8]{0} all-reduce(%p), channel_id=5, replica_groups=mesh['a'=1,'b'=4], device_ids=([2,2]T(1,0)) {'a','b'}
+  ROOT %d = f32[2]{0} dynamic-slice(%r, %i)
+}
+
+%fused (p: f32[8,4]) -> f32[8,4] {
+  ROOT %k = f32[8,4]{1,0} copy(%p), backend_config={"estimated_cycles":"7777"}
+}
+
+%below (p: (s32[], f32[4])) -> pred[] {
+  %five = s32[]{:T(128)} constant(5)
+  ROOT %lt = pred[] compare(%i, %five), direction=LT
+}
+
+%again (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  ROOT %r = f32[4]{0} all-to-all(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%step_of_a_fusion (p: f32[2]) -> f32[8] {
+  ROOT %g = f32[8]{0} all-gather(%p), channel_id=6, frontend_attributes={chain_id="0"}, dimensions={0}
+}
+
+ENTRY %main (x: f32[4,4]) -> f32[] {
+  %r = (f32[4,4]{1,0}, f32[], /*index=2*/pred[3]{0}) all-reduce(%x, %y), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %o = f32[4]{0} fusion(%x), calls=%fused, backend_config={"estimated_cycles":"5"}
+  %kernel = f32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"
+  %n = f32[4]{0} all-reduce(%x), replica_groups={{0},{1},{2},{3}}, to_apply=%add
+  %ps = (f32[4]{0}, f32[4]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %pd = f32[4]{0} collective-permute-done(%ps)
+  %gs = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%y), replica_groups=[1,4]<=[4], dimensions={0}
+  %gd = bf16[16]{0} all-gather-done(%gs)
+  %w = (s32[], f32[8,4]) while(%t), body=%body, condition=%c, backend_config={"known_trip_count":{"n":"3"}}
+  %v = (s32[], f32[4]) while(%t), condition=%below, body=%again
+  %f = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %a = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
+  %b = f32[8]{0} fusion(%x), kind=kCustom, calls=%step_of_a_fusion
+  %sent = (bf16[96,8]{1,0}, u32[], token[]) send(%x), frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  ROOT %e = f32[] constant(0)
+}
+"""
+
+
+def test_collectives_are_read_from_the_text_of_a_program():
+    assert [(each.kind, each.bytes, each.groups, each.times) for each in collectives.read(HLO)] == [
+        ("all-reduce", 64 + 4 + 3, ((0, 1), (2, 3)), 1),
+        ("collective-permute", 16, ((0, 1), (1, 0)), 1),
+        ("all-gather", 32, ((0, 1, 2, 3),), 1),
+        ("all-gather", 128, ((0, 2), (1, 3)), 3),
+        ("reduce-scatter", 32, ((0, 1), (2, 3)), 3),
+        ("all-to-all", 16, ((0, 1, 2, 3),), 5),
+        ("reduce-scatter", 32, ((0, 2, 1, 3),), 1),
+        ("all-gather", 32, (), 1),
+        ("all-reduce between slices", 96 * 8 * 2, (), 1),
+    ]
+
+
+def test_cycles_count_as_often_as_loops_run_and_fusions_once():
+    executed = [each for each in hlo.read(HLO) if not each.fused]
+    assert sum(each.cycles * each.times for each in executed if each.cycles) == 5 + 3 * 100
+    assert [each.operation for each in executed if executable.KERNEL in each.line] == ["custom-call"]
+
+
+@pytest.mark.parametrize("stride, padding, spread, holes", [(1, (1, 1), 1, 1), (2, (3, 2), 1, 1), (1, (2, 0), 2, 3)])
+def test_a_convolution_counts_products_that_lie_on_the_image(stride, padding, spread, holes):
+    """By numbers: of ones with ones, each result is the count of its products."""
+    image, kernel = np.ones((2, 9, 7, 6), np.float32), np.ones((3, 3, 2, 12), np.float32)
+
+    def convolve(image, kernel):
+        return jax.lax.conv_general_dilated(
+            image,
+            kernel,
+            (stride, 1),
+            (padding, (1, 1)),
+            lhs_dilation=(holes, 1),
+            rhs_dilation=(spread, 1),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=3,
+        )
+
+    assert flops.count(convolve, image, kernel) == convolve(image, kernel).sum()
+
+
+def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
+    def step(x, w):
+        return jax.checkpoint(jnp.dot)(x, w), None
+
+    def loop(x, w):
+        return jax.jit(lambda x: jax.lax.scan(step, x, w)[0])(x) + jnp.einsum("bij,bjk->ik", w, w).sum()
+
+    x, w = jnp.zeros((5, 4)), jnp.zeros((3, 4, 4))
+    assert flops.count(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
+    gradient = jax.grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
+    assert flops.count(gradient, x, w[0]) == 3 * 5 * 4 * 4
+
+
+# Table 6, except where the paper contradicts itself: paper.md, E.5.
+OUTLIERS = {("ViT-B/32", 7): 0.025, ("R50+ViT-L/16", 7): 0.035}
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in TABLE_6))
+def test_exaflops_are_those_of_table_6(name):
+    model = models.create(name, num_classes=JFT_CLASSES, pre_logits=True)
+    one = flops.exaflops(model, JFT_IMAGES)
+    for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
+        assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))
+
+
+def test_slices_by_name():
+    assert [chips.parse(text).chips for text in ("v5e:16x16", "v4:2x2x4", "v6e:1x1")] == [256, 16, 1]
+    assert str(chips.parse("v5p:2x2x2")) == "v5p:2x2x2" and chips.parse("v5e:16x16").hosts == 64
+    for text in ("v5e", "v5e:4x4x4", "v4:4x4", "v5e:0x4", "v5e:4x", "v5e:4x4 "):
+        with pytest.raises(UserError, match="dimensions: --topology=v"):
+            chips.parse(text)
+    with pytest.raises(UserError, match="did you mean 'v5e'"):
+        chips.parse("v5ee:4x4")
+
+
+@pytest.mark.parametrize("kind", chips.CHIPS)
+def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
+    chip = chips.CHIPS[kind]
+    macs = 1e9
+    facts = {
+        "inference": False,
+        "model": "ViT-L/16",
+        "num_examples": 303_000_000,
+        "epochs": 14.0,
+        "devices": 256,
+        "images_per_device": 16,
+        "steps": 1000,
+        "macs_per_image": macs,
+        "cycles": 6 * macs * 16 / chip.flops * chip.clock,
+        "collectives": {"all-reduce between slices": {"count": 1, "bytes": 10**12}},
+    }
+    found = estimate.estimate(facts, chip)
+    assert found["mfu"] == pytest.approx(1) and found["exchange_seconds"] == 0
+    assert found["images_per_second_per_chip"] == pytest.approx(chip.flops / (6 * macs))
+    assert found["chip_hours"] == pytest.approx(256 * 1000 * found["compute_seconds"] / 3600)
+    assert found["paper_tpuv3_core_days"] == 680
+    facts["collectives"] = {"all-reduce": {"count": 2, "bytes": chip.ici_bandwidth}}  # sent twice
+    assert estimate.estimate(facts, chip)["exchange_seconds"] == pytest.approx(2)
+    assert estimate.estimate(facts | {"inference": True}, chip)["mfu"] < found["mfu"] / 3
+
+
+def facts_of(need, **fields):
+    """What a compiler would tell of a program that needs so many bytes, 1,000 being there."""
+    told = {"fits": need <= 1000, "peak_bytes" if need <= 1000 else "needed_bytes": need}
+    return {
+        "inference": False,
+        "state_bytes": 600,
+        "parameter_bytes": 200,
+        "devices": 8,
+        "mesh": {"slice": 1, "data": 8, "fsdp": 1, "tensor": 1},
+        "batch": 128,
+        "images_per_device": 16,
+        "accum_steps": 1,
+        "remat": "none",
+        **fields,
+        **told,
+    }
+
+
+def memory(state, image, waste=1.0):
+    """A compiler: what a program needs follows from its change; it wastes some of what it is given."""
+
+    def compile(change):
+        share = 8 if "mesh.fsdp" in change else 1
+        accum, batch = int(change.get("accum_steps", 1)), int(change.get("batch", 128))
+        kept = 0.3 if change.get("model.remat") == "full" else 1
+        gradients = state / 3 if accum > 1 else 0
+        need = (state + gradients) / share + batch / 8 / accum * image * kept * waste
+        asked.append(change)
+        return facts_of(
+            math.ceil(need), batch=batch, images_per_device=batch // 8, state_bytes=state, parameter_bytes=state // 3
+        )
+
+    asked = []
+    return compile, asked
+
+
+@pytest.mark.parametrize(
+    "state, image, expected",
+    [
+        (300, 50, {"accum_steps": "2"}),
+        (300, 70, {"accum_steps": "2"}),
+        (600, 60, {"accum_steps": "8"}),
+        (960, 30, advice.STRATEGIES["fsdp"]),
+        (960, 60, advice.STRATEGIES["fsdp"] | {"accum_steps": "2"}),
+        (600, 2500, advice.STRATEGIES["fsdp"] | {"model.remat": "full", "accum_steps": "16"}),
+    ],
+)
+def test_advice_is_the_cheapest_change_that_fits(state, image, expected):
+    compile, asked = memory(state, image)
+    first = compile({})
+    assert not first["fits"]
+    change, found = advice.advise(first, 1000, compile)
+    assert change == expected and found["fits"] and len(asked) == 2  # guessed right at once
+
+
+def test_a_prediction_is_advised_no_parts_and_no_backward_pass():
+    compile, asked = memory(960, 60)
+    change, found = advice.advise(compile({}) | {"inference": True}, 1000, compile)
+    assert change == advice.STRATEGIES["fsdp"] | {"batch": "64"} and found["fits"] and len(asked) == 2
+
+
+def test_advice_is_only_what_was_compiled_and_fits():
+    compile, asked = memory(300, 70, waste=1.6)
+    first = facts_of(300 + 70 * 16, state_bytes=300, parameter_bytes=100)
+    change, found = advice.advise(first, 1000, compile)
+    assert found["fits"] and asked[-1] == change and len(asked) > 1
+    compile, asked = memory(20_000, 1)
+    assert advice.advise(facts_of(20_016, state_bytes=20_000, parameter_bytes=6_666), 1000, compile) is None
+    assert not asked  # no use in compiling what cannot fit
+
+
+@pytest.mark.parametrize("state, image, start", [*itertools.product((100, 600), (0.3, 7, 60), (1, 16, 4000))])
+def test_the_largest_batch_is_found_in_few_compilations(state, image, start):
+    def compile(change):
+        asked.append(int(change["batch"]) // 8)
+        near = max(0, image * asked[-1] + state - 900)  # some of it is computed again when memory runs out
+        need = state + image * asked[-1] - near / 2
+        return facts_of(math.ceil(need), images_per_device=asked[-1], batch=asked[-1] * 8, state_bytes=state)
+
+    asked = []
+    best, refused = advice.largest_batch(compile({"batch": start * 8}), 1000, compile)
+    largest = (1100 - state) / image
+    assert best["fits"] and best["images_per_device"] <= largest < refused
+    assert refused - best["images_per_device"] <= max(1, best["images_per_device"] / advice.CLOSE)
+    assert len(asked) <= advice.MOST_FIT
+
+
+def test_no_batch_fits():
+    compile, _ = memory(1200, 1)
+    assert advice.largest_batch(compile({}), 1000, compile) == (None, 1)
+
+
+def test_what_a_compiler_refuses_is_read():
+    beside = "RESOURCE_EXHAUSTED: Ran out of memory, the total memory required for HLO temporaries (30.02G) exceeds"
+    assert executable.refusal(beside, 100)["needed_bytes"] == int(30.02 * 2**30) + 100
+    total = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Used 215.17G of 31.25G hbm. Exceeded by 183.92G."
+    assert executable.refusal(total, 100) == {"fits": False, "needed_bytes": int(215.17 * 2**30)}
+    with pytest.raises(UserError, match=r"the compiler refuses the program: INTERNAL: no$"):
+        executable.refusal("INTERNAL: no\nmore", 0)
+
+
+def test_amounts_have_units():
+    assert [table.amount(n) for n in (3 << 19, 15.75 * 2**30)] == ["1.50 MiB", "15.75 GiB"]
