@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_jax import models
+from vit_jax import cli, models
 from vit_jax.plan import flags, plan
 from vit_jax.planning import flops, table
 from vit_jax.planning.advice import STRATEGIES
@@ -116,9 +116,8 @@ def fit() -> list[str]:
             if largest is None:
                 columns.append(f"none: {refused:,} do not fit | ")
             else:
-                columns.append(
-                    f"{largest['images_per_device']:,} ({refused:,} do not fit) | {largest['cycles_per_image'] / 1e6:.2f}"
-                )
+                cycles = f"{largest['cycles_per_image'] / 1e6:.2f}"
+                columns.append(f"{largest['images_per_device']:,} ({refused:,} do not fit) | {cycles}")
         lines.append(f"| {found['model']} | {' | '.join(columns)} |")
     return lines
 
@@ -139,6 +138,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", help=f"sections, of {','.join(SECTIONS)} [all]")
     parser.add_argument("--write", type=Path, help="Markdown file whose sections to replace")
     args = parser.parse_args(argv[1:])
+    cli.quiet_libraries()
     for name in args.only.split(",") if args.only else SECTIONS:
         text = "\n".join(SECTIONS[name]()) + "\n"
         print(text)

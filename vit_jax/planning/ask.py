@@ -15,7 +15,7 @@ from vit_jax.planning import targets
 
 Facts = dict[str, Any]  # what `compiler.py` tells
 
-PATIENCE = 1.0  # seconds of which nothing is told
+PATIENCE = 3.0  # seconds of which nothing is told
 EVERY = 30.0  # seconds between two lines where no terminal shows the clock
 
 

@@ -31,14 +31,14 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not plan["fits"]:
         yield "needed", f"{amount(plan['needed_bytes'])} of {amount(plan['memory_bytes'])}"
         return
-    yield "temporary", amount(plan["temp_bytes"])
+    yield "activations, gradients", amount(plan["temp_bytes"])
     yield "peak", f"{amount(plan['peak_bytes'])} of {amount(plan['memory_bytes'])}"
-    yield "FLOPs a step", f"{plan['flops']:.4g}" if plan["flops"] else "not counted: it has loops"
+    yield "FLOPs, counted", f"{plan['flops']:.4g}" if plan["flops"] else "not: it has loops"
     for kind, row in plan["collectives"].items():
         yield kind, f"{row['count']:,} x, {amount(row['bytes'])}"
     if "cycles_per_image" not in plan:
         return
-    yield "6 x MACs" if not plan["inference"] else "2 x MACs", f"{plan['model_flops']:.4g}"
+    yield f"FLOPs, {2 if plan['inference'] else 6} x MACs", f"{plan['model_flops']:.4g}"
     if plan["kernels"]:
         yield "kernels", f"{plan['kernels']:,}, of unknown cycles, left out below"
     yield ESTIMATE, ""
@@ -51,7 +51,8 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "price" in plan:
         yield "  price", f"{plan['price']:,.0f}"
     if plan.get("paper_tpuv3_core_days"):
-        yield "paper", f"{plan['paper_tpuv3_core_days']:,} TPUv3-core-days"
+        days = plan["paper_tpuv3_core_days"]
+        yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
 
 
 def notes(plan: dict[str, Any]) -> Iterator[str]:

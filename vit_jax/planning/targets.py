@@ -29,17 +29,20 @@ def environment(target: str, emulated: int) -> dict[str, str]:
     if target == "cpu":
         count = f"--xla_force_host_platform_device_count={emulated}"
         return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
-    return os.environ | {"JAX_PLATFORMS": "cuda"}
+    return {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
 
 
 def devices(target: str, slices: int) -> list[jax.Device]:
     """Returns the devices of a target, of so many slices.
 
     Raises:
-        UserError: there is no such slice, or no libtpu.
+        UserError: there is no such slice or device, or no libtpu.
     """
     if ":" not in target:
-        return jax.devices()
+        try:
+            return jax.devices(target)
+        except RuntimeError:
+            raise UserError(f"jax finds no {target} here; python -m vit_jax.doctor says why.") from None
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("compiling for TPUs wants libtpu (x86-64 Linux): pip install -e '.[plan]'.")
     found = chips.parse(target)
