@@ -1,5 +1,6 @@
 """Eight emulated devices for every test, and small configurations."""
 
+import gc
 import io
 import json
 import os
@@ -22,6 +23,16 @@ import pytest
 from PIL import Image
 
 from configs import base, smoke
+
+gc.set_threshold(50_000)  # tracing makes many objects and little garbage
+
+# These take longest and come first, lest one of the workers ends long after the other.
+LONGEST = ["pods", "docs", "remote", "train", "models", "interop", "program", "sharding", "sweep", "checkpoint"]
+
+
+def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture
