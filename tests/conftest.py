@@ -1,5 +1,6 @@
 """Eight emulated devices for every test, and small configurations."""
 
+import gc
 import io
 import json
 import os
@@ -22,6 +23,16 @@ import pytest
 from PIL import Image
 
 from configs import base, smoke
+
+gc.set_threshold(50_000)  # tracing makes many objects and little garbage
+
+# These take longest and come first, lest one of the workers ends long after the other.
+LONGEST = ["pods", "docs", "remote", "train", "models", "interop", "program", "sharding", "sweep", "checkpoint"]
+
+
+def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture
@@ -48,8 +59,10 @@ def tiny():
 
 @pytest.fixture
 def quick():
-    """The smoke recipe on the embedded digits."""
-    return smoke.get_config()
+    """The smoke recipe on the embedded digits, without MixUp, which takes a while to compile."""
+    config = smoke.get_config()
+    config.task.mixup = 0.0
+    return config
 
 
 @pytest.fixture

@@ -504,7 +504,7 @@ def run(tmp_path_factory):
 
 def short(config, steps=2):
     config.mesh.data, config.total_steps, config.warmup_steps = 8, steps, 0
-    config.eval_every, config.checkpoint_every = 100, 1
+    config.eval_every, config.checkpoint_every, config.task.mixup = 100, 1, 0.0
     return config
 
 

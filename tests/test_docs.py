@@ -26,6 +26,7 @@ LINES = [line for language, text in BLOCKS if language == "bash" for line in tex
 
 # What the commands are run with besides, so that they take seconds.
 SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
+SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # they only take long to compile
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
 CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are fewer here
@@ -121,7 +122,7 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
             continue
         for name, *words in commands(line):
             if name in ("vit_jax.main", "vit_jax.sweep"):
-                words = [re.sub("(--sweep.*?,.*?),.*", r"\1", word) for word in words]  # two values
+                words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
                 words += SHORT[1:] if "total_steps=0" in line else SHORT
                 words += PHOTOS if "photos" in line else CIFAR if "cifar" in line else []
             if name == "benchmarks.input":

@@ -96,7 +96,11 @@ def assert_trees_close(a, b, **tolerance):
 # Numbers.
 
 
-@pytest.mark.parametrize("name", COUNTS)
+# Sizes whose stem and whose blocks another one has as well; they are traced for seconds.
+AGAIN = ("R26+ViT-B/32", "R50+ViT-B/32", "R50+ViT-L/16")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in AGAIN else n for n in COUNTS])
 def test_parameter_counts(name):
     counts = (
         count(create(name, num_classes=0)),

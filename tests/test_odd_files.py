@@ -83,7 +83,7 @@ def test_which_are_readable(odd):
     assert sum(readable(source, index) for index in range(len(source))) == len(GOOD)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
     odd.data.bad_images, odd.data.max_bad, odd.data.workers = "replace", 0.4, workers
     metrics = train.train(odd, tmp_path / "run")

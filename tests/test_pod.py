@@ -151,17 +151,29 @@ def test_the_host_that_coordinates_leaves_last(guards, monkeypatch, error):
 
 
 def test_a_host_that_fell_silent_is_named_and_one_that_left_is_not(guards, monkeypatch):
-    ended = []
+    ended = {}
+
+    def abort(self, sentence):
+        ended[self.pod.host] = sentence
+        self._over.set()
+        raise jax.errors.JaxRuntimeError("the process ends here")
+
     monkeypatch.setattr(guard, "LOST", 0.5)
+    monkeypatch.setattr(guard.Guard, "_abort", abort)
     one = guards[0]
-    monkeypatch.setattr(one, "_hang", lambda sentence: (ended.append(sentence), one._over.set()))
     guards[1].pod.tell("bye/1", "")
+    for host in (0, 3):
+        guards[host].at("step 7")
     one._pipe = os.pipe()
     time.sleep(0.3)
     guards[1]._over.set()
     guards[2]._over.set()
-    one._watch()
-    assert ended[0] == "host 2 has not been heard of for 0.5 s"
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        one._watch()
+    words = "host 2 has not been heard of for 0.5 s; behind the others: host 2 'starting' for "
+    assert ended[0].startswith(words) and "; at host 0 'step 7' for 1 s, host 3 'step 7' for " in ended[0]
+    time.sleep(0.2)
+    assert ended == {0: ended[0], 3: ended[0]}  # who is left is told, and ends as well
 
 
 @pytest.mark.parametrize("entered", [False, True])

@@ -1,7 +1,7 @@
 """Several processes as the hosts of a pod: stopped, killed, resumed as if nothing had been; see `benchmarks.faults`."""
 
 import os
-import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,60 +16,67 @@ from benchmarks.hosts import Hosts, metrics, saved
 from tests.conftest import ROOT
 from vit_jax import main, train
 
+WORDS = [SPLIT, "--config.total_steps=40"]  # three epochs and a part
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The workdir of a run on 2 x 2 that nobody disturbed."""
     workdir = tmp_path_factory.mktemp("pods") / "whole"
-    finish(workdir, 2, 2, SPLIT)
+    finish(workdir, 2, 2, *WORDS)
     return workdir
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """That of one which was preempted on its way, by SIGTERM to one host."""
-    workdir = tmp_path_factory.mktemp("pods") / "stopped"
-    with Hosts(workdir, 2, 2, SPLIT) as run:
-        assert run.await_step(12), run.output()
+def lost(tmp_path_factory):
+    """That of one of whose two hosts one was killed while a step was saved, which ended the other."""
+    workdir = tmp_path_factory.mktemp("pods") / "lost"
+    with Hosts(workdir, 2, 2, *WORDS, faults=dict.fromkeys((0, 1), "impatient:6")) as run:
+        assert run.await_step(1), run.output()
+        while not any((workdir / "checkpoints").glob("*tmp*")):
+            assert run.processes[0].poll() is None, run.output()
+            time.sleep(0.001)
+        run.send(signal.SIGKILL, 1)
+        assert run.wait() == [134, -signal.SIGKILL], run.output()
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def stopped(lost, tmp_path_factory):
+    """That of the same, started again, and preempted on its way by SIGTERM to one host."""
+    workdir = shutil.copytree(lost, tmp_path_factory.mktemp("pods") / "stopped")
+    before = metrics(workdir)[-1]["step"]
+    assert before - max(saved(workdir), default=0) <= 20  # an interval, and what is passed while one is written
+    with Hosts(workdir, 2, 2, *WORDS) as run:
+        assert run.await_step(before + 1), run.output()
         run.send(signal.SIGTERM, 1)
         assert run.wait() == [42, 42], run.output()
         [step] = saved(workdir)[-1:]
         for host in (0, 1):
             words = f"vit_jax: preempted after step {step}, which is saved; the same command goes on.\n"
             assert run.output(host).endswith(words)
-    assert metrics(workdir)[-1]["step"] == step and 12 < step < 60
+    assert metrics(workdir)[-1]["step"] == step and before < step < 40
     return workdir
 
 
-def test_preempted_on_two_hosts_and_resumed_on_four_is_never_stopped_bitwise(whole, stopped, tmp_path):
+def test_a_lost_host_ends_the_others_and_is_named(lost):
+    text = lost.with_name("lost.0.log").read_text()
+    assert re.search("\nvit_jax: host 1 has not been heard of for 6 s; .*host 1 '", text)
+    assert "most recent call first" in text and "_watch" in text
+
+
+def test_killed_while_saving_preempted_and_resumed_on_four_hosts_is_never_stopped_bitwise(whole, stopped, tmp_path):
     workdir = shutil.copytree(stopped, tmp_path / "four")
-    finish(workdir, 4, 1, SPLIT)
+    finish(workdir, 4, 1, *WORDS)
     assert same(workdir, whole)
     names = set(np.load(whole / "model.npz"))
-    assert len(names) > 15 and len([row for row in metrics(whole) if "train/loss" in row]) == 60
-
-
-def test_killed_while_saving_and_at_random_it_resumes_and_is_never_stopped_bitwise(whole, tmp_path):
-    workdir, moments = tmp_path / "killed", random.Random(1)
-    for saving in (True, False):
-        with Hosts(workdir, 2, 2, SPLIT) as run:
-            before = max((row["step"] for row in metrics(workdir)), default=0)
-            assert run.await_step(before + 1), run.output()
-            while saving and not any((workdir / "checkpoints").glob("*tmp*")) and run.processes[0].poll() is None:
-                time.sleep(0.001)
-            time.sleep(0.0 if saving else moments.uniform(0.0, 0.8))
-            run.send(signal.SIGKILL)
-            run.wait()
-        reached = metrics(workdir)[-1]["step"]
-        assert reached - max(saved(workdir), default=0) <= 20  # an interval, and what is passed while one is written
-    finish(workdir, 2, 2, SPLIT)
-    assert same(workdir, whole)
+    assert len(names) > 15 and len([row for row in metrics(whole) if "train/loss" in row]) == 40
 
 
 def test_resumed_on_another_mesh_it_has_the_same_losses(whole, stopped, tmp_path):
     [start] = saved(stopped)[-1:]
     workdir = shutil.copytree(stopped, tmp_path / "other")
-    config, _ = main.parse(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words])
+    config, _ = main.parse(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words, *WORDS[1:]])
     config.mesh.update(slice=2, fsdp=2, tensor=2)
     config.eval_every, config.checkpoint_every = 60, 60
     train.train(config, workdir)
@@ -82,17 +89,6 @@ def test_hosts_that_were_started_differently_do_not_start(tmp_path):
         for host in (0, 1):
             assert "the hosts differ: --config.base_lr is 0.002 on host 0, 0.5 on host 1." in run.output(host)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_lost_host_ends_the_others_and_is_named(tmp_path):
-    impatient = dict.fromkeys((0, 1), "impatient:4")
-    with Hosts(tmp_path / "run", 2, 2, SPLIT, faults=impatient) as run:
-        assert run.await_step(12), run.output()
-        run.send(signal.SIGKILL, 1)
-        assert run.wait() == [134, -signal.SIGKILL]
-    text = run.output(0)
-    assert "host 1 has not been heard of for 4 s; behind the others: host 1 '" in text
-    assert "most recent call first" in text and "_watch" in text
 
 
 def launcher(*words, code):
