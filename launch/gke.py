@@ -13,13 +13,12 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.job import Job, add_arguments, call, check_workdir, make, parser, split
+from launch.job import Job, add_arguments, again, call, check_workdir, make, parser, split
 from vit_jax import UserError, cli
 from vit_jax.planning import chips
 
 NODES = "cloud.google.com/gke-"
-# Exit codes that somebody should look at: a bug, wrong usage, and the shell's own for what it cannot run.
-FINAL = [1, 2, 126, 127]
+FINAL = [code for code in range(1, 256) if not again(code)]  # somebody should look
 # Seconds between SIGTERM and SIGKILL. A save waits for the step that is under way, compiling perhaps, and for the one
 # before it to be written. Maintenance leaves that long; machines that are taken away leave less, whatever stands here.
 GRACE = 300
@@ -106,7 +105,8 @@ def main(argv: list[str]) -> None:
     check_workdir(job)
     if job.slices > 1 and clouds.hosts(tpu) == 1:
         raise UserError(f"GKE joins slices of several machines only, and {tpu} is one; choose larger slices.")
-    text = yaml.safe_dump(manifest(job, tpu, args.image, args.spot, args.service_account), sort_keys=False, width=120)
+    jobset = manifest(job, tpu, args.image, args.spot, args.service_account)
+    text = yaml.safe_dump(jobset, sort_keys=False, default_flow_style=None, width=120)
     if args.dry_run:
         print(text, end="")
         return
