@@ -23,7 +23,6 @@ case $1 in
       rm -f exit
       echo "$2" > mark
       setsid bash "$script" run "${@:3}" < /dev/null > log 2>&1 &
-      echo "$!" > pid
     fi
     answer started
     ;;
@@ -42,7 +41,10 @@ case $1 in
       answer lost
     fi
     ;;
-  follow) # until the run ends
-    exec tail --lines=20 --follow=name --sleep-interval=0.2 --pid="$(cat pid)" log
+  follow) # until the run lets go of the lock
+    tail --lines=20 --follow=name log &
+    flock --shared lock true
+    sleep 0.2 # for the last lines
+    kill "$!"
     ;;
 esac

@@ -399,6 +399,7 @@ UV = 'mkdir -p venv/bin; touch venv/bin/python; chmod +x venv/bin/python; [ ! -e
 PROGRAM = r"""
 name=$(basename "$HOME")
 echo >> "$PLAY/started-$name"
+echo $$ > "$PLAY/pid-$name"
 printf '%s\0' "$@" > "$PLAY/words-$name"
 end=$(sed -n "$(wc -l < "$PLAY/started-$name")p" "$PLAY/ends")
 echo "output of $name, to end with $end"
@@ -457,6 +458,10 @@ class Play:
         """What was asked, in one word each."""
         lines = [" ".join(call) for call in calls or self.calls()]
         return [(re.search(r"worker\.sh (\w+)", line) or re.search(r"resources (\w+)", line))[1] for line in lines]
+
+    def kill(self, worker):
+        """Ends what runs on a worker, all of it, without a word."""
+        os.killpg(os.getpgid(int((self.folder / f"pid-worker-{worker}").read_text())), signal.SIGKILL)
 
     def starts(self):
         """How often the program was started on each worker."""
@@ -576,8 +581,8 @@ def test_restarts_have_an_end_and_pauses_a_limit(codes, restarts, end, pauses):
 
 def test_machines_that_are_taken_away_are_asked_for_again(play, capfd):
     def preempt():
-        for path in play.folder.glob("worker-*"):
-            os.killpg(int((path / "r" / "pid").read_text()), signal.SIGKILL)
+        play.kill(0)
+        play.kill(1)
         play.write(states="SUSPENDED\nSUSPENDED\nnone\nACTIVE\n", workers="0")
 
     play.write(ends="wait\n0\n", cut="")
@@ -593,7 +598,7 @@ def test_machines_that_are_taken_away_are_asked_for_again(play, capfd):
 
 def test_a_process_that_vanishes_without_a_word_is_infrastructure(play):
     def kill():
-        os.killpg(int((play.folder / "worker-1" / "r" / "pid").read_text()), signal.SIGKILL)
+        play.kill(1)
         (play.folder / "go").touch()
 
     play.write(ends="wait\n0\n", cut="")
