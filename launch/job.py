@@ -89,7 +89,7 @@ def check_workdir(job: Job) -> None:
     """
     said = [word.partition("=")[2] for word in job.command if word.startswith("--workdir=")]
     if "vit_jax.main" in job.command and not (said and REMOTE.match(said[-1])):
-        words = "its checkpoints would go with the machine that wrote them"
+        words = "the checkpoints would go with the machine that wrote them"
         raise UserError(f"{words}; say --workdir=gs://BUCKET/FOLDER, or the absolute path of a shared disk.")
 
 
