@@ -17,23 +17,21 @@ class Cloud:
     """The names of a chip.
 
     Attributes:
-        accelerator: how Cloud TPU's accelerator types begin; a number follows.
-        counts: what that number counts of each chip: 2 TensorCores, or the chip.
+        name: Cloud TPU's, of the chip, or how its accelerator types begin.
         runtime: version of the software of a TPU VM.
         label: GKE's, of the nodes.
     """
 
-    accelerator: str
-    counts: int
+    name: str
     runtime: str
     label: str
 
 
 CLOUDS = {
-    "v4": Cloud("v4", 2, "tpu-ubuntu2204-base", "tpu-v4-podslice"),
-    "v5e": Cloud("v5litepod", 1, "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
-    "v5p": Cloud("v5p", 2, "v2-alpha-tpuv5", "tpu-v5p-slice"),
-    "v6e": Cloud("v6e", 1, "v2-alpha-tpuv6e", "tpu-v6e-slice"),
+    "v4": Cloud("v4", "tpu-ubuntu2204-base", "tpu-v4-podslice"),
+    "v5e": Cloud("v5litepod", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
+    "v5p": Cloud("v5p", "v2-alpha-tpuv5", "tpu-v5p-slice"),
+    "v6e": Cloud("v6e", "v2-alpha-tpuv6e", "tpu-v6e-slice"),
 }
 
 
@@ -50,10 +48,12 @@ def check(tpu: Slice) -> None:
         raise UserError(f"no cloud has a {tpu.kind} of {shape}: the smallest is 2x2x1, one machine.")
 
 
-def accelerator_type(tpu: Slice) -> str:
-    """Returns Cloud TPU's name of a slice, which tells how many chips it has; of `v4` and `v5p` not their shape."""
-    cloud = CLOUDS[tpu.kind]
-    return f"{cloud.accelerator}-{tpu.chips * cloud.counts}"
+def accelerator(tpu: Slice) -> list[str]:
+    """Returns the flags by which gcloud knows a slice: of flat ones the number of chips tells the shape."""
+    name = CLOUDS[tpu.kind].name
+    if tpu.chip.dimensions == 2:
+        return [f"--accelerator-type={name}-{tpu.chips}"]
+    return [f"--type={name}", f"--topology={str(tpu).partition(':')[2]}"]
 
 
 def hosts(tpu: Slice) -> int:

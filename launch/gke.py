@@ -1,7 +1,7 @@
 """Runs a command on TPU slices of a GKE cluster, as a JobSet that is started again when machines are taken away.
 
 Example:
-  python -m launch.gke l16 --tpu=v5e:16x16 --image=us-docker.pkg.dev/my-project/my-images/vit_jax -- \\
+  python -m launch.gke l16 --topology=v5e:16x16 --image=us-docker.pkg.dev/my-project/my-images/vit_jax -- \\
       python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=gs://my-bucket/l16
 
 Hands a manifest to kubectl, which knows the cluster; the cluster knows JobSet, and has a node pool for each slice or
@@ -94,13 +94,13 @@ def main(argv: list[str]) -> None:
     """
     options, command = split(argv)
     flags = parser("gke", __doc__)
-    flags.add_argument("--tpu", required=True, metavar="SLICE", help="each slice, v5e:16x16 for example")
+    flags.add_argument("--topology", required=True, metavar="SLICE", help="each slice, v5e:16x16 for example")
     flags.add_argument("--image", required=True, help="of the container")
     flags.add_argument("--spot", action="store_true", help="cheaper machines, which may be taken away at any time")
     flags.add_argument("--service-account", metavar="NAME", help="Kubernetes', that may write to the bucket")
     add_arguments(flags)
     args = flags.parse_args(options)
-    job, tpu = make(args, command), chips.parse(args.tpu)
+    job, tpu = make(args, command), chips.parse(args.topology)
     clouds.check(tpu)
     check_workdir(job)
     if job.slices > 1 and clouds.hosts(tpu) == 1:

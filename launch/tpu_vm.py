@@ -1,7 +1,7 @@
 """Runs a command on all workers of a Cloud TPU slice, or of several, and on new ones when they are taken away.
 
 Examples:
-  python -m launch.tpu_vm run l16 --tpu=v5e:16x16 --zone=us-west4-a --spot -- python -m vit_jax.main \\
+  python -m launch.tpu_vm run l16 --topology=v5e:16x16 --zone=us-west4-a --spot -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --workdir=gs://my-bucket/l16
   python -m launch.tpu_vm delete l16 --zone=us-west4-a
 
@@ -79,7 +79,7 @@ def plan(
             "create",
             job.name,
             *nodes,
-            f"--accelerator-type={clouds.accelerator_type(tpu)}",
+            *clouds.accelerator(tpu),
             f"--runtime-version={runtime or clouds.CLOUDS[tpu.kind].runtime}",
             *(["--spot"] if spot else []),
         ),
@@ -279,7 +279,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
     for verb in (run, delete):
         verb.add_argument("--zone", required=True, help="of the cloud, us-west4-a for example")
         verb.add_argument("--project", help="of the cloud [what gcloud is set to]")
-    run.add_argument("--tpu", required=True, metavar="SLICE", help="each slice, v5e:16x16 for example")
+    run.add_argument("--topology", required=True, metavar="SLICE", help="each slice, v5e:16x16 for example")
     run.add_argument("--spot", action="store_true", help="cheaper machines, which may be taken away at any time")
     run.add_argument("--runtime", metavar="VERSION", help="software of the machines [by their chips]")
     run.add_argument("--keep", action="store_true", help="leave the machines when the run is done; they cost")
@@ -289,7 +289,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
 
 def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Runs a command, and ends this process as it has ended."""
-    job, tpu = make(args, command), chips.parse(args.tpu)
+    job, tpu = make(args, command), chips.parse(args.topology)
     clouds.check(tpu)
     check_workdir(job)
     steps = plan(job, tpu, args.zone, args.project, args.spot, args.runtime)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -72,19 +73,19 @@ def test_the_clean_up_commands_of_the_page_name_the_run(capsys):
     assert "`kubectl delete jobset b16`" in page and "`scancel --name=b16`" in page
 
 
-# The documentation's tables: a slice, Cloud TPU's name of it, its machines, their chips.
+# The documentation's tables: a slice, gcloud's flags for it, its machines, their chips.
 SLICES = [
-    ("v4:2x2x1", "v4-8", 1, 4),
-    ("v4:4x4x8", "v4-256", 32, 4),
-    ("v5p:2x2x1", "v5p-8", 1, 4),
-    ("v5p:8x8x8", "v5p-1024", 128, 4),
-    ("v5e:1x1", "v5litepod-1", 1, 1),
-    ("v5e:2x2", "v5litepod-4", 1, 4),
-    ("v5e:2x4", "v5litepod-8", 1, 8),
-    ("v5e:4x4", "v5litepod-16", 4, 4),
-    ("v5e:16x16", "v5litepod-256", 64, 4),
-    ("v6e:2x4", "v6e-8", 1, 8),
-    ("v6e:8x16", "v6e-128", 32, 4),
+    ("v4:2x2x1", "--type=v4 --topology=2x2x1", 1, 4),
+    ("v4:4x4x8", "--type=v4 --topology=4x4x8", 32, 4),
+    ("v5p:2x2x1", "--type=v5p --topology=2x2x1", 1, 4),
+    ("v5p:8x8x8", "--type=v5p --topology=8x8x8", 128, 4),
+    ("v5e:1x1", "--accelerator-type=v5litepod-1", 1, 1),
+    ("v5e:2x2", "--accelerator-type=v5litepod-4", 1, 4),
+    ("v5e:2x4", "--accelerator-type=v5litepod-8", 1, 8),
+    ("v5e:4x4", "--accelerator-type=v5litepod-16", 4, 4),
+    ("v5e:16x16", "--accelerator-type=v5litepod-256", 64, 4),
+    ("v6e:2x4", "--accelerator-type=v6e-8", 1, 8),
+    ("v6e:8x16", "--accelerator-type=v6e-128", 32, 4),
 ]
 
 
@@ -92,7 +93,7 @@ SLICES = [
 def test_what_the_clouds_call_a_slice(text, accelerator, hosts, chips):
     tpu = parse(text)
     clouds.check(tpu)
-    assert clouds.accelerator_type(tpu) == accelerator
+    assert clouds.accelerator(tpu) == accelerator.split()
     assert (clouds.hosts(tpu), clouds.chips_per_host(tpu)) == (hosts, chips)
     assert set(clouds.CLOUDS) == {name.split(":")[0] for name, *_ in SLICES}
 
@@ -154,7 +155,7 @@ def test_what_cannot_be_run_is_told(capsys):
 
 
 def test_mistakes_are_a_sentence_and_exit_code_2():
-    command = [sys.executable, "-m", "launch.gke", "run", "--tpu=v5e:3x3", "--image=i", "--dry-run", "--", "x"]
+    command = [sys.executable, "-m", "launch.gke", "run", "--topology=v5e:3x3", "--image=i", "--dry-run", "--", "x"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert re.fullmatch(r"vit_jax: no cloud has a v5e of 3x3; .*\n", result.stderr)
@@ -259,7 +260,7 @@ def put(folder, monkeypatch, **programs):
     monkeypatch.setenv("PLAY", str(folder))
 
 
-GKE = ["gke", "run", "--tpu=v5e:4x4", "--image=i", "--", "python", *NASTY]
+GKE = ["gke", "run", "--topology=v5e:4x4", "--image=i", "--", "python", *NASTY]
 
 
 def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
@@ -275,12 +276,16 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="the cluster refuses"):
         gke.main(GKE)
     with pytest.raises(UserError, match="GKE joins slices of several machines only, and v5e:2x4 is one"):
-        gke.main(["gke", "run", "--tpu=v5e:2x4", "--slices=2", "--image=i", "--", "x"])
+        gke.main(["gke", "run", "--topology=v5e:2x4", "--slices=2", "--image=i", "--", "x"])
 
 
 @pytest.mark.parametrize(
     "argv",
-    [GKE, ["slurm", "run", "--gpus=1", "--", "x"], ["tpu_vm", "run", "r", "--tpu=v4:2x2x1", "--zone=z", "--", "x"]],
+    [
+        GKE,
+        ["slurm", "run", "--gpus=1", "--", "x"],
+        ["tpu_vm", "run", "r", "--topology=v4:2x2x1", "--zone=z", "--", "x"],
+    ],
 )
 def test_a_program_that_is_not_installed_is_told(argv, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -442,7 +447,7 @@ class Play:
 
     def run(self, *options, command=("bash", "program.sh"), tpu="v5e:2x4"):
         """Launches, and returns the exit code."""
-        argv = ["tpu_vm", "run", "r", f"--tpu={tpu}", "--zone=z", "--slices=2", *options, "--", *command]
+        argv = ["tpu_vm", "run", "r", f"--topology={tpu}", "--zone=z", "--slices=2", *options, "--", *command]
         with pytest.raises(SystemExit) as end:
             tpu_vm.main(argv, self.sleep)
         return end.value.code
@@ -459,9 +464,17 @@ class Play:
         lines = [" ".join(call) for call in calls or self.calls()]
         return [(re.search(r"worker\.sh (\w+)", line) or re.search(r"resources (\w+)", line))[1] for line in lines]
 
+    def begun(self, worker=0):
+        """Waits for the program on a worker, and returns its process's number."""
+        path, deadline = self.folder / f"pid-worker-{worker}", time.monotonic() + 60
+        while not (path.exists() and path.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return int(path.read_text())
+
     def kill(self, worker):
-        """Ends what runs on a worker, all of it, without a word."""
-        os.killpg(os.getpgid(int((self.folder / f"pid-worker-{worker}").read_text())), signal.SIGKILL)
+        """Kills what runs on a worker, and all that it has started."""
+        os.killpg(os.getpgid(self.begun(worker)), signal.SIGKILL)
 
     def starts(self):
         """How often the program was started on each worker."""
@@ -525,7 +538,7 @@ def test_the_same_command_again_follows_what_runs(play, capfd):
     assert play.verbs()[-2:] == ["follow", "status"]
 
     with pytest.raises(UserError, match="another command is running on r;"):
-        tpu_vm.main(["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--slices=2", "--", "true"], play.sleep)
+        tpu_vm.main(["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--slices=2", "--", "true"], play.sleep)
     assert set(play.verbs()) == {"describe", "status"}
 
     play.on_pause = [(play.folder / "go").touch, (play.folder / "cut").unlink]
@@ -535,7 +548,7 @@ def test_the_same_command_again_follows_what_runs(play, capfd):
 
 def test_workers_start_nothing_beside_what_runs(play):
     play.write(ends="wait\n", cut="")
-    play.on_pause = [lambda: None, lambda: None, lambda: 1 / 0]
+    play.on_pause = [lambda: None, lambda: None, lambda: play.begun(0) and play.begun(1) / 0]
     with pytest.raises(ZeroDivisionError):
         play.run("--keep")
     worker = play.folder / "worker-0"
@@ -625,7 +638,7 @@ def test_a_worker_that_misses_a_step_is_not_left_behind(play, step):
 
 
 def test_what_the_cloud_refuses_is_told_in_its_words(play, capfd):
-    argv = ["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--", "x"]
+    argv = ["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--", "x"]
     play.write(refuse="Some noise\nERROR: RESOURCE_EXHAUSTED: no quota for v5e\n")
     with pytest.raises(UserError, match="refuses to create r: ERROR: RESOURCE_EXHAUSTED: no quota for v5e"):
         tpu_vm.main(argv, play.sleep)
@@ -647,7 +660,7 @@ def test_what_has_failed_before_and_a_network_that_comes_back_are_no_obstacle(pl
 
 
 def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
-    argv = ["tpu_vm", "run", "r", "--tpu=v5e:2x4", "--zone=z", "--slices=2", "--", "x"]
+    argv = ["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--slices=2", "--", "x"]
     play.write(**{"no-uv": ""})
     with pytest.raises(UserError, match="cannot be installed on a worker"):
         tpu_vm.main(argv, play.sleep)

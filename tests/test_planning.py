@@ -134,7 +134,7 @@ def test_exaflops_are_those_of_table_6(name):
 
 def test_slices_by_name():
     assert [chips.parse(text).chips for text in ("v5e:16x16", "v4:2x2x4", "v6e:1x1")] == [256, 16, 1]
-    assert str(chips.parse("v5p:2x2x2")) == "v5p:2x2x2" and chips.parse("v5e:16x16").hosts == 64
+    assert str(chips.parse("v5p:2x2x2")) == "v5p:2x2x2"
     for text in ("v5e", "v5e:4x4x4", "v4:4x4", "v5e:0x4", "v5e:4x", "v5e:4x4 "):
         with pytest.raises(UserError, match="dimensions: --topology=v"):
             chips.parse(text)

@@ -63,11 +63,6 @@ class Slice:
         """How many there are."""
         return math.prod(self.shape)
 
-    @property
-    def hosts(self) -> int:
-        """How many machines hold them."""
-        return -(-self.chips // self.chip.chips_per_host)
-
 
 def parse(text: str) -> Slice:
     """Reads a slice as it is written, `v5e:16x16` or `v4:4x4x8`.
