@@ -43,8 +43,8 @@ class Program:
     batch: dict[str, jax.ShapeDtypeStruct]
     batch_sharding: NamedSharding
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
-    train_step: jax.stages.Wrapped
-    predict: jax.stages.Wrapped
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    predict: Callable[[Any, jax.Array], jax.Array]
     factors: dict[str, float]
 
 

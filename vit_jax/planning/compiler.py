@@ -86,6 +86,8 @@ def _bytes(shapes: Any, places: Any) -> int:
 
 def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     """Returns what the compiler tells of the train step, or of a prediction: of one device and one step."""
+    function: Any  # jitted
+    arguments: tuple[Any, ...]
     if inference:
         function, arguments = program.predict, (program.state.params, program.batch["image"])
         places = program.state_shardings.params
