@@ -29,7 +29,8 @@ case $1 in
   run) # COMMAND ...: for start alone, whose lock it inherits
     export PATH="$PWD/venv/bin:$PATH"
     code=0
-    (cd code && "${@:2}") || code=$?
+    # What outlives the command, a loader that has not noticed, holds no lock.
+    (cd code && "${@:2}" 9>&-) || code=$?
     echo "$code" > "exit"
     ;;
   status)

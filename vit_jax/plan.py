@@ -72,7 +72,10 @@ def main(argv: list[str]) -> None:
         UserError: see `plan`.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m vit_jax.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m vit_jax.plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # what it does not know is for vit_jax.main
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--topology", help=f"TPU slices, as v5e:16x16,v4:4x4x4; of {', '.join(chips.CHIPS)}")

@@ -4,6 +4,7 @@ It is given a request in JSON and answers with lines of JSON: what it compiles, 
 once is remembered by the program itself, in the cache's folder `plans`.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -100,7 +101,7 @@ def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     mesh = [program.mesh.devices.shape, [device.id for device in program.mesh.devices.flat]]
     asked = json.dumps([FORM, target, versions, flags, mesh, lowered.as_text()])
     path = cache.root() / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
-    if path.exists():
+    with contextlib.suppress(OSError, ValueError):  # it was never compiled, or what is remembered is damaged
         return json.loads(path.read_text()) | {"remembered": True}
     began = time.monotonic()
     try:
