@@ -34,7 +34,6 @@ CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are few
 
 # A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
 DRY = {
-    "gcloud": "needs a cloud",
     "-m launch.": "needs a cloud",
     "gs://": "needs a cloud",
     "-imagenet21k": "needs a download",
