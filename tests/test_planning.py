@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
 from vit_jax import UserError, models
@@ -118,6 +119,14 @@ def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
     assert flops.count(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
     gradient = jax.grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
     assert flops.count(gradient, x, w[0]) == 3 * 5 * 4 * 4
+
+    def either(flag, x, w):
+        return jax.lax.cond(flag, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
+
+    assert flops.count(either, True, x, w) == 2 * 5 * 4 * 4
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    per_device = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+    assert flops.count(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
 
 
 # Table 6, except where the paper contradicts itself: paper.md, E.5.

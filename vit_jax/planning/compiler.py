@@ -95,14 +95,16 @@ def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     else:
         function, arguments = program.train_step, (program.state, program.batch)
         places = program.state_shardings
-    lowered = function.lower(*arguments)
+    traced = function.trace(*arguments)
+    lowered = traced.lower()
+    counted = {"flops": 2 * flops.products(traced.jaxpr.jaxpr) / program.mesh.devices.size}
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     mesh = [program.mesh.devices.shape, [device.id for device in program.mesh.devices.flat]]
     asked = json.dumps([FORM, target, versions, flags, mesh, lowered.as_text()])
     path = cache.root() / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or what is remembered is damaged
-        return json.loads(path.read_text()) | {"remembered": True}
+        return json.loads(path.read_text()) | counted | {"remembered": True}
     began = time.monotonic()
     try:
         facts = executable.read(lowered.compile(), target)
@@ -113,7 +115,7 @@ def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(facts))
     partial.replace(path)
-    return facts | {"remembered": False}
+    return facts | counted | {"remembered": False}
 
 
 def _version(name: str) -> str | None:

@@ -37,7 +37,7 @@ def read(executable: jax.stages.Compiled, target: str) -> dict[str, Any]:
         "temp_bytes": memory.temp_size_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
         "peak_bytes": peak,
-        "flops": None if loops else costs.get("flops"),  # of a loop it counts one turn
+        "compiler_flops": None if loops else costs.get("flops"),  # of a loop it counts one turn
         "collectives": exchanged,
         "cycles": cycles or None,
         "kernels": sum(each.times for each in executed if KERNEL in each.line),

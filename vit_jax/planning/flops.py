@@ -30,10 +30,11 @@ def count(function: Callable[..., Any], *args: Any) -> int:
 
     A convolution's products with the zeros of its padding are not counted.
     """
-    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+    return products(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def _count(jaxpr: Jaxpr) -> int:
+def products(jaxpr: Jaxpr) -> int:
+    """Returns the same for what a function was traced to."""
     total = 0
     for equation in jaxpr.eqns:
         match equation.primitive.name:
@@ -43,9 +44,12 @@ def _count(jaxpr: Jaxpr) -> int:
                 total += math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
             case "conv_general_dilated":
                 total += _convolution(equation)
+            case "cond":  # of which one is taken
+                total += max(map(products, jaxprs_in_params(equation.params)))
             case _:
-                inner = sum(map(_count, jaxprs_in_params(equation.params)))
-                total += inner * equation.params.get("length", 1)
+                inner = sum(map(products, jaxprs_in_params(equation.params)))
+                devices = equation.params["mesh"].size if equation.primitive.name == "shard_map" else 1
+                total += inner * equation.params.get("length", 1) * devices
     return total
 
 

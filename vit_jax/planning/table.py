@@ -33,12 +33,14 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     yield "activations, gradients", amount(plan["temp_bytes"])
     yield "peak", f"{amount(plan['peak_bytes'])} of {amount(plan['memory_bytes'])}"
-    yield "FLOPs, counted", f"{plan['flops']:.4g}" if plan["flops"] else "not: it has loops"
+    yield "FLOPs of matmuls", f"{plan['flops']:.4g}"
+    if plan["compiler_flops"]:
+        yield "FLOPs, compiler's", f"{plan['compiler_flops']:.4g}"
     for kind, row in plan["collectives"].items():
         yield kind, f"{row['count']:,} x, {amount(row['bytes'])}"
     if "cycles_per_image" not in plan:
         return
-    yield f"FLOPs, {2 if plan['inference'] else 6} x MACs", f"{plan['model_flops']:.4g}"
+    yield f"{2 if plan['inference'] else 6} x MACs", f"{plan['model_flops']:.4g}"
     if plan["kernels"]:
         yield "kernels", f"{plan['kernels']:,}, of unknown cycles, left out below"
     yield ESTIMATE, ""
