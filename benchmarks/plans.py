@@ -8,7 +8,6 @@ Hours the first time on two cores; what was compiled once is remembered, so the 
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,8 @@ def fit() -> list[str]:
                 columns.append(f"none: {refused:,} do not fit | ")
             else:
                 cycles = f"{largest['cycles_per_image'] / 1e6:.2f}"
-                columns.append(f"{largest['images_per_device']:,} ({refused:,} do not fit) | {cycles}")
+                against = f" ({refused:,} do not fit)" if refused else ", at least"
+                columns.append(f"{largest['images_per_device']:,}{against} | {cycles}")
         lines.append(f"| {found['model']} | {' | '.join(columns)} |")
     return lines
 
@@ -138,7 +138,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", help=f"sections, of {','.join(SECTIONS)} [all]")
     parser.add_argument("--write", type=Path, help="Markdown file whose sections to replace")
     args = parser.parse_args(argv[1:])
-    cli.quiet_libraries()
     for name in args.only.split(",") if args.only else SECTIONS:
         text = "\n".join(SECTIONS[name]()) + "\n"
         print(text)
@@ -150,4 +149,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    cli.run(main)

@@ -5,10 +5,8 @@ As documented for Cloud TPU (cloud.google.com/tpu/docs, one page per chip) and G
 
 import dataclasses
 
-from vit_jax import UserError
 from vit_jax.planning.chips import Slice
 
-FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL = 8  # chips of a flat slice, at most, that one machine holds alone
 
 
@@ -33,19 +31,6 @@ CLOUDS = {
     "v5p": Cloud("v5p", "v2-alpha-tpuv5", "tpu-v5p-slice"),
     "v6e": Cloud("v6e", "v2-alpha-tpuv6e", "tpu-v6e-slice"),
 }
-
-
-def check(tpu: Slice) -> None:
-    """Sees to it that a cloud has such a slice.
-
-    Raises:
-        UserError: it has none.
-    """
-    shape = str(tpu).partition(":")[2]
-    if tpu.chip.dimensions == 2 and shape not in FLAT:
-        raise UserError(f"no cloud has a {tpu.kind} of {shape}; choose from {', '.join(FLAT)}.")
-    if tpu.chip.dimensions == 3 and tpu.chips % tpu.chip.chips_per_host:
-        raise UserError(f"no cloud has a {tpu.kind} of {shape}: the smallest is 2x2x1, one machine.")
 
 
 def accelerator(tpu: Slice) -> list[str]:

@@ -43,7 +43,7 @@ def manifest(job: Job, tpu: chips.Slice, image: str, spot: bool = False, account
     container = {
         "name": "main",
         "image": image,
-        "command": [*SHELL, *job.command],
+        "command": [*SHELL, *(word.replace("$", "$$") for word in job.command)],  # which Kubernetes would expand
         "resources": {"limits": {"google.com/tpu": clouds.chips_per_host(tpu)}},
         "securityContext": {"privileged": True},  # may raise the limit of locked memory
     }
@@ -57,6 +57,8 @@ def manifest(job: Job, tpu: chips.Slice, image: str, spot: bool = False, account
     }
     if account:
         pod["serviceAccountName"] = account
+    if spot:
+        pod["tolerations"] = [{"key": f"{NODES}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}]
     final = {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL}}
     machines = {
         "completionMode": "Indexed",
@@ -90,7 +92,7 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make` and `clouds.check`; several slices of one machine each; the cluster refuses.
+        UserError: see `job.make` and `chips.parse`; several slices of one machine each; the cluster refuses.
     """
     options, command = split(argv)
     flags = parser("gke", __doc__)
@@ -101,8 +103,7 @@ def main(argv: list[str]) -> None:
     add_arguments(flags)
     args = flags.parse_args(options)
     job, tpu = make(args, command), chips.parse(args.topology)
-    clouds.check(tpu)
-    check_workdir(job)
+    check_workdir(job, shared=False)
     if job.slices > 1 and clouds.hosts(tpu) == 1:
         raise UserError(f"GKE joins slices of several machines only, and {tpu} is one; choose larger slices.")
     jobset = manifest(job, tpu, args.image, args.spot, args.service_account)
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> None:
     if call(["kubectl", "apply", "--filename=-"], input=text).returncode:
         raise UserError("the cluster refuses, for the reason above.")
     print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
-    print(f"end it, and what it costs: kubectl delete jobset {job.name}")
+    print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")
 
 
 if __name__ == "__main__":

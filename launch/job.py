@@ -12,7 +12,8 @@ from vit_jax import Preempted, UserError, exit_code
 
 PREEMPTED = exit_code(Preempted())
 SLICE = "--config.mesh.slice="
-REMOTE = re.compile(r"\w+://.|/")
+REMOTE = re.compile(r"\w+://.")
+SHARED = re.compile(r"\w+://.|/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +82,22 @@ def _sliced(command: tuple[str, ...], slices: int) -> tuple[str, ...]:
     return command if said else (*command, f"{SLICE}{slices}")
 
 
-def check_workdir(job: Job) -> None:
+def check_workdir(job: Job, shared: bool) -> None:
     """Sees to it that a run keeps what it has learnt where machines that go do not take it with them.
+
+    Args:
+        job: the run.
+        shared: whether its machines share a disk that outlives them.
 
     Raises:
         UserError: it trains into a folder of its own machine.
     """
     said = [word.partition("=")[2] for word in job.command if word.startswith("--workdir=")]
-    if "vit_jax.main" in job.command and not (said and REMOTE.match(said[-1])):
-        words = "the checkpoints would go with the machine that wrote them"
-        raise UserError(f"{words}; say --workdir=gs://BUCKET/FOLDER, or the absolute path of a shared disk.")
+    fit = REMOTE if not shared else SHARED
+    if "vit_jax.main" in job.command and not (said and fit.match(said[-1])):
+        words = "its checkpoints would go with the machine that wrote them"
+        place = ", or the absolute path of a shared disk" if shared else ""
+        raise UserError(f"{words}; say --workdir=gs://BUCKET/FOLDER{place}.")
 
 
 def again(code: int) -> bool:

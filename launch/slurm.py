@@ -16,7 +16,8 @@ from vit_jax import UserError, cli
 
 NOTICE = 120  # seconds before the end of its time that a run gets SIGTERM, to save
 
-# The shell has no trap, and is not sent the notice: `scancel` ends it before it could ask for a restart.
+# The shell has no trap, and is not sent the notice: `scancel` ends it before it could ask for a restart. Of many exit
+# codes srun gives the largest: where a process fails before it has found the others, that is their 134: tried again.
 SCRIPT = """\
 #!/bin/bash
 {options}
@@ -26,9 +27,9 @@ srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task={cpus} {comma
 code=$?
 
 # Preempted and saved, or infrastructure: again. After all else somebody should look.
-if {{ [ "$code" -eq {preempted} ] || [ "$code" -ge 128 ]; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+if [ "$code" -eq {preempted} ] || {{ [ "$code" -ge 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; }}; then
   echo "ended with $code; again" >&2
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID" || exit "$code"
 else
   exit "$code"
 fi
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> None:
     add_arguments(flags)
     args = flags.parse_args(options)
     job = make(args, command)
-    check_workdir(job)
+    check_workdir(job, shared=True)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
         raise UserError("--nodes, --gpus and --cpus are at least 1, and --nodes a multiple of --slices.")
     for option in (f"time={args.time}", *args.option):

@@ -16,6 +16,7 @@ same line, given again, finds what exists and follows it. It ends with the comma
 import argparse
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from vit_jax.planning import chips
 
 POLL = 30.0  # seconds between two looks at something that takes minutes
 LONGEST = 600.0  # seconds between two starts of the command, at most
+LONG = 3600.0  # seconds after which a run that ends is not counted among those that failed one after the other
 PATIENCE = 10  # looks in vain at a run before its machines count as lost
 LOST = 134  # the exit code of a run whose machines are lost, as if a host had been
 GONE = ("FAILED", "SUSPENDED")  # states of a queued resource from which none comes back
@@ -106,7 +108,7 @@ class Launcher:
     """Takes the steps of a plan.
 
     Attributes:
-        costs: whether there are machines, as far as is known.
+        costs: whether there may be machines, as far as is known.
     """
 
     def __init__(self, job: Job, steps: dict[str, list[str]], workers: int, sleep: Callable[[float], None]):
@@ -119,7 +121,7 @@ class Launcher:
             sleep: waits for seconds.
         """
         self._job, self._steps, self._workers, self._sleep = job, steps, workers, sleep
-        self.costs = False
+        self.costs = self._packed = False
 
     def run(self) -> int:
         """Runs the command until it ends for good, and returns its exit code.
@@ -127,15 +129,18 @@ class Launcher:
         Raises:
             UserError: the cloud refuses; another command runs on the machines; the code cannot be installed.
         """
-        pause = POLL
-        for restart in range(1, self._job.restarts + 1):
+        pause, restart = POLL, 0
+        while True:
+            began = time.monotonic()
             code = self._once()
-            if not again(code):
+            if time.monotonic() - began > LONG:  # it was no failure to begin
+                pause, restart = POLL, 0
+            restart += 1
+            if not again(code) or restart > self._job.restarts:
                 return code
             tell(f"ended with {code}; again in {pause:g} s, restart {restart} of at most {self._job.restarts}")
             self._sleep(pause)
             pause = min(2 * pause, LONGEST)
-        return self._once()
 
     def delete(self) -> None:
         """Deletes the machines, if there are any.
@@ -167,7 +172,13 @@ class Launcher:
         last, made = "", False
         while (state := self._state()) != "ACTIVE":
             if state is None:
-                self._demand("create")
+                self.costs = True  # soon, even if nobody hears of it
+                try:
+                    self._demand("create")
+                except UserError:
+                    found = call(self._steps["describe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                    self.costs = "NOT_FOUND" not in found.stderr
+                    raise
                 made = True
             elif state == "FAILED" and made:
                 words = [word for word in self._steps["describe"] if not word.startswith(("--format", "--quiet"))]
@@ -230,12 +241,15 @@ class Launcher:
 
     def _take(self, step: str) -> bool:
         """Takes a step on all workers, and returns False if some did not get it."""
+        if step == "pack" and self._packed:  # what was edited meanwhile is not for this run
+            return True
         tell(step)
         done = call(self._steps[step], stdout=subprocess.PIPE)
         if said := ANSWER.sub("", done.stdout).strip():
             print(said, file=sys.stderr)
         if step == "pack" and done.returncode:
-            raise UserError("the code cannot be packed; is this its folder, and under git?")
+            raise UserError("the code cannot be packed; is this its folder, and what does git status say is gone?")
+        self._packed |= step == "pack"
         if step == "install" and done.returncode not in (0, 255):  # 255: a connection, or a copy that did not come
             raise UserError("the code cannot be installed on a worker, which has said why above.")
         return not done.returncode and (step in ("pack", "copy") or len(ANSWER.findall(done.stdout)) == self._workers)
@@ -261,7 +275,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make`, `clouds.check` and `Launcher.run`.
+        UserError: see `job.make`, `chips.parse` and `Launcher.run`.
     """
     options, command = split(argv)
     top = parser("tpu_vm", __doc__)
@@ -290,25 +304,24 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
 def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Runs a command, and ends this process as it has ended."""
     job, tpu = make(args, command), chips.parse(args.topology)
-    clouds.check(tpu)
-    check_workdir(job)
+    check_workdir(job, shared=False)
     steps = plan(job, tpu, args.zone, args.project, args.spot, args.runtime)
     if args.dry_run:
         return show({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})
     launcher = Launcher(job, steps, clouds.hosts(tpu) * job.slices, sleep)
     clean_up = f"they cost until: python -m launch.tpu_vm delete {job.name} --zone={args.zone}"
     clean_up += f" --project={args.project}" if args.project else ""
+    done = False
+    signal.signal(signal.SIGHUP, cli.terminate)
     try:
         code = launcher.run()
-    except (KeyboardInterrupt, UserError):
-        if launcher.costs:
-            tell(f"the machines stay, and what runs on them goes on; {clean_up}")
-        raise
-    tell(f"{job.name} has ended with {code}")
-    if code or args.keep:
-        tell(f"the machines stay; {clean_up}")
-    else:
-        launcher.delete()
+        tell(f"{job.name} has ended with {code}")
+        if not (code or args.keep):
+            launcher.delete()
+            done = True
+    finally:
+        if launcher.costs and not done:
+            tell(f"the machines stay, with what runs on them; {clean_up}")
     raise SystemExit(code)
 
 

@@ -19,12 +19,14 @@ case $1 in
     ;;
   start) # MARK COMMAND ...: nothing, if a run lives
     exec 9> lock
-    if flock --nonblock 9; then
+    if flock --wait 10 9; then # who only looks holds it for a moment
       rm -f exit
       echo "$2" > mark
       setsid bash "$script" run "${@:3}" < /dev/null > log 2>&1 &
+      answer started
+    else
+      answer "running $(cat mark)"
     fi
-    answer started
     ;;
   run) # COMMAND ...: for start alone, whose lock it inherits
     export PATH="$PWD/venv/bin:$PATH"

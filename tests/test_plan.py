@@ -65,7 +65,8 @@ def test_an_absent_slice(capsys):
     assert found["state_bytes"] < found["peak_bytes"] < found["memory_bytes"]
     assert found["cycles"] > 0 and found["exchange_seconds"] > 0 and 0 < found["mfu"] < 1
     assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
-    assert {"all-gather", "all-reduce"} & set(found["collectives"])
+    assert {"all-gather", "all-reduce"} <= set(found["collectives"])
+    assert found["flops"] == pytest.approx(found["model_flops"], rel=0.05)
 
 
 def test_the_table_has_a_column_for_each_plan(monkeypatch, capsys):
@@ -85,7 +86,7 @@ def test_the_table_has_a_column_for_each_plan(monkeypatch, capsys):
     first, *_ = text.splitlines()
     assert first.split() == ["cpu", "cpu"]
     change = [word for word in asked[1] if word not in asked[0]]
-    assert change and f"cpu: it fits with {' '.join(change)} (compiled):" in text
+    assert change and f"cpu, data=8: it fits with {' '.join(change)} (compiled):" in text
     assert next(line.split() for line in text.splitlines() if line.startswith("fits")) == ["fits", "no", "yes"]
 
 

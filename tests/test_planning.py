@@ -143,6 +143,9 @@ def test_exaflops_are_those_of_table_6(name):
 
 def test_slices_by_name():
     assert [chips.parse(text).chips for text in ("v5e:16x16", "v4:2x2x4", "v6e:1x1")] == [256, 16, 1]
+    shares = {"v5e:16x16": 1, "v5e:8x16": 3 / 4, "v5e:8x8": 1 / 2, "v6e:1x1": 0, "v4:2x2x1": 1 / 3, "v4:4x4x4": 1}
+    for text, share in shares.items():
+        assert chips.parse(text).ici_bandwidth == pytest.approx(share * chips.parse(text).chip.ici_bandwidth)
     assert str(chips.parse("v5p:2x2x2")) == "v5p:2x2x2"
     for text in ("v5e", "v5e:4x4x4", "v4:4x4", "v5e:0x4", "v5e:4x", "v5e:4x4 "):
         with pytest.raises(UserError, match="dimensions: --topology=v"):
@@ -161,20 +164,23 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
         "num_examples": 303_000_000,
         "epochs": 14.0,
         "devices": 256,
-        "images_per_device": 16,
+        "batch": 4096,
         "steps": 1000,
         "macs_per_image": macs,
         "cycles": 6 * macs * 16 / chip.flops * chip.clock,
         "collectives": {"all-reduce between slices": {"count": 1, "bytes": 10**12}},
     }
-    found = estimate.estimate(facts, chip)
+    tpu = chips.Slice(kind, (16, 16) if chip.dimensions == 2 else (4, 8, 8))
+    found = estimate.estimate(facts, tpu)
     assert found["mfu"] == pytest.approx(1) and found["exchange_seconds"] == 0
     assert found["images_per_second_per_chip"] == pytest.approx(chip.flops / (6 * macs))
     assert found["chip_hours"] == pytest.approx(256 * 1000 * found["compute_seconds"] / 3600)
     assert found["paper_tpuv3_core_days"] == 680
     facts["collectives"] = {"all-reduce": {"count": 2, "bytes": chip.ici_bandwidth}}  # sent twice
-    assert estimate.estimate(facts, chip)["exchange_seconds"] == pytest.approx(2)
-    assert estimate.estimate(facts | {"inference": True}, chip)["mfu"] < found["mfu"] / 3
+    assert estimate.estimate(facts, tpu)["exchange_seconds"] == pytest.approx(2)
+    assert estimate.estimate(facts | {"inference": True}, tpu)["mfu"] < found["mfu"] / 3
+    small = chips.Slice(kind, (2, 4) if chip.dimensions == 2 else (2, 2, 2))  # with ends: half of the links
+    assert estimate.estimate(facts, small)["exchange_seconds"] == pytest.approx(4)
 
 
 def facts_of(need, **fields):
@@ -233,9 +239,14 @@ def test_advice_is_the_cheapest_change_that_fits(state, image, expected):
 
 
 def test_a_prediction_is_advised_no_parts_and_no_backward_pass():
-    compile, asked = memory(960, 60)
-    change, found = advice.advise(compile({}) | {"inference": True}, 1000, compile)
-    assert change == advice.STRATEGIES["fsdp"] | {"batch": "64"} and found["fits"] and len(asked) == 2
+    def compile(change):
+        asked.append(change)
+        need = 400 / (8 if "mesh.fsdp" in change else 1) + int(change.get("batch", 128)) / 8 * 60
+        return facts_of(int(need), inference=True, parameter_bytes=400, state_bytes=1200)
+
+    asked = []
+    change, found = advice.advise(compile({}), 1000, compile)
+    assert change == {"batch": "64"} and found["fits"] and len(asked) == 2
 
 
 def test_advice_is_only_what_was_compiled_and_fits():
@@ -245,7 +256,17 @@ def test_advice_is_only_what_was_compiled_and_fits():
     assert found["fits"] and asked[-1] == change and len(asked) > 1
     compile, asked = memory(20_000, 1)
     assert advice.advise(facts_of(20_016, state_bytes=20_000, parameter_bytes=6_666), 1000, compile) is None
-    assert not asked  # no use in compiling what cannot fit
+    assert len(asked) == 1 and {"mesh.fsdp", "model.remat", "batch"} <= set(asked[0])  # the most frugal of all
+
+
+def test_weights_are_never_split_over_slices():
+    split = {"slice": 2, "data": 1, "fsdp": 4, "tensor": 1}
+    assert all("mesh.fsdp" not in change for change, _ in advice.candidates(facts_of(2000, mesh=split)))
+    half = {"slice": 2, "data": 2, "fsdp": 2, "tensor": 1}
+    guesses = [
+        guess for change, guess in advice.candidates(facts_of(2000, mesh=half)) if change == advice.STRATEGIES["fsdp"]
+    ]
+    assert guesses == [600 / 2 + 1400]
 
 
 @pytest.mark.parametrize("state, image, start", [*itertools.product((100, 600), (0.3, 7, 60), (1, 16, 4000))])
@@ -261,7 +282,22 @@ def test_the_largest_batch_is_found_in_few_compilations(state, image, start):
     largest = (1100 - state) / image
     assert best["fits"] and best["images_per_device"] <= largest < refused
     assert refused - best["images_per_device"] <= max(1, best["images_per_device"] / advice.CLOSE)
-    assert len(asked) <= advice.MOST_FIT
+    assert len(asked) <= 1 + advice.MOST_FIT
+
+
+@pytest.mark.parametrize("accum", [2, 3, 8])
+def test_a_batch_is_cut_in_equal_parts_whatever_is_tried(accum):
+    def compile(change):
+        images = int(change["batch"]) // 8
+        assert images % accum == 0
+        if images > 3000:
+            raise UserError("the warm-up is longer than the run")
+        return facts_of(
+            100 + images // 4, images_per_device=images, batch=images * 8, state_bytes=100, accum_steps=accum
+        )
+
+    best, refused = advice.largest_batch(compile({"batch": 8 * accum}), 1000, compile)
+    assert 2000 < best["images_per_device"] <= 3000 < refused
 
 
 def test_no_batch_fits():

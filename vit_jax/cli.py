@@ -25,8 +25,9 @@ def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def run(command: Callable[[list[str]], None]) -> None:
-    """Calls a command with this process's arguments and ends the process.
+def run(command: Callable[[list[str]], None], again: str = AGAIN) -> None:
+    """Calls a command with this process's arguments and ends the process; `again` tells what the same command does
+    when it is given again after an interruption.
 
     Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
     sentence; 42 preempted, what was learnt is saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host.
@@ -38,9 +39,9 @@ def run(command: Callable[[list[str]], None]) -> None:
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
         sentence, code = str(error), exit_code(error)
     except KeyboardInterrupt:
-        sentence, code = f"interrupted; {AGAIN}", 128 + signal.SIGINT
+        sentence, code = f"interrupted; {again}", 128 + signal.SIGINT
     except Terminated:
-        sentence, code = f"terminated; {AGAIN}", 128 + signal.SIGTERM
+        sentence, code = f"terminated; {again}", 128 + signal.SIGTERM
     except Exception:
         if not jax.distributed.is_initialized():
             raise

@@ -13,7 +13,7 @@ import itertools
 import json
 from typing import Any
 
-from vit_jax import choose, cli
+from vit_jax import UserError, choose, cli
 from vit_jax.planning import chips, table
 from vit_jax.planning.advice import STRATEGIES, Change, advise, largest_batch
 from vit_jax.planning.ask import Facts, ask
@@ -22,7 +22,14 @@ from vit_jax.planning.estimate import estimate
 Plan = dict[str, Any]
 
 
-def plan(words: list[str], target: str, inference: bool = False, fit: bool = False, emulated: int = 1) -> Plan:
+def plan(
+    words: list[str],
+    target: str,
+    inference: bool = False,
+    fit: bool = False,
+    emulated: int = 1,
+    price: float | None = None,
+) -> Plan:
     """Returns what is known of a program: what the compiler tells (`planning.compiler`), the estimates that follow
     from it (`planning.estimate`), and what to change if it does not fit.
 
@@ -32,6 +39,7 @@ def plan(words: list[str], target: str, inference: bool = False, fit: bool = Fal
         inference: a prediction instead of a step of training.
         fit: search the largest batch that fits.
         emulated: devices of `cpu`.
+        price: of a chip-hour.
 
     Raises:
         UserError: the flags are wrong, or nothing compiles for the target.
@@ -39,13 +47,13 @@ def plan(words: list[str], target: str, inference: bool = False, fit: bool = Fal
     compile = functools.partial(_compile, words, target, inference, emulated)
     facts = compile({})
     hbm = facts["memory_bytes"]
-    found = _estimated(facts)
+    found = _estimated(facts, price)
     if not found["fits"] and not fit:
         advice = advise(facts, hbm, compile)
-        found["advice"] = {"change": advice[0], **_estimated(advice[1])} if advice else None
+        found["advice"] = {"change": advice[0], **_estimated(advice[1], price)} if advice else None
     if fit:
         best, refused = largest_batch(facts, hbm, compile)
-        largest = _estimated(best) if best else None
+        largest = _estimated(best, price) if best else None
         found["fit"] = {"largest": largest, "refused_images_per_device": refused}
     return found
 
@@ -59,10 +67,13 @@ def _compile(words: list[str], target: str, inference: bool, emulated: int, chan
     return ask([*words, *flags(change)], target, inference, emulated)
 
 
-def _estimated(facts: Facts) -> Plan:
+def _estimated(facts: Facts, price: float | None) -> Plan:
     if not facts["fits"] or not facts["cycles"]:
         return dict(facts)
-    return facts | estimate(facts, chips.parse(facts["target"]).chip)
+    found = estimate(facts, chips.parse(facts["target"]))
+    if price is not None and "chip_hours" in found:
+        found["price"] = found["chip_hours"] * price
+    return facts | found
 
 
 def main(argv: list[str]) -> None:
@@ -90,6 +101,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     args, words = parser.parse_known_args(argv[1:])
     targets = args.topology.split(",") if args.topology else ["gpu" if args.gpu else "cpu"]
+    if args.cpu is not None and args.cpu < 1:
+        raise UserError("--cpu is at least 1.")
+    if args.price is not None and (args.inference or not args.topology):
+        raise UserError("--price is of a run's chip-hours; leave it out with --inference, --cpu and --gpu.")
     names = args.strategy.split(",") if args.strategy else []
     placed = [flags(STRATEGIES[choose("strategy", name, STRATEGIES)]) for name in names] or [[]]
     if args.topology:
@@ -97,9 +112,7 @@ def main(argv: list[str]) -> None:
             chips.parse(target)
     plans = []
     for target, more in itertools.product(targets, placed):
-        found = plan([*words, *more], target, args.inference, args.fit, args.cpu or 1)
-        if args.price is not None and "chip_hours" in found:
-            found["price"] = found["chip_hours"] * args.price
+        found = plan([*words, *more], target, args.inference, args.fit, args.cpu or 1, args.price)
         plans.append(found)
         if args.json:
             print(json.dumps(found), flush=True)
@@ -108,4 +121,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, again="what was compiled is remembered.")

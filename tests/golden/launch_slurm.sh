@@ -17,9 +17,9 @@ srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=8 python -m v
 code=$?
 
 # Preempted and saved, or infrastructure: again. After all else somebody should look.
-if { [ "$code" -eq 42 ] || [ "$code" -ge 128 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
+if [ "$code" -eq 42 ] || { [ "$code" -ge 128 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
   echo "ended with $code; again" >&2
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID" || exit "$code"
 else
   exit "$code"
 fi

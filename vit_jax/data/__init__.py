@@ -68,9 +68,10 @@ def spec(config: ConfigDict) -> Spec:
         UserError: `data.num_classes` or `data.num_examples` is unset, or the preprocessing is wrong.
     """
     num_classes, num_examples = config.data.num_classes, config.data.num_examples
-    for field, value in (("num_classes", num_classes), ("num_examples", num_examples)):
-        if not value or value < 0:
-            raise UserError(f"set --config.data.{field} to a positive number: it cannot be taken from data not opened")
+    known = {"num_classes": num_classes, "num_examples": num_examples}
+    if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
+        words = "to a positive number: what data tell is not known before they are opened"
+        raise UserError(f"set {' and '.join(unknown)} {words}")
     shape = train_preprocess(config).shape
     return Spec(shape, num_classes, num_examples, config.data.max_labels)
 

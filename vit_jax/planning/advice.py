@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from vit_jax import UserError
 from vit_jax.planning.ask import Facts
 
 Change = dict[str, str]  # config field -> value
@@ -19,24 +20,20 @@ CLOSE = 16  # a batch is the largest if one larger by a part in so many does not
 
 def advise(facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
     """Returns the first change, of those that cost the least speed, with which a program fits, and what it then needs;
-    None if none of those tried does.
+    None if none of those tried does, the last of all among them.
 
     Args:
         facts: of the program, which does not fit.
         hbm: bytes of a device.
         compile: tells of the program with a change.
     """
-    tries, more = 0, 1.0
-    for change, guess in candidates(facts):
-        if guess * more > hbm:
-            continue
+    changes = list(candidates(facts))
+    tried = [change for change, guess in changes if guess <= hbm][: MOST_ADVICE - 1]
+    tried += [change for change, _ in changes[-1:] if change not in tried]
+    for change in tried:
         found = compile(change)
-        tries += 1
         if found["fits"]:
             return change, found
-        if tries == MOST_ADVICE:
-            break
-        more = max(more, needs(found) / guess)
     return None
 
 
@@ -47,25 +44,27 @@ def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
     activations computed again in the backward pass; then a smaller batch. A prediction has neither parts nor backward
     pass.
     """
-    state, accum, images = facts["state_bytes"], facts["accum_steps"], facts["images_per_device"]
-    rest = needs(facts) - state
+    accum, images = facts["accum_steps"], facts["images_per_device"]
+    state = held(facts)
+    rest: float = needs(facts) - state
     parts = [n for n in (2**i for i in range(images.bit_length())) if images % (accum * n) == 0]
-    share = facts["mesh"]["fsdp"] * facts["mesh"]["tensor"] / facts["devices"]
+    mesh = facts["mesh"]  # weights are never split over slices
+    share = mesh["slice"] * mesh["fsdp"] * mesh["tensor"] / facts["devices"]
     placed = [({}, 1.0), (STRATEGIES["fsdp"], share)] if share < 1 else [({}, 1.0)]
     for strategy, part in placed:
         for n in parts:
             if facts["inference"]:
-                change, held = {"batch": str(facts["batch"] // n)}, state
+                change, kept = {"batch": str(facts["batch"] // n)}, state
             else:  # parts add up their gradients beside the state
-                change, held = {"accum_steps": str(accum * n)}, state + (facts["parameter_bytes"] if n > 1 else 0)
+                change, kept = {"accum_steps": str(accum * n)}, state + (facts["parameter_bytes"] if n > 1 else 0)
             change = strategy | (change if n > 1 else {})
             if change:
-                yield change, int(held * part + rest / n)
+                yield change, int(kept * part + rest / n)
     if facts["inference"]:
         return
     strategy, part = placed[-1]
     if facts["remat"] != "full":
-        strategy |= {"model.remat": "full"}
+        strategy = strategy | {"model.remat": "full"}
         rest *= KEPT
         yield strategy, int(state * part + rest)
     if parts[-1] > 1:
@@ -78,6 +77,11 @@ def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
 def needs(facts: Facts) -> int:
     """Returns the bytes of a device that a program needs, whether it fits or not."""
     return facts["peak_bytes"] if facts["fits"] else facts["needed_bytes"]
+
+
+def held(facts: Facts) -> int:
+    """Returns the bytes of these that do not depend on the batch: what a program is given besides."""
+    return facts["parameter_bytes"] if facts["inference"] else facts["state_bytes"]
 
 
 def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | None, int | None]:
@@ -93,35 +97,36 @@ def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | Non
 
     Returns:
         What is known of the program with the largest batch found, None if none fits; and the images per device of the
-        smallest batch that was seen not to fit.
+        smallest batch that was seen not to fit, or for which the configuration does not do.
     """
     copies = facts["batch"] // facts["images_per_device"]  # devices that hold different images
     step = facts["accum_steps"]
-    best: Facts | None = None
-    high: int | None = None
-    points: dict[int, int] = {}
+    points = {facts["images_per_device"]: facts}
+    unfit = {images for images in points if not facts["fits"]}
     for _ in range(MOST_FIT):
-        images = facts["images_per_device"]
-        points[images] = needs(facts)
-        if facts["fits"]:
-            best = facts if best is None or images > best["images_per_device"] else best
-        else:
-            high = min(images, high or images)
-        low = best["images_per_device"] if best else 0
-        least = max(step, low // CLOSE)
+        low = max((images for images in points if images not in unfit), default=0)
+        high = min(unfit, default=None)
+        least = max(1, low // CLOSE // step) * step
         if high and high - low <= least:
             break
-        guess = max(_at(points, low, high, hbm, facts["state_bytes"]) // step * step, low + least)
+        guess = max(_at(points, low, high, hbm) // step * step, low + least)
         if high and guess >= high:
             guess = max((low + high) // 2 // step * step, low + step)
-        facts = compile({"batch": str(guess * copies)})
-    return best, high
+        try:
+            points[guess] = compile({"batch": str(guess * copies)})
+        except UserError:  # the warm-up, say, would be longer than the run
+            unfit.add(guess)
+        else:
+            unfit |= set() if points[guess]["fits"] else {guess}
+    best = max((images for images in points if images not in unfit), default=None)
+    return points.get(best), min(unfit, default=None)
 
 
-def _at(points: dict[int, int], low: int, high: int | None, hbm: int, state: int) -> int:
+def _at(points: dict[int, Facts], low: int, high: int | None, hbm: int) -> int:
     """Returns for how many images the memory would do, by the line through two points of (images, bytes): those around
     the limit, or else the last ones.
     """
-    around = [(images, points[images]) for images in (low, high) if images in points] if high else []
-    (a, less), (b, more) = [(0, state), *(around or sorted(points.items()))][-2:]
+    known = sorted((images, needs(facts)) for images, facts in points.items())
+    around = [point for point in known if point[0] in (low, high)] if high else []
+    (a, less), (b, more) = [(0, held(next(iter(points.values())))), *(around or known)][-2:]
     return int(a + (hbm - less) * (b - a) / (more - less)) if more > less else 2 * b

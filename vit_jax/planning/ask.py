@@ -34,7 +34,7 @@ def ask(words: list[str], target: str, inference: bool = False, emulated: int = 
     request = json.dumps({"words": words, "target": target, "inference": inference})
     command = [sys.executable, "-m", "vit_jax.planning.compiler", request]
     facts: Facts = {}
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
         with subprocess.Popen(
             command, env=targets.environment(target, emulated), stdout=subprocess.PIPE, stderr=said, text=True
         ) as process:

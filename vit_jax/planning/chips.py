@@ -14,8 +14,7 @@ class Chip:
     Attributes:
         flops: per second, in bfloat16.
         hbm: bytes of memory that programs can use, as libtpu's compiler counts them.
-        hbm_bandwidth: bytes per second.
-        ici_bandwidth: bytes per second that it sends over all its links to other chips of its slice.
+        ici_bandwidth: bytes per second that it can send to its neighbours, two along each dimension.
         clock: cycles per second, of which the compiler counts: `flops` by those of a cycle of all matrix units.
         dimensions: of a slice.
         chips_per_host: in a slice of several hosts.
@@ -23,7 +22,6 @@ class Chip:
 
     flops: float
     hbm: int
-    hbm_bandwidth: float
     ici_bandwidth: float
     clock: float
     dimensions: int
@@ -31,11 +29,15 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(275e12, int(30.75 * 2**30), 1.2e12, 2400e9 / 8, 1.05e9, dimensions=3),
-    "v5e": Chip(197e12, int(15.75 * 2**30), 0.82e12, 1600e9 / 8, 1.5e9, dimensions=2),
-    "v5p": Chip(459e12, int(95.74 * 2**30), 2.765e12, 4800e9 / 8, 1.75e9, dimensions=3),
-    "v6e": Chip(918e12, int(31.25 * 2**30), 1.64e12, 3584e9 / 8, 1.75e9, dimensions=2),
+    "v4": Chip(275e12, int(30.75 * 2**30), 2400e9 / 8, 1.05e9, dimensions=3),
+    "v5e": Chip(197e12, int(15.75 * 2**30), 1600e9 / 8, 1.5e9, dimensions=2),
+    "v5p": Chip(459e12, int(95.74 * 2**30), 4800e9 / 8, 1.75e9, dimensions=3),
+    "v6e": Chip(918e12, int(31.25 * 2**30), 3584e9 / 8, 1.75e9, dimensions=2),
 }
+
+
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # shapes of two dimensions that clouds have
+RING = {2: 16, 3: 4}  # dimensions -> along one of so many chips, or in three a multiple, the last neighbours the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,16 @@ class Slice:
         """How many there are."""
         return math.prod(self.shape)
 
+    @property
+    def ici_bandwidth(self) -> float:
+        """Bytes per second that the chip with the fewest neighbours can send to them."""
+        ring = RING[len(self.shape)]
+        whole = all(size % ring == 0 for size in self.shape)
+        neighbours = sum(
+            2 if (whole if len(self.shape) == 3 else size == ring) else int(size > 1) for size in self.shape
+        )
+        return self.chip.ici_bandwidth * neighbours / (2 * len(self.shape))
+
 
 def parse(text: str) -> Slice:
     """Reads a slice as it is written, `v5e:16x16` or `v4:4x4x8`.
@@ -76,4 +88,9 @@ def parse(text: str) -> Slice:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") != chip.dimensions - 1:
         words = f"a slice of {kind} has {chip.dimensions} dimensions"
         raise UserError(f"topology {text!r} is not understood; {words}: --topology={kind}:{example}.")
-    return Slice(kind, tuple(map(int, shape.split("x"))))
+    found = Slice(kind, tuple(map(int, shape.split("x"))))
+    if chip.dimensions == 2 and shape not in FLAT:
+        raise UserError(f"no cloud has a {kind} of {shape}; choose from {', '.join(FLAT)}.")
+    if chip.dimensions == 3 and found.chips % chip.chips_per_host:
+        raise UserError(f"no cloud has a {kind} of {shape}: the smallest is 2x2x1, one machine.")
+    return found

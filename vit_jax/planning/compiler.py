@@ -26,8 +26,10 @@ FORM = 4  # of what is remembered; another number forgets it all
 
 def main(argv: list[str]) -> None:
     """Answers the request."""
-    for facts in answer(**json.loads(argv[1])):
-        print(json.dumps(facts), flush=True)
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what recipes and libraries print is no answer
+        for facts in answer(**json.loads(argv[1])):
+            print(json.dumps(facts), file=answers, flush=True)
 
 
 def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str, Any]]:
@@ -101,7 +103,8 @@ def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     mesh = [program.mesh.devices.shape, [device.id for device in program.mesh.devices.flat]]
-    asked = json.dumps([FORM, target, versions, flags, mesh, lowered.as_text()])
+    place = target if ":" in target else f"{target} {program.mesh.devices.flat[0].device_kind}"
+    asked = json.dumps([FORM, place, versions, flags, mesh, lowered.as_text()])
     path = cache.root() / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or what is remembered is damaged
         return json.loads(path.read_text()) | counted | {"remembered": True}
@@ -111,10 +114,11 @@ def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
     except jax.errors.JaxRuntimeError as error:
         facts = executable.refusal(str(error), _bytes(arguments[0], places))
     facts |= {"compile_seconds": round(time.monotonic() - began, 1), "versions": versions}
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(facts))
-    partial.replace(path)
+    with contextlib.suppress(OSError):  # a full disk: then it is not remembered
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(facts))
+        partial.replace(path)
     return facts | counted | {"remembered": False}
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vit_jax.planning.ask import Facts
-from vit_jax.planning.chips import Chip
+from vit_jax.planning.chips import Slice
 from vit_jax.planning.collectives import BETWEEN
 
 # What a device sends for each byte of an exchange, in a ring of many: an all-reduce goes round twice.
@@ -18,22 +18,22 @@ PAPER = {
 }
 
 
-def estimate(facts: Facts, chip: Chip) -> dict[str, Any]:
+def estimate(facts: Facts, tpu: Slice) -> dict[str, Any]:
     """Returns what a program that fits takes, by the compiler's cycles and the links' published speed.
 
     Compute is the sum of the compiler's estimates at the chip's clock. Exchange, for which it estimates nothing, is
-    what the collectives send over all links at full speed; that one hides behind the other is not assumed. What
+    what the collectives send over the links at full speed; that one hides behind the other is not assumed. What
     goes between slices is left out.
 
     Args:
         facts: of a program that fits.
-        chip: on which it runs; a device is a chip.
+        tpu: the slice, or each of several; a device is a chip.
     """
-    images = facts["images_per_device"]
+    images, chip = facts["batch"] / facts["devices"], tpu.chip
     compute = facts["cycles"] / chip.clock
     inside = {kind: row for kind, row in facts["collectives"].items() if not kind.endswith(BETWEEN)}
     sent = sum(row["bytes"] * SENT.get(kind, 1.0) for kind, row in inside.items())
-    exchange = sent / chip.ici_bandwidth
+    exchange = sent / tpu.ici_bandwidth if sent else 0.0
     rate = images / (compute + exchange)
     model_flops = (2 if facts["inference"] else 6) * facts["macs_per_image"]
     result = {

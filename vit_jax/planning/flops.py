@@ -26,7 +26,7 @@ def exaflops(model: Model, images: float) -> float:
 
 
 def count(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the multiply-accumulates of a function of arrays (or their shapes), loops unrolled.
+    """Returns the multiply-accumulates of a function of arrays (or their shapes); a `while` counts as one turn.
 
     A convolution's products with the zeros of its padding are not counted.
     """

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\(")
-CALLED = re.compile(r"\b(?:body|calls|to_apply|branch_computations|called_computations)=\{?((?:%?[\w.-]+(?:, )?)+)")
+CALLS = "body|calls|to_apply|(?:true|false)_computation|branch_computations|called_computations"
+CALLED = re.compile(rf"\b(?:{CALLS})=\{{?((?:%?[\w.-]+(?:, )?)+)")
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 LIMIT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
 ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from vit_jax.planning.advice import held
+
 ESTIMATE = "compiler estimate"
 
 
@@ -18,12 +20,11 @@ def render(plans: list[dict[str, Any]]) -> str:
 
 def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the lines of a plan: label and value; bytes, FLOPs and exchanges are those of one chip (or device)."""
-    axes = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "whole"
     yield "", plan["target"]
     yield "program", f"{plan['model']}, {'prediction' if plan['inference'] else 'train step'}, {plan['dtype']}"
-    yield "mesh", f"{plan['devices']} x {plan['device_kind']}, {axes}"
+    yield "mesh", f"{plan['devices']} x {plan['device_kind']}, {mesh(plan)}"
     parts = f" in {plan['accum_steps']} parts" if plan["accum_steps"] > 1 else ""
-    yield "images a step", f"{plan['batch']:,}, {plan['images_per_device']:,} a chip{parts}"
+    yield "images a step", f"{plan['batch']:,}, {plan['batch'] / plan['devices']:g} a chip{parts}"
     yield "fits", "yes" if plan["fits"] else "no"
     yield "parameters", amount(plan["parameter_bytes"])
     if not plan["inference"]:
@@ -31,7 +32,7 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not plan["fits"]:
         yield "needed", f"{amount(plan['needed_bytes'])} of {amount(plan['memory_bytes'])}"
         return
-    yield "activations, gradients", amount(plan["temp_bytes"])
+    yield "activations, gradients", amount(plan["peak_bytes"] - held(plan))
     yield "peak", f"{amount(plan['peak_bytes'])} of {amount(plan['memory_bytes'])}"
     yield "FLOPs of matmuls", f"{plan['flops']:.4g}"
     if plan["compiler_flops"]:
@@ -59,23 +60,29 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def notes(plan: dict[str, Any]) -> Iterator[str]:
     """Yields what to change in a plan that does not fit, and how large a batch may be."""
+    subject = f"{plan['target']}, {mesh(plan)}"
     if "advice" in plan:
         yield ""
         if plan["advice"] is None:
-            yield f"{plan['target']}: nothing tried makes it fit; take more chips, or a smaller model or resolution."
+            yield f"{subject}: nothing tried makes it fit; take more chips, or a smaller model or resolution."
         else:
             words = " ".join(f"--config.{key}={value}" for key, value in plan["advice"]["change"].items())
-            yield f"{plan['target']}: it fits with {words} (compiled):"
+            yield f"{subject}: it fits with {words} (compiled):"
             yield render([{key: value for key, value in plan["advice"].items() if key != "change"}])
     if "fit" in plan:
         yield ""
         largest, refused = plan["fit"]["largest"], plan["fit"]["refused_images_per_device"]
         against = f"; {refused:,} do not fit" if refused else ", and more were not tried"
         if largest is None:
-            yield f"{plan['target']}: no batch fits{against}."
+            yield f"{subject}: no batch fits{against}."
         else:
-            yield f"{plan['target']}: the largest batch has {largest['images_per_device']:,} images a chip{against}:"
+            yield f"{subject}: the largest batch has {largest['images_per_device']:,} images a device{against}:"
             yield render([largest])
+
+
+def mesh(plan: dict[str, Any]) -> str:
+    """Returns the axes of a mesh that are longer than 1."""
+    return ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "whole"
 
 
 def amount(size: float) -> str:

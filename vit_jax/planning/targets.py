@@ -29,7 +29,8 @@ def environment(target: str, emulated: int) -> dict[str, str]:
     if target == "cpu":
         count = f"--xla_force_host_platform_device_count={emulated}"
         return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
-    return {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    others = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    return others | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # who runs there keeps the memory
 
 
 def devices(target: str, slices: int) -> list[jax.Device]:
@@ -64,4 +65,7 @@ def memory(target: str, devices: list[jax.Device]) -> int:
         return chips.parse(target).chip.hbm
     if target == "cpu":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
-    return (devices[0].memory_stats() or {})["bytes_limit"]
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None:
+        raise UserError(f"jax does not tell how much memory a {devices[0].device_kind} has.")
+    return limit
