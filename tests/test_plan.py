@@ -66,7 +66,7 @@ def test_an_absent_slice(capsys):
     assert found["cycles"] > 0 and found["exchange_seconds"] > 0 and 0 < found["mfu"] < 1
     assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
     assert {"all-gather", "all-reduce"} <= set(found["collectives"])
-    assert found["flops"] == pytest.approx(found["model_flops"], rel=0.05)
+    assert 0.9 < found["flops"] / found["model_flops"] < 1  # images need no gradient
 
 
 def test_the_table_has_a_column_for_each_plan(monkeypatch, capsys):
