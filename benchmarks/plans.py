@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from vit_jax import cli, models
 from vit_jax.plan import flags, plan
 from vit_jax.planning import flops, table
@@ -138,6 +140,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", help=f"sections, of {','.join(SECTIONS)} [all]")
     parser.add_argument("--write", type=Path, help="Markdown file whose sections to replace")
     args = parser.parse_args(argv[1:])
+    jax.config.update("jax_platforms", "cpu")  # compilers are asked in processes of their own
     for name in args.only.split(",") if args.only else SECTIONS:
         text = "\n".join(SECTIONS[name]()) + "\n"
         print(text)
