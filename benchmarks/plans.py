@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import cli, models
+from vit_jax import UserError, cli, models
 from vit_jax.plan import flags, plan
 from vit_jax.planning import flops, table
 from vit_jax.planning.advice import STRATEGIES
@@ -58,11 +58,16 @@ def exaflops() -> list[str]:
 def planned(config: str, target: str, strategy: str, batch: int, *more: str) -> dict[str, Any]:
     """A plan of a recipe with another batch."""
     words = [f"--config=configs/{config}.py", f"--config.batch={batch}", *flags(STRATEGIES[strategy]), *more]
-    return plan(words, target)
+    try:
+        return plan(words, target)
+    except UserError as error:
+        return {"error": str(error)}
 
 
 def cells(found: dict[str, Any]) -> str:
     """The columns of a strategy."""
+    if "error" in found:
+        return f"{found['error'].partition(' on this program')[0]} | | | "
     if not found["fits"]:
         return f"does not fit: {table.amount(found['needed_bytes'])} | | | "
     exchange = found["exchange_seconds"] / (found["compute_seconds"] + found["exchange_seconds"])
@@ -79,7 +84,7 @@ def chips() -> list[str]:
     for config, images in MODELS.items():
         for target in SLICES:
             found = [planned(config, target, strategy, images * CHIPS) for strategy in ("replicated", "fsdp")]
-            label = f"{found[0]['model']}, {images} | {target.partition(':')[0]}"
+            label = f"{config.removesuffix('_jft')}, {images} | {target.partition(':')[0]}"
             lines.append(f"| {label} | {' | '.join(map(cells, found))} |")
     return lines
 

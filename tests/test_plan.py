@@ -108,7 +108,7 @@ def test_what_the_compilers_process_says_is_passed_on(child):
     with pytest.raises(UserError, match=r"^no such field\.$"):
         ask.ask([], "cpu")
     child("echo '{}' | head -c 0; echo 'F0101 lock held' >&2; kill -ABRT $$")
-    with pytest.raises(UserError, match=r"^the compiler's process ended with -6: F0101 lock held"):
+    with pytest.raises(UserError, match=r"^the compiler crashed on this program, by signal 6: F0101 lock held"):
         ask.ask([], "v5e:2x2")
 
 

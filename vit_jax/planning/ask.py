@@ -92,4 +92,7 @@ def _reason(said: IO[str], code: int) -> str:
     sentences = [line.removeprefix("vit_jax: ") for line in lines if line.startswith("vit_jax: ")]
     if code == 2 and sentences:
         return sentences[-1]
-    return f"the compiler's process ended with {code}: {shown(lines[-1] if lines else 'it said nothing', 500)}"
+    last = shown(lines[-1] if lines else "it said nothing", 500)
+    if code < 0:  # a fault of its own: another strategy or accum_steps makes another program
+        return f"the compiler crashed on this program, by signal {-code}: {last}"
+    return f"the compiler's process ended with {code}: {last}"
