@@ -37,11 +37,12 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "FLOPs of matmuls", f"{plan['flops']:.4g}"
     if plan["compiler_flops"]:
         yield "FLOPs, compiler's", f"{plan['compiler_flops']:.4g}"
+    if "model_flops" in plan:
+        yield f"{2 if plan['inference'] else 6} x MACs", f"{plan['model_flops']:.4g}"
     for kind, row in plan["collectives"].items():
         yield kind, f"{row['count']:,} x, {amount(row['bytes'])}"
     if "cycles_per_image" not in plan:
         return
-    yield f"{2 if plan['inference'] else 6} x MACs", f"{plan['model_flops']:.4g}"
     if plan["kernels"]:
         yield "kernels", f"{plan['kernels']:,}, of unknown cycles, left out below"
     yield ESTIMATE, ""
