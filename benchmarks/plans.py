@@ -78,8 +78,8 @@ def cells(found: dict[str, Any]) -> str:
 
 def chips() -> list[str]:
     """Every model on every chip, weights copied or split."""
-    names = " | ".join(["peak", "Mcycles", "exchange", "images/s, MFU"] * 2)
-    lines = [f"| model, images a chip | chip | {names} |", f"|{'---|' * 10}"]
+    names = "peak | Mcycles | exchange | images/s, MFU"
+    lines = [f"| model, images a chip | chip | copied: {names} | split: {names} |", f"|{'---|' * 10}"]
     for config, images in MODELS.items():
         for target in SLICES:
             found = [planned(config, target, strategy, images * CHIPS) for strategy in ("replicated", "fsdp")]
