@@ -19,7 +19,7 @@ case $1 in
     ;;
   start) # MARK COMMAND ...: nothing, if a run lives
     exec 9> lock
-    if flock --wait 10 9; then # who only looks holds it for a moment
+    if flock --wait 3 9; then # who only looks holds it for a moment
       rm -f exit
       echo "$2" > mark
       setsid bash "$script" run "${@:3}" < /dev/null > log 2>&1 &
