@@ -24,7 +24,7 @@ def cache(monkeypatch, tmp_path):
 def pieces(facts):
     """Bytes of parameters and of the whole state that a device holds, by the numbers of their elements."""
     config, _ = main.parse(["plan", *WORDS, f"--config.mesh.fsdp={facts['mesh']['fsdp']}"])
-    program = build(config, devices=facts["devices"])
+    program = build(config, devices=facts["mesh"]["fsdp"])
     places = tree.flatten(program.state_shardings.params)
     params = {
         name: leaf.size // math.prod(facts["mesh"][axis] for axis in places[name].spec if axis)
@@ -57,9 +57,10 @@ def test_what_is_too_large_for_this_machine_is_told(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
 def test_an_absent_slice(capsys):
-    plan.main(["plan", *WORDS, "--topology=v5e:2x2", "--strategy=fsdp", "--price=2", "--json"])
+    mesh = "--config.mesh.fsdp=8"  # cuts a dimension of the slice in two
+    plan.main(["plan", *WORDS, mesh, "--config.batch_eval=32", "--topology=v5e:4x4", "--price=2", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["fits"] and found["devices"] == 4 and found["device_kind"] == "TPU v5 lite"
+    assert found["fits"] and found["devices"] == 16 and found["device_kind"] == "TPU v5 lite"
     params, _ = pieces(found)
     assert found["parameter_bytes"] == params and found["memory_bytes"] == 15.75 * 2**30
     assert found["state_bytes"] < found["peak_bytes"] < found["memory_bytes"]
