@@ -15,9 +15,9 @@ from PIL import Image
 from benchmarks import faults, input, load, loader, overhead, plans, train_step
 from configs import smoke
 from tests.conftest import ROOT, write_tfds
-from vit_jax import convert, data, evaluate, guard, main, pack, plan, pod, predict, settings, sharding, sweep
+from vit_jax import convert, evaluate, guard, main, pack, plan, pod, predict, settings, sweep
 from vit_jax.planning import compiler
-from vit_jax.program import make_program
+from vit_jax.program import unopened
 
 README = (ROOT / "README.md").read_text()
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "launch" / "README.md"]
@@ -92,8 +92,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
             config, _ = main.parse([name, *words])
             settings.check(config)
             if any(word in line for word in DRY):
-                config = settings.resolve(config)
-                program = make_program(config, sharding.make_mesh(config), data.spec(config))
+                _, program = unopened(config)
                 assert program.train_step.lower(program.state, program.batch)
 
 

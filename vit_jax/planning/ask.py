@@ -56,9 +56,13 @@ def ask(words: list[str], target: str, inference: bool = False, emulated: int = 
 def what(facts: Facts, target: str) -> str:
     """Returns what is compiled, in words."""
     parts = f" in {facts['accum_steps']} parts" if facts["accum_steps"] > 1 else ""
-    axes = ", ".join(f"{axis}={size}" for axis, size in facts["mesh"].items() if size > 1) or "one device"
     remat = f", remat={facts['remat']}" if facts["remat"] != "none" else ""
-    return f"{facts['model']}, {facts['images_per_device']} images a device{parts}{remat}, {target}, {axes}"
+    return f"{facts['model']}, {facts['images_per_device']} images a device{parts}{remat}, {target}, {axes(facts)}"
+
+
+def axes(facts: Facts) -> str:
+    """Returns the axes of a mesh that are longer than 1."""
+    return ", ".join(f"{axis}={size}" for axis, size in facts["mesh"].items() if size > 1) or "one device"
 
 
 @contextmanager

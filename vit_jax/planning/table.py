@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.planning.advice import held
+from vit_jax.planning.ask import axes
 
 ESTIMATE = "compiler estimate"
 
@@ -22,7 +23,7 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the lines of a plan: label and value; bytes, FLOPs and exchanges are those of one chip (or device)."""
     yield "", plan["target"]
     yield "program", f"{plan['model']}, {'prediction' if plan['inference'] else 'train step'}, {plan['dtype']}"
-    yield "mesh", f"{plan['devices']} x {plan['device_kind']}, {mesh(plan)}"
+    yield "mesh", f"{plan['devices']} x {plan['device_kind']}, {axes(plan)}"
     parts = f" in {plan['accum_steps']} parts" if plan["accum_steps"] > 1 else ""
     yield "images a step", f"{plan['batch']:,}, {plan['batch'] / plan['devices']:g} a chip{parts}"
     yield "fits", "yes" if plan["fits"] else "no"
@@ -61,7 +62,7 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def notes(plan: dict[str, Any]) -> Iterator[str]:
     """Yields what to change in a plan that does not fit, and how large a batch may be."""
-    subject = f"{plan['target']}, {mesh(plan)}"
+    subject = f"{plan['target']}, {axes(plan)}"
     if "advice" in plan:
         yield ""
         if plan["advice"] is None:
@@ -79,11 +80,6 @@ def notes(plan: dict[str, Any]) -> Iterator[str]:
         else:
             yield f"{subject}: the largest batch has {largest['images_per_device']:,} images a device{against}:"
             yield render([largest])
-
-
-def mesh(plan: dict[str, Any]) -> str:
-    """Returns the axes of a mesh that are longer than 1."""
-    return ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "whole"
 
 
 def amount(size: float) -> str:
