@@ -1,0 +1,76 @@
+"""A workdir and packed shards of version 0.1.0 are resumed, evaluated, predicted with and read; see golden/README.md."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from configs import base, smoke
+from tests.conftest import ROOT
+from tests.test_train import rows
+from vit_jax import UserError, checkpoint, evaluate, interop, predict, settings, train
+from vit_jax.data import sources
+
+GOLDEN = ROOT / "tests" / "golden"
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+
+
+def close(found, wanted):
+    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_it_is_resumed(tmp_path):
+    config = smoke.get_config()
+    config.optim.ema_decay, config.task.mixup, config.total_steps = 0.9, 0.0, 20
+    config.eval_every, config.checkpoint_every, config.log_every = 5, 5, 1
+    workdir = shutil.copytree(GOLDEN / "workdir", tmp_path / "run")
+    train.train(config, workdir)
+    written = rows(workdir)
+    assert written[:12] == rows(GOLDEN / "workdir")
+    assert [line["step"] for line in written[12:]] == [line["step"] for line in EXPECTED["resumed"]]
+    for found, wanted in zip(written[12:], EXPECTED["resumed"], strict=True):
+        close(found, wanted)
+    assert "total_steps: 10 -> 20" in (workdir / "train.log").read_text()
+
+
+def test_it_is_evaluated():
+    close(evaluate.evaluate(GOLDEN / "workdir"), EXPECTED["evaluate"])
+    close(evaluate.evaluate(GOLDEN / "workdir", best=True), EXPECTED["best"])
+
+
+def test_it_predicts():
+    image = np.arange(20 * 16 * 3, dtype=np.uint8).reshape(20, 16, 3)
+    for path in ("workdir", "workdir/model.npz", "workdir/checkpoints/10"):
+        [found] = predict.predict(GOLDEN / path, [image], top=10)
+        for one, other in zip(found["classes"], EXPECTED["predict"], strict=True):
+            assert one["class"] == other["class"]
+            close(one["probability"], other["probability"])
+
+
+def test_its_names_stay():
+    assert rows(GOLDEN / "workdir")[0].keys() == {"step", "train/loss", "train/lr"} | {
+        f"norm/{what}" for what in ("grads", "params", "updates")
+    }
+    _, about = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
+    assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < about["arrays"].keys()
+    model, _ = interop.load(GOLDEN / "workdir")
+    assert json.loads((GOLDEN / "workdir" / "model.json").read_text()) == interop.about(model)
+
+
+def test_its_shards_are_read():
+    config = base.get_config()
+    config.data.source = f"array_record:{GOLDEN}/packed"
+    for split, wanted in EXPECTED["packed"]["rows"].items():
+        source = sources.open_source(config, split)
+        read = [source[index] for index in range(len(source))]
+        images = [np.asarray(row["image"]) for row in read]
+        digests = [hashlib.sha256(image.tobytes()).hexdigest()[:16] for image in images]
+        found = [
+            [int(row["label"]), list(image.shape), digest]
+            for row, image, digest in zip(read, images, digests, strict=True)
+        ]
+        assert found == wanted
+        assert list(source.class_names) == EXPECTED["packed"]["class_names"]
+        assert source.fingerprint == EXPECTED["packed"]["fingerprints"][split]  # or no run on them would go on
