@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import sys
 
@@ -109,6 +110,24 @@ def test_configs_survive_the_disk(name, tmp_path):
     again = settings.load(tmp_path / "config.json")
     assert settings.flatten(again) == settings.flatten(config)
     assert settings.check_resumes(again, config, "here") == []
+
+
+def test_a_config_file_of_another_version(tmp_path, monkeypatch):
+    path, config = tmp_path / "config.json", base.get_config()
+    settings.save(config, path)
+    written = json.loads(path.read_text())
+    assert written["version"] == settings.VERSION
+    del written["version"], written["seed"], written["data"]["fast"]  # as if they were younger than the file
+    path.write_text(json.dumps(written))
+    monkeypatch.setattr(settings, "YOUNGER", {"seed": 7, "data.fast": True})
+    assert settings.flatten(settings.load(path)) == settings.flatten(config) | {"seed": 7, "data.fast": True}
+    path.write_text(json.dumps(written | {"version": settings.VERSION + 1}))
+    with pytest.raises(UserError, match=r"config\.json was written by a later version"):
+        settings.load(path)
+    for text in ("", "[]", "null", '{"version": "x"}', path.read_text()[:-20]):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"config\.json is damaged"):
+            settings.load(path)
 
 
 def parse(*words):

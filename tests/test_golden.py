@@ -1,4 +1,4 @@
-"""A workdir and packed shards of version 0.1.0 are resumed, evaluated, predicted with and read; see golden/README.md."""
+"""A workdir and shards of version 0.1.0 are resumed, evaluated, predicted with and read; see golden/README.md."""
 
 import hashlib
 import json
@@ -6,11 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from configs import base, smoke
 from tests.conftest import ROOT
 from tests.test_train import rows
-from vit_jax import UserError, checkpoint, evaluate, interop, predict, settings, train
+from vit_jax import checkpoint, evaluate, interop, predict, settings, train
 from vit_jax.data import sources
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -74,3 +75,10 @@ def test_its_shards_are_read():
         assert found == wanted
         assert list(source.class_names) == EXPECTED["packed"]["class_names"]
         assert source.fingerprint == EXPECTED["packed"]["fingerprints"][split]  # or no run on them would go on
+
+
+def test_a_field_that_is_younger_than_a_config_file_has_a_default():
+    path, now = GOLDEN / "workdir/config.json", settings.flatten(base.get_config())
+    written = settings.flatten(ConfigDict(json.loads(path.read_text())))
+    assert now.keys() == settings.flatten(settings.load(path)).keys()
+    assert now.keys() - written.keys() == settings.YOUNGER.keys()

@@ -69,6 +69,10 @@ OPTIONAL |= {"data.num_examples", "data.max_labels", "model.width", "model.depth
 BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
 
+VERSION = 1  # of config.json; it rises when what is written there changes its meaning. Version 0.1.0 wrote none
+# Field that is younger than some config.json -> the value with which a run does what it did without the field.
+YOUNGER: dict[str, Any] = {}
+
 ACCEPT = ", or go on with other data by --config.data.accept_change=True"
 
 # Fields that a resumed run must share with the run that it continues: what makes its numbers, or its state's shapes.
@@ -163,13 +167,27 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 def save(config: ConfigDict, path: Path) -> None:
     """Writes the configuration as JSON, whole or not at all."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    partial.write_text(json.dumps({"version": VERSION, **config.to_dict()}, indent=2) + "\n")
     partial.replace(path)
 
 
 def load(path: Path) -> ConfigDict:
-    """Reads a configuration that `save` wrote."""
-    return ConfigDict(json.loads(path.read_text())).lock()
+    """Reads a configuration that `save` wrote, now or in an earlier version of this package.
+
+    Raises:
+        UserError: it is damaged, or of a later version.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        later = fields.pop("version", 0) > VERSION
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is damaged: it is not a JSON object. Put an intact copy in its place.") from error
+    if later:
+        raise UserError(f"{path} was written by a later version of vit_jax; install that one to go on with the run.")
+    config = ConfigDict(fields)
+    missing = {key: value for key, value in YOUNGER.items() if key not in flatten(config)}
+    config.update_from_flattened_dict(missing)
+    return config.lock()
 
 
 def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
