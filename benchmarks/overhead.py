@@ -46,7 +46,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
             saves = segment % 2 == 0
             began = time.monotonic()
             if saves:
-                folder.save(state, int(state.step), {})
+                folder.save(state, int(state.step))
             for _ in range(steps):
                 before = values
                 state, values = program.train_step(state, next(batches))

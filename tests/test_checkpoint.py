@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import os
 import shutil
 import socket
@@ -66,7 +67,7 @@ def resumed(config, workdir, state, **options):
 def write(config, workdir, state, *steps):
     checkpoints = Checkpoints(config, workdir)
     for step in steps:
-        checkpoints.save(state, step, {"model": {}, "data": {}}, {})
+        checkpoints.save(state, step, {"model": {}, "data": {}})
     checkpoints.close()
 
 
@@ -270,9 +271,9 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
     assert names(saved) == ["1", "damaged-2"]
     checkpoints = Checkpoints(quick, saved)  # the first host's list decides
     (saved / "checkpoints" / "9").mkdir()
-    first = json.dumps([json.dumps({"steps": [1], "scores": {"1": None}, "aside": []}), None, False])
+    first = json.dumps([json.dumps({"steps": [1], "evaluations": {}, "aside": []}), None, False])
     checkpoints = Checkpoints(quick, saved, share=lambda topic, value: [first, value])
-    assert checkpoints._steps == [1]
+    assert checkpoints.steps == [1]
     # A host that is not the first renames nothing.
     monkeypatch.setattr(checkpoint.jax, "process_index", lambda: 1)
     assert checkpoints._set_aside({1: "x"}) == "[]" and "1" in names(saved)
@@ -316,7 +317,7 @@ assert fingerprint.marks(state) == fingerprint.marks(whole)
 checkpoints = checkpoint.Checkpoints(smoke.get_config(), workdir, share=share)
 if phase == "write":
     for step in (1, 2):
-        checkpoints.save(state, step, {}, {})
+        checkpoints.save(state, step, {})
     checkpoints.close()
 else:
     read = checkpoint._read_state
@@ -413,7 +414,7 @@ def test_a_save_that_fails_is_told_and_the_last_good_one_stays(quick, saved, sta
     checkpoints.poll()  # nothing is being written
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints._manager, "wait_until_finished", full)
-        checkpoints.save(state, 3, {"data": {}}, {})
+        checkpoints.save(state, 3, {"data": {}})
         with pytest.raises(UserError, match=r"cannot be written: .*No space left.*; the last good checkpoint is 2\.$"):
             until_told(checkpoints)
     assert checkpoints.latest == 2 and find(saved).name == "2"
@@ -432,9 +433,9 @@ def test_a_disk_that_is_really_full(quick, tmp_path, mesh):
         leaf = random.normal(size=(1024, 768)).astype(np.float32)  # 3 MiB
         state = {"params": jax.device_put(leaf, NamedSharding(mesh, P("a", "b")))}
         checkpoints = Checkpoints(quick, disk)
-        checkpoints.save(state, 1, {"data": {}}, {})
+        checkpoints.save(state, 1, {"data": {}})
         checkpoints.wait()
-        checkpoints.save(state, 2, {"data": {}}, {})
+        checkpoints.save(state, 2, {"data": {}})
         with pytest.raises(UserError, match=r"cannot be written: .*; the last good checkpoint is 1\.$"):
             until_told(checkpoints)
         checkpoints.close()
@@ -442,7 +443,7 @@ def test_a_disk_that_is_really_full(quick, tmp_path, mesh):
         subprocess.run(["mount", "-o", "remount,size=32m", disk], check=True)
         checkpoints = Checkpoints(quick, disk)
         assert same(checkpoints.restore(shapes(state), placement(state)).state, state)
-        checkpoints.save(state, 2, {"data": {}}, {})
+        checkpoints.save(state, 2, {"data": {}})
         checkpoints.close()
         assert names(disk) == ["1", "2"]
     finally:
@@ -459,7 +460,7 @@ def test_a_state_that_is_not_finite_is_not_saved(quick, saved, state):
     checkpoints = Checkpoints(quick, saved)
     words = r"after step 3 the state is not finite in params/kernel; .* the last good checkpoint is 2\.$"
     with pytest.raises(NonFiniteLoss, match=words):
-        checkpoints.save(bad, 3, {"data": {}}, {"test/accuracy": 1.0})
+        checkpoints.save(bad, 3, {"data": {}})
     checkpoints.close()
     assert names(saved) == ["1", "2"]
 
@@ -473,20 +474,63 @@ def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
     for steps in ([0.1, 0.9, 0.5], [score, 0.2]):  # the best is known after a restart
         checkpoints = Checkpoints(quick, tmp_path)
         for step, accuracy in enumerate(steps, start=(checkpoints.latest or 0) + 1):
-            checkpoints.save(state, step, {}, {} if accuracy is None else {"test/accuracy": accuracy})
+            checkpoints.save(state, step, {})
+            checkpoints.add_metrics({} if accuracy is None else {"test/accuracy": accuracy})
         checkpoints.close()
     assert sorted(map(int, names(tmp_path))) == [2, 4, 5]
+    settings.save(quick, tmp_path / "config.json")
     assert (find(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
+
+
+def kept_as_best(config, folder, steps):
+    """Saves and measures steps; returns which checkpoints are there then."""
+    checkpoints = Checkpoints(config, folder)
+    for step, metrics in steps.items():
+        checkpoints.save({"weights": np.arange(3.0)}, step, {})
+        checkpoints.add_metrics(metrics)
+    checkpoints.close()
+    settings.save(config, folder / "config.json")
+    return [*sorted(map(int, names(folder))), find(folder, best=True).name]
+
+
+def test_the_best_is_the_best_by_one_metric(quick, tmp_path):
+    quick.checkpoint.keep_last = 1
+    found = {1: (0.2, 0.9), 2: (0.6, 0.7), 3: (0.1, 0.3)}
+    measured = {step: {"test/accuracy": one, "test/top5": five} for step, (one, five) in found.items()}
+    assert kept_as_best(quick, tmp_path, measured) == [2, 3, "2"]
+    quick.checkpoint.best_metric = "test/top5"  # 0.95 is more than any accuracy: only top5 is compared
+    better = {4: {"test/accuracy": 0.9, "test/top5": 0.65}, 5: {}}
+    assert kept_as_best(quick, tmp_path, better) == [2, 5, "2"]
+
+
+@pytest.mark.parametrize("field", ["split", "preprocess"])
+def test_what_is_measured_otherwise_is_not_compared(field, quick, tmp_path):
+    quick.checkpoint.keep_last = 1
+    assert kept_as_best(quick, tmp_path, {1: {"test/accuracy": 0.9}, 2: {"test/accuracy": 0.5}}) == [1, 2, "1"]
+    quick.evals.test[field] += " "
+    assert kept_as_best(quick, tmp_path, {3: {}, 4: {}}) == [1, 4, "1"]  # the old best stays
+    # As soon as another is measured in the new way, that is the best, however good the old one was in the old way.
+    assert kept_as_best(quick, tmp_path, {5: {"test/accuracy": 0.1}, 6: {}, 7: {}}) == [5, 7, "5"]
+
+
+def test_a_score_without_a_name_is_compared_with_none_that_has_one(quick, tmp_path):
+    workdir = shutil.copytree(ROOT / "tests/golden/workdir", tmp_path / "run")
+    quick.checkpoint.keep_last = 1
+    assert find(workdir, best=True).name == "10"
+    assert kept_as_best(quick, workdir, {11: {}, 12: {}}) == [10, 12, "10"]
+    assert kept_as_best(quick, workdir, {13: {"test/accuracy": 0.05}, 14: {}, 15: {}}) == [13, 15, "13"]
 
 
 def test_what_was_measured_after_resuming_is_added(quick, saved, state):
     checkpoints = Checkpoints(quick, saved)
     assert not checkpoints.restore(shapes(state), placement(state)).about["evaluated"]
-    checkpoints.save(state, 2, {}, {"test/accuracy": 0.5})
+    checkpoints.add_metrics({"test/accuracy": 0.5, "test/loss": math.nan})
     checkpoints.close()
+    settings.save(quick, saved / "config.json")
     assert find(saved, best=True).name == "2"
     restored = resumed(quick, saved, state)
-    assert restored.about["evaluated"] and restored.about["score"] == 0.5 and restored.step == 2
+    assert restored.about["evaluated"] and restored.step == 2
+    assert restored.about["metrics"] == {"test/accuracy": 0.5, "test/loss": None}
 
 
 # -- Runs -------------------------------------------------------------------------------------------------------------
@@ -572,8 +616,8 @@ def test_a_run_ends_within_a_step_of_a_save_that_failed(quick, tmp_path, monkeyp
         raise UserError("no space left")
 
     def late(self):
-        if self._writing is not None:
-            self._writing.exception()  # known by now
+        for writing in self._writing:
+            writing.exception()  # known by now
         poll(self)
 
     monkeypatch.setattr(Checkpoints, "_finish", full)

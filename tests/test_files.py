@@ -301,7 +301,7 @@ def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypa
     checkpoints = checkpoint.Checkpoints(configured("digits"), "s3://b", tmp_path)
     with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be written: .*No space left"):
         monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
-        checkpoints.save({}, 1, {}, {})
+        checkpoints.save({}, 1, {})
     checkpoints.close()
 
 

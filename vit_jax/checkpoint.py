@@ -48,10 +48,11 @@ class Restored:
 class Checkpoints:
     """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.
 
-    Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric`; one
-    without that metric, or where it is NaN, is never best.
+    Kept are the last `checkpoint.keep_last` and the best `checkpoint.keep_best` by `checkpoint.best_metric` on the
+    split and with the preprocessing of its evaluation; see `retention.ranked`.
 
     Attributes:
+        steps: whose checkpoints there are at first, the newest first, damaged or not.
         latest: the last step whose checkpoint is whole, on its disk or store, as far as is known before it is read;
             None: there is none yet.
     """
@@ -66,53 +67,65 @@ class Checkpoints:
         self._share = share
         self._spool = spool.open_spool(str(workdir), here)
         self._shelf = Shelf(str(workdir), self._spool)
-        self._metric = config.checkpoint.best_metric
-        self._retention = retention.Retention(config.checkpoint.keep_last, config.checkpoint.keep_best)
+        self._config, keep = config, config.checkpoint
+        self._retention = retention.Retention(keep.keep_last, keep.keep_best, retention.best_measure(config))
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
-        self._writing: concurrent.futures.Future | None = None
+        self._writing: list[concurrent.futures.Future] = []  # in their order
         self._manager_: ocp.CheckpointManager | None = None
         self._failed = False
-        self._restored: dict[str, Any] | None = None
+        self._about: dict[str, Any] = {}  # what the newest checkpoint says of itself
         look = self._survey if jax.process_index() == 0 else lambda: ""  # the first host's list decides
         found = json.loads(together(self._share, "checkpoints", look)[0])
-        self._steps: list[int] = found["steps"]
-        self._retention.scores = {int(step): score for step, score in found["scores"].items()}
-        self.latest: int | None = max(self._retention.scores, default=None)
-        if found["aside"] and not self._steps:
+        self.steps: list[int] = found["steps"]
+        for step, about in found["evaluations"].items():
+            self._retention.measured[int(step)] = retention.from_json(about)
+        self.latest: int | None = max(self._retention.measured, default=None)
+        if found["aside"] and not self.steps:
             raise UserError(
                 f"{workdir} holds no checkpoint to go on from, only such as were set aside as damaged "
                 f"({integrity.listed(found['aside'])}). To start anew, remove them or choose a new --workdir."
             )
 
-    def save(self, state: Any, step: int, about: dict[str, Any], metrics: dict[str, float]) -> None:
+    def save(self, state: Any, step: int, about: dict[str, Any]) -> None:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is there.
 
         Raises:
             UserError: the disk or store does not take it, or did not take the one saved before.
             NonFiniteLoss: a value of the state is NaN or infinite; nothing is written.
         """
-        self._await_writing()
+        self.wait()
         if step == self.latest:
-            return self._amend(metrics)
+            return
         marks = fingerprint.marks(state)
         if bad := [name for name, mark in marks.items() if not mark.finite]:
             raise NonFiniteLoss(
                 f"after step {step} the state is not finite in {integrity.listed(bad)}; it was not saved, and "
                 f"{self._last_good()}."
             )
-        score = retention.score(metrics.get(self._metric))
         arrays = integrity.table(state, marks)
-        sealed = integrity.sealed(about | {"step": step, "score": score, "evaluated": bool(metrics), "arrays": arrays})
+        self._about = about | {"step": step, **retention.to_json(self._config, {}), "arrays": arrays}
+        sealed = integrity.sealed(self._about)
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(sealed))
-        self._retention.scores[step] = score
+        self._retention.measured[step] = retention.from_json(self._about)
         with self._saving():
             self._manager.save(step, args=items)
-        self._writing = self._writer.submit(self._finish, step)
+        self._writing.append(self._writer.submit(self._finish, step))
+
+    def add_metrics(self, metrics: dict[str, float]) -> None:
+        """Starts to add what was measured of the newest checkpoint, saved or restored, once that is whole."""
+        self._about |= retention.to_json(self._config, metrics)
+        self._retention.measured[self._about["step"]] = retention.from_json(self._about)
+        self._writing.append(self._writer.submit(self._write_about, dict(self._about)))
 
     def poll(self) -> None:
         """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing."""
-        if self._writing is not None and self._writing.done():
-            self._await_writing()
+        while self._writing and self._writing[0].done():
+            self._take_result()
+
+    def wait(self) -> None:
+        """Waits for what is being saved, since Orbax's manager is for one thread at a time; raises what went wrong."""
+        while self._writing:
+            self._take_result()
 
     def restore(
         self, wanted: Any, shardings: Any, accept: Callable[[dict[str, Any]], object] = bool
@@ -130,14 +143,14 @@ class Checkpoints:
             UserError: all are damaged, the state is of another program, or the disk or store does not let it be read.
         """
         damage: dict[int, str] = {}
-        for step in self._steps:
+        for step in self.steps:
             try:
                 state, about = self._read(step, wanted, shardings, accept)
             except Damaged as error:
                 damage[step] = str(error)
                 continue
             aside = json.loads(together(self._share, "set aside", lambda: self._set_aside(damage))[0])
-            self.latest, self._restored = step, about
+            self.latest, self._about = step, about
             return Restored(step, state, about, aside)
         if damage:
             told = "; ".join(f"{step}: {reason}" for step, reason in damage.items())
@@ -160,14 +173,10 @@ class Checkpoints:
                 )
                 self._manager_ = ocp.CheckpointManager(self._shelf.path, options=options, item_handlers=_handlers())
 
-    def wait(self) -> None:
-        """Waits for what is being saved; raises what went wrong with it."""
-        self._await_writing()
-
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
         try:
-            self._await_writing()
+            self.wait()
         finally:
             self._writer.shutdown()
             if self._manager_ is not None:  # it says again what was raised already
@@ -197,22 +206,17 @@ class Checkpoints:
                 self._spool.push()
         self.latest = step
 
-    def _await_writing(self) -> None:
-        """The manager is for one thread at a time."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            self._failed |= writing.exception() is not None
-            writing.result()
+    def _write_about(self, about: dict[str, Any]) -> None:
+        """Replaces, in the background, what the newest checkpoint says of itself."""
+        if self.latest == about["step"]:  # or it could not be written
+            with self._saving():
+                self._shelf.write_about(about["step"], integrity.sealed(about))
 
-    def _amend(self, metrics: dict[str, float]) -> None:
-        """Adds to the checkpoint that the run goes on from what was measured only now."""
-        about = self._restored
-        if about is None or about["step"] != self.latest or about["evaluated"] or not metrics:
-            return
-        about["evaluated"], about["score"] = True, retention.score(metrics.get(self._metric))
-        self._retention.scores[about["step"]] = about["score"]
-        with self._saving():
-            self._shelf.write_about(about["step"], integrity.sealed(about))
+    def _take_result(self) -> None:
+        """Waits for what has been begun first."""
+        writing = self._writing.pop(0)
+        self._failed |= writing.exception() is not None
+        writing.result()
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -228,16 +232,17 @@ class Checkpoints:
         return "there is no checkpoint yet" if self.latest is None else f"the last good checkpoint is {self.latest}"
 
     def _survey(self) -> str:
-        """Returns, as JSON, the steps, the newest first; the scores of those that look whole; and what was set aside
-        before.
+        """Returns, as JSON, the steps, the newest first; of those that look whole, what was measured; and what was set
+        aside before.
         """
-        scores = {}
+        evaluations = {}
         with faults.told(self._shelf.folder, "read"):
             steps, aside = self._shelf.steps(), self._shelf.aside()
             for step in steps:
                 with contextlib.suppress(Damaged):  # told when it is to be read
-                    scores[step] = self._shelf.about(step)["score"]
-        return json.dumps({"steps": steps, "scores": scores, "aside": aside})
+                    about = self._shelf.about(step)
+                    evaluations[step] = {key: value for key, value in about.items() if key not in ("arrays", "model")}
+        return json.dumps({"steps": steps, "evaluations": evaluations, "aside": aside})
 
     def _read(self, step: int, wanted: Any, shardings: Any, accept: Callable) -> tuple[Any, dict[str, Any]]:
         """Returns a state and what was saved about it. All hosts read, or none goes on.

@@ -14,19 +14,22 @@ from tqdm import tqdm
 
 Metrics = dict[str, float]
 Watch = Callable[[int, Metrics], None]
+METRICS = "metrics.jsonl"
 
 
 class Log:
     """Writes to `<workdir>/{train.log, metrics.jsonl}`, TensorBoard events and the terminal; on the first host only.
 
     Lines of metrics.jsonl are `{"step": n, "train/loss": ..., ...}`. Those after step `start` are dropped when a run
-    resumes there, so that the file reads as if it had never stopped; all, when it starts anew.
+    resumes there, and that of an evaluation of `start` if it is done again, so that the file reads as if the run had
+    never stopped; all, when it starts anew.
     """
 
     def __init__(
         self,
         workdir: Path,
         start: int,
+        evaluated: bool,
         total: int,
         batch: int,
         wrote: Callable[[], None] = lambda: None,
@@ -37,6 +40,7 @@ class Log:
         Args:
             workdir: the folder of the files.
             start: steps done before.
+            evaluated: the last of them was evaluated, if that was due.
             total: steps of the whole run.
             batch: images of a step.
             wrote: called after each line of metrics.
@@ -51,7 +55,7 @@ class Log:
         if not self._writes:
             return
         self._text = (workdir / "train.log").open("a")
-        path = _cut(workdir / "metrics.jsonl", start)
+        path = _cut(workdir / METRICS, start, evaluated)
         if watch and path.exists():
             for step, metrics in _read(path):
                 watch(step, metrics)
@@ -173,11 +177,25 @@ def _read(path: Path) -> Iterator[tuple[int, Metrics]]:
         yield step, {name: math.nan if value is None else value for name, value in values.items()}
 
 
-def _cut(path: Path, last: int) -> Path:
-    """Drops the lines after step `last`, that of step 0, and a line that was cut short, from a metrics file."""
+def last_step(workdir: Path) -> int:
+    """Returns the step of the last line of metrics that a run has left in a folder; 0: it has left none."""
+    path = workdir / METRICS
+    return max((json.loads(line)["step"] for line in _lines(path)), default=0) if path.exists() else 0
+
+
+def _lines(path: Path) -> list[str]:
+    """Returns the lines of a metrics file, without one that was cut short."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _cut(path: Path, last: int, evaluated: bool) -> Path:
+    """Drops the lines after step `last`, that of its evaluation unless it is `evaluated`, and that of step 0."""
     if path.exists():
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        read = [(line, json.loads(line)) for line in _lines(path)]
+        kept = [(line, values) for line, values in read if 0 < values["step"] <= last]
+        if not evaluated:
+            kept = [(line, values) for line, values in kept if values["step"] < last or "train/loss" in values]
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(line for line in lines if 0 < json.loads(line)["step"] <= last))
+        partial.write_text("".join(line for line, _ in kept))
         partial.replace(path)
     return path

@@ -30,6 +30,15 @@ def check_place(workdir: str | Path) -> str:
     return place.rstrip("/") if files.is_remote(place) else str(Path(place).expanduser())
 
 
+def check_apart(source: str | None, place: str) -> None:
+    """Raises UserError if what a run starts from lies in its workdir, where it would be replaced."""
+    if source and f"{files.absolute(source)}/".startswith(f"{files.absolute(place)}/"):
+        raise UserError(
+            f"init_from={source} lies in the workdir {place}, where this run would replace it; "
+            "choose another --workdir."
+        )
+
+
 def open_mirror(place: str, names: tuple[str, ...]) -> "Here | Mirror":
     """Opens the local side of a workdir; see `Here` and `Mirror`."""
     return Mirror(place, names) if files.is_remote(place) else Here(Path(place))
@@ -47,6 +56,10 @@ class Here:
 
     def flush(self) -> None:
         """Does nothing."""
+
+    def exists(self, name: str) -> bool:
+        """Returns whether there is a file."""
+        return (self.path / name).exists()
 
     def unlink(self, name: str) -> None:
         """Removes a file."""
@@ -103,6 +116,14 @@ class Mirror:
         if self._silent:
             raise self._silent
         self._upload()
+
+    def exists(self, name: str) -> bool:
+        """Returns whether there is a file in the remote workdir.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
+        return files.exists(files.join(self._place, name))
 
     def unlink(self, name: str) -> None:
         """Removes a file here and there."""

@@ -1,27 +1,95 @@
-"""Which checkpoints stay when another is finished: the newest and the best."""
+"""Which checkpoints stay when another is finished: the newest, and the best by one measure."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What a number says of a checkpoint: numbers of different measures cannot be compared.
+
+    Attributes:
+        metric: its name, `test/accuracy`.
+        split: the evaluation's, as the configuration states it.
+        preprocess: likewise.
+    """
+
+    metric: str
+    split: str
+    preprocess: str
+
+
+UNNAMED = Measure("", "", "")  # version 0.1.0 did not say of what its scores were
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of a checkpoint.
+
+    Attributes:
+        by: by which measure it was the best or not when it was saved.
+        values: measure -> value, the larger the better; those that are not finite are left out.
+    """
+
+    by: Measure
+    values: dict[Measure, float]
+
+
+def best_measure(config: ConfigDict) -> Measure:
+    """Returns by which measure a configuration ranks its checkpoints."""
+    metric = config.checkpoint.best_metric
+    evaluation = config.evals[metric.partition("/")[0]]
+    return Measure(metric, evaluation.split, evaluation.preprocess)
+
+
+def to_json(config: ConfigDict, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what a checkpoint tells of its evaluation: all metrics, and the split and pipe that each is of."""
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    evaluations = {name: {"split": one.split, "preprocess": one.preprocess} for name, one in config.evals.items()}
+    metric = config.checkpoint.best_metric
+    return {
+        "evaluated": bool(metrics),
+        "metrics": finite,
+        "evals": evaluations,
+        "best_metric": metric,
+        "score": finite.get(metric),
+    }
+
+
+def from_json(about: Mapping[str, Any]) -> Measured:
+    """Returns what was measured of a checkpoint that says this of itself: what `to_json` gave, or a mere score."""
+    if "metrics" not in about:
+        return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
+    measures = {metric: _measure(about["evals"], metric) for metric in (*about["metrics"], about["best_metric"])}
+    values = {measures[metric]: value for metric, value in about["metrics"].items() if value is not None}
+    return Measured(measures[about["best_metric"]], values)
+
+
+def _measure(evaluations: Mapping[str, Any], metric: str) -> Measure:
+    return Measure(metric, **evaluations[metric.partition("/")[0]])
 
 
 class Retention:
     """The rule, in the form that Orbax asks for.
 
     Attributes:
-        scores: step -> how good the checkpoint is, the larger the better; None: not measured, so never best.
+        measured: step -> what was measured of the checkpoint; one that was not measured is never best.
     """
 
-    def __init__(self, last: int, best: int):
+    def __init__(self, last: int, best: int, measure: Measure):
         """Keeps the newest `last` and, besides, the `best` best, of equally good ones the newest."""
-        self._last, self._best = last, best
-        self.scores: dict[int, float | None] = {}
+        self._last, self._best, self._measure = last, best, measure
+        self.measured: dict[int, Measured] = {}
 
     def kept(self, steps: Iterable[int]) -> set[int]:
         """Returns those of some steps that stay."""
         steps = sorted(steps)
-        order = ranked({step: self.scores.get(step) for step in steps})
-        return set(steps[-self._last :]) | set(order[: self._best])
+        known = {step: self.measured[step] for step in steps if step in self.measured}
+        return set(steps[-self._last :]) | set(ranked(known, self._measure)[: self._best])
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Tells of each checkpoint whether it stays."""
@@ -29,12 +97,16 @@ class Retention:
         return [checkpoint.step in stays for checkpoint in checkpoints]
 
 
-def ranked(scores: Mapping[int, float | None]) -> list[int]:
-    """Returns the steps that were measured, the best first, of equally good ones the newest first."""
-    measured = {step: score for step, score in scores.items() if score is not None}
-    return sorted(measured, key=lambda step: (measured[step], step), reverse=True)
+def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
+    """Returns the steps that were measured, the best first, of equally good ones the newest first.
 
-
-def score(value: float | None) -> float | None:
-    """Returns a metric as a score: what is not finite is none."""
-    return value if value is not None and math.isfinite(value) else None
+    Those of which another measure is all that is known come last, those measured as the newest of them first: where
+    nothing is known by `measure` yet, what was best before still is.
+    """
+    rest, order = dict(measured), []
+    while rest:
+        values = {step: one.values[measure] for step, one in rest.items() if measure in one.values}
+        order += sorted(values, key=lambda step: (values[step], step), reverse=True)
+        rest = {step: one for step, one in rest.items() if step not in values and one.by in one.values}
+        measure = rest[max(rest)].by if rest else measure
+    return order

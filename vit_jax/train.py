@@ -1,10 +1,11 @@
 """The training loop: build, restore, step, log, evaluate, save."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax import Preempted, UserError, data, evals, preflight
@@ -13,6 +14,24 @@ from vit_jax.profile import Trace
 from vit_jax.program import prepare
 from vit_jax.report import Report
 from vit_jax.workdir import Workdir, check_place
+
+
+@contextlib.contextmanager
+def keeping(step: int) -> Iterator[None]:
+    """Adds to what goes wrong inside that it costs no training: the state after `step` is saved."""
+    words = f"step {step} is saved, and the same command goes on from there"
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{str(error).rstrip('.')}; {words}.") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        what = f"an evaluation needs more memory than the devices have ({str(error).splitlines()[0]})"
+        raise UserError(f"{what}; lower --config.batch_eval; {words}.") from error
+    except Exception as error:
+        error.add_note(f"{words}.")
+        raise
 
 
 def train(
@@ -64,29 +83,32 @@ def train(
 
         def evaluate(state: Any, step: int) -> dict[str, float]:
             guard.at(f"evaluation after step {step}")
-            metrics = evals.run(evaluators, state.weights, guard.tick)
+            with keeping(step):
+                metrics = evals.run(evaluators, state.weights, guard.tick)
             log.write(step, metrics)
+            folder.add_metrics(metrics)
             return metrics
 
-        def save(state: Any, step: int, metrics: dict[str, float]) -> None:
+        def save(state: Any, step: int) -> None:
             guard.at(f"saving step {step}")
-            folder.save(state, step, metrics)
+            folder.save(state, step)
             guard.saved()
 
         try:
             metrics = {}
             if start and not folder.evaluated and (start == end or start % config.eval_every == 0):
                 metrics = evaluate(state, start)
-                save(state, start, metrics)
             for step in range(start + 1, end + 1):
                 trace.before(step)
                 guard.at(f"data of step {step}")
                 try:
                     batch = next(batches)
                 except UserError:  # an unreadable image, say: what was learnt until then is kept
-                    if done > start and guard.pod.hosts == 1:  # the other hosts do not know, and would not save
-                        save(state, done, {})
-                    raise
+                    if done == start or guard.pod.hosts > 1:  # the other hosts do not know, and would not save
+                        raise
+                    save(state, done)
+                    with keeping(done):
+                        raise
                 guard.at(f"step {step}")
                 state, values = program.train_step(state, batch)
                 done = step
@@ -98,12 +120,12 @@ def train(
                 if guard.save_due() or evaluates or step % config.checkpoint_every == 0:
                     report.flush()
                     with log.paused():
+                        save(state, step)  # first: whatever an evaluation fails with, nothing is lost
                         metrics = evaluate(state, step) if evaluates else {}
-                        save(state, step, metrics)
         except Preempted:
             report.flush()
             if done > start:
-                save(state, done, {})
+                save(state, done)
             raise Preempted(f"preempted after step {done}, which is saved; the same command goes on.") from None
         guard.at("the end", patient=True)
         if start == end and not metrics:

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, banner, data, interop, settings
 from vit_jax.checkpoint import Checkpoints, Share, alone
-from vit_jax.log import Log, Watch
-from vit_jax.mirror import check_place, open_mirror
+from vit_jax.log import Log, Watch, last_step
+from vit_jax.mirror import check_apart, check_place, open_mirror
 from vit_jax.program import Program
 
 LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
@@ -59,10 +59,12 @@ class Workdir:
         """Opens the folder, made if need be; `share` is how its hosts agree.
 
         Raises:
-            UserError: it holds another run: the configuration differs in more than may change; or only damaged
-                checkpoints; or it is remote, and the store refuses or does not answer.
+            UserError: it holds another run: the configuration differs in more than may change; or what a run has left
+                that cannot go on, having no or only damaged checkpoints; or what this run would start from; or it is
+                remote, and the store refuses or does not answer.
         """
         self.place = place = check_place(folder)
+        check_apart(config.init_from, place)
         self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
         self._log: Log | None = None
@@ -76,13 +78,39 @@ class Workdir:
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
+            before = settings.load(saved) if saved.exists() else None
             self._checkpoints = Checkpoints(config, place, self.path, share)
-            resumes = saved.exists() and self._checkpoints.latest is not None
-            self._changes = settings.check_resumes(settings.load(saved), config, str(place)) if resumes else []
-            source = config.init_from
-            self._given = {} if resumes or source is None else self._adapt(source)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
+            resumes, source = bool(self._checkpoints.steps), config.init_from
+            if not resumes:
+                self._check_new(before)
+            self._changes = settings.check_resumes(before, config, place) if before and resumes else []
+            self._given = {} if resumes or source is None else self._adapt(source)
+            self._outdated = jax.process_index() == 0  # `model.npz`, if there is one: once the run has gone on
             undone.pop_all()
+
+    def _check_new(self, before: ConfigDict | None) -> None:
+        """Lets a run start anew only where nothing is lost by it: where it was killed before its first save, say.
+
+        Raises:
+            UserError: the model of a run lies here, or metrics of steps that were saved once, or another run began.
+        """
+        advice = "choose another --workdir, or move what is to be kept to another folder"
+        if before is not None:
+            settings.check_resumes(before, self._config, self.place)
+        untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
+        if self._mirror.exists(interop.WEIGHTS) and not untrained:
+            raise UserError(
+                f"the workdir {self.place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}."
+            )
+        reached = last_step(self.path)
+        if before is None and reached:
+            raise UserError(f"the workdir {self.place} holds the metrics of a run, but no config.json; {advice}.")
+        if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may not be whole
+            raise UserError(
+                f"the workdir {self.place} holds the metrics of a run of {reached:,} steps, but none of its "
+                f"checkpoints; {advice}."
+            )
 
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from.
@@ -138,10 +166,7 @@ class Workdir:
         complete = 0 < self.start == total  # then what was changed had no part in it
         if jax.process_index() == 0 and not complete:
             settings.save(self._config, self.path / "config.json")
-            if total:
-                with self._writing():
-                    self._mirror.unlink(interop.WEIGHTS)  # of a shorter run
-        log = self._log = Log(self.path, self.start, total, batch, self._mirror.push, watch)
+        log = self._log = Log(self.path, self.start, self.evaluated, total, batch, self._mirror.push, watch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
             log.say(f"WARNING: {line}", aloud=False)
@@ -154,8 +179,8 @@ class Workdir:
             self._mirror.flush()  # what cannot be written is known before the first step
         return log
 
-    def save(self, state: Any, step: int, metrics: dict[str, float]) -> None:
-        """Starts to save the state after `step`; `metrics` decide whether it is the best.
+    def save(self, state: Any, step: int) -> None:
+        """Starts to save the state after `step`.
 
         Raises:
             UserError: the disk or store refuses it, or did so with the one before, or does not answer.
@@ -165,7 +190,11 @@ class Workdir:
             self._log.flush()
         with self._writing():
             self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
-            self._checkpoints.save(state, step, self._about, metrics)
+            self._checkpoints.save(state, step, self._about)
+
+    def add_metrics(self, metrics: dict[str, float]) -> None:
+        """Starts to add the metrics of its evaluation to the newest checkpoint; they decide whether it is the best."""
+        self._checkpoints.add_metrics(metrics)
 
     def poll(self) -> None:
         """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing.
@@ -175,6 +204,9 @@ class Workdir:
         """
         with self._writing():
             self._checkpoints.poll()
+            if self._outdated and (self._checkpoints.latest or 0) > self.start:
+                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run; the newest checkpoint holds more
+                self._outdated = False
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""

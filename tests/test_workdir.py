@@ -1,0 +1,162 @@
+"""A run's folder: nothing that was learnt is lost, whatever fails beside the training, and nothing is overwritten."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from configs import smoke
+from tests.test_train import rows
+from vit_jax import UserError, checkpoint, train
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.data import loader
+
+
+def configured(**fields):
+    """Ten steps, of which the fourth, the eighth and the last are evaluated, and saved."""
+    config = smoke.get_config()
+    config.update({"total_steps": 10, "eval_every": 4, "checkpoint_every": 100, "log_every": 1, **fields})
+    config.mesh.data, config.task.mixup = 8, 0.0
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The workdir of a run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    train.train(configured(), workdir)
+    return workdir
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of it that may be changed."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def steps(workdir):
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def same(one, other):
+    assert rows(one) == rows(other)
+    first, second = np.load(one / "model.npz"), np.load(other / "model.npz")
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def failing(monkeypatch, place, name, error, call):
+    """Lets the call of that number raise an error."""
+    function, calls = getattr(place, name), []
+
+    def fails(*args, **options):
+        calls.append(name)
+        if len(calls) == call:
+            raise error
+        return function(*args, **options)
+
+    monkeypatch.setattr(place, name, fails)
+
+
+def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch):
+    saved = r"step 8 is saved, and the same command goes on from there\."
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.")
+    faults = [
+        (UserError("cannot read 7.jpg."), UserError, f"cannot read 7.jpg; {saved}"),
+        (full, UserError, rf"more memory than .*17 bytes\.\); lower --config\.batch_eval; {saved}"),
+        (ZeroDivisionError("a bug"), ZeroDivisionError, "a bug"),
+    ]
+    for number, (error, kind, sentence) in enumerate(faults):  # the same command again and again
+        with monkeypatch.context() as patch:
+            failing(patch, train.evals, "run", error, call=1 if number else 2)
+            with pytest.raises(kind, match=sentence) as raised:
+                train.train(configured(), tmp_path / "run")
+        assert steps(tmp_path / "run") == [4, 8]
+    assert raised.value.__notes__ == ["step 8 is saved, and the same command goes on from there."]
+    train.train(configured(), tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
+def test_a_run_that_is_killed_before_its_evaluation_is_kept_evaluates_again(whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(patch, Checkpoints, "add_metrics", KeyboardInterrupt(), call=2)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(configured(), tmp_path / "run")
+    assert [line["step"] for line in rows(tmp_path / "run")][-2:] == [8, 8]  # the evaluation is written already
+    train.train(configured(), tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
+def test_a_run_without_its_checkpoints_is_not_overwritten(finished):
+    shutil.rmtree(finished / "checkpoints")  # to save disk
+    before = contents(finished)
+    other = configured()
+    other.model.depth = 2
+    with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
+        train.train(other, finished)
+    with pytest.raises(UserError, match=r"holds a run's model\.npz, but no checkpoint .*; choose another --workdir"):
+        train.train(configured(), finished)
+    assert contents(finished) == before
+    (finished / "model.npz").unlink()
+    with pytest.raises(UserError, match="holds the metrics of a run of 10 steps, but none of its checkpoints"):
+        train.train(configured(), finished)
+    (finished / "config.json").unlink()
+    with pytest.raises(UserError, match=r"holds the metrics of a run, but no config\.json"):
+        train.train(configured(), finished)
+    left = {path: data for path, data in before.items() if path.name not in ("model.npz", "config.json")}
+    assert contents(finished) == left
+
+
+def test_a_run_that_was_killed_before_its_first_save_starts_anew(whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(patch, loader.Ahead, "__next__", KeyboardInterrupt(), call=4)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(configured(), tmp_path / "run")
+    assert [line["step"] for line in rows(tmp_path / "run")] == [1, 2]  # metrics are read one step late
+    train.train(configured(), tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
+def test_the_model_of_a_run_stays_until_there_is_a_newer_checkpoint(finished, monkeypatch):
+    longer = configured(total_steps=14, eval_every=2)
+
+    def stopped(call):
+        with monkeypatch.context() as patch:
+            failing(patch, loader.Ahead, "__next__", KeyboardInterrupt(), call=call)
+            with pytest.raises(KeyboardInterrupt):
+                train.train(longer, finished)
+
+    model = (finished / "model.npz").read_bytes()
+    stopped(call=2)  # step 11 is not saved
+    assert (finished / "model.npz").read_bytes() == model and steps(finished)[-1] == 10
+    wait, patch = Checkpoints.poll, pytest.MonkeyPatch()
+    patch.setattr(Checkpoints, "poll", lambda self: (self.wait(), wait(self)))  # so that it is known in time
+    stopped(call=8)  # step 12 is; its evaluation asks for batches too
+    patch.undo()
+    assert not (finished / "model.npz").exists() and steps(finished)[-1] == 12
+    _, params = vit_jax.load(finished)
+    _, newest = vit_jax.load(finished / "checkpoints" / "12")
+    jax.tree.map(np.testing.assert_array_equal, params, newest)
+
+
+@pytest.mark.parametrize("part", ["", "/model.npz", "/checkpoints/8"])
+def test_a_run_does_not_replace_what_it_starts_from(part, finished):
+    before = contents(finished)
+    with pytest.raises(UserError, match=r"lies in the workdir .*; choose another --workdir\."):
+        train.train(configured(init_from=f"{finished}{part}", base_lr=1e-4), finished)
+    assert contents(finished) == before
+
+
+def test_a_checkpoint_says_what_was_measured_and_how(whole):
+    about = json.loads((whole / "checkpoints" / "8" / "about" / "metadata").read_text())
+    [measured] = [line for line in rows(whole) if line["step"] == 8 and "test/accuracy" in line]
+    assert about["metrics"] == {name: value for name, value in measured.items() if name != "step"}
+    evaluation = configured().evals.test
+    assert about["evals"] == {"test": {"split": evaluation.split, "preprocess": evaluation.preprocess}}
+    assert checkpoint.find(whole, best=True).name in ("4", "8", "10")
