@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.hosts import Hosts, metrics, saved
+from benchmarks.preemptions import LAUNCHERS
 
 LOSSES = 1e-5  # relative, on another mesh
 INTERVAL = 10  # steps between two saves
@@ -284,6 +285,21 @@ class Faults:
         check(same(workdir, self.whole()), "the resumed run differs")
         return 1, f"step {newest} set aside, loudly; resumed from step {before}, bit by bit"
 
+    def preemptions(self) -> Outcome:
+        """A launcher and stand-ins for what it asks: a hundred preemptions with all restarts' faults among them, and
+        one fault more.
+        """
+        restarts = 10
+        for name, (launch, preempted) in LAUNCHERS.items():
+            ends = (["134"] + preempted * 5) * restarts
+            run = launch(self.folder / f"preempted {name}", [*ends, "0"], restarts)
+            check((run.code, run.starts) == (0, len(ends) + 1), f"{name}: {run.starts} starts, then {run.code}")
+            ends = ["134", *preempted] * restarts + ["134"]
+            run = launch(self.folder / f"faulty {name}", [*ends, "0"], restarts)
+            check((run.code, run.starts) == (134, len(ends)), f"{name}: {run.starts} starts, then {run.code}")
+        told = f"with {restarts} faults among them the run came to its end, the next fault ended it"
+        return 100 * len(LAUNCHERS), f"{' and '.join(LAUNCHERS)}: {told}"
+
 
 def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
     """Yields the lines of the table, and whether each promise was kept."""
@@ -294,6 +310,7 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
         ("Preemption saves", "SIGTERM to all hosts", faults.term_all),
         ("Preemption saves", "SIGTERM to one host as an evaluation begins", faults.term_evaluation),
         ("Preemption loses nothing", "SIGTERM to one host before the first step", faults.term_startup),
+        ("Preemptions are not counted", "a hundred preemptions (simulated launcher)", faults.preemptions),
         ("A killed run loses an interval at most", "SIGKILL to all hosts, at random or while saving", faults.kill_all),
         ("A lost host ends the run", "SIGKILL to one host", faults.kill_one),
         ("A lost host ends the run", "SIGKILL to the coordinating host", faults.kill_coordinator),

@@ -13,12 +13,18 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.job import Job, add_arguments, again, call, check_workdir, make, parser, split
+from launch.job import PREEMPTED, Job, add_arguments, again, call, check_output, make, parser, split
 from vit_jax import UserError, cli
 from vit_jax.planning import chips
 
 NODES = "cloud.google.com/gke-"
 FINAL = [code for code in range(1, 256) if not again(code)]  # somebody should look
+# The ends of a pod that are no fault; Kubernetes tries them in this order.
+ENDS: list[dict[str, Any]] = [
+    {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},  # its machine goes, whatever the exit code
+    {"onExitCodes": {"containerName": "main", "operator": "In", "values": [PREEMPTED]}},
+    {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL}},
+]
 # Seconds between SIGTERM and SIGKILL. A save waits for the step that is under way, compiling perhaps, and for the one
 # before it to be written. Maintenance leaves that long; machines that are taken away leave less, whatever stands here.
 GRACE = 300
@@ -59,21 +65,23 @@ def manifest(job: Job, tpu: chips.Slice, image: str, spot: bool = False, account
         pod["serviceAccountName"] = account
     if spot:
         pod["tolerations"] = [{"key": f"{NODES}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}]
-    final = {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL}}
     machines = {
         "completionMode": "Indexed",
         "parallelism": clouds.hosts(tpu),
         "completions": clouds.hosts(tpu),
         "backoffLimit": 0,  # one lost host ends the Job, and with it all of them
-        "podFailurePolicy": {"rules": [final]},
+        "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in ENDS]},
         "template": {"spec": pod},
     }
-    # What ends a Job for another reason than its podFailurePolicy, 42 and 128 or more and lost machines, starts all of
-    # them again, once none of the old ones lives: they would not find each other.
+    # What fits no rule is a fault: all Jobs start again, once none of the old ones lives (they would not find each
+    # other), but maxRestarts times at most. Of several failed Jobs any may fit the first rule.
     failures = {
         "maxRestarts": job.restarts,
         "restartStrategy": "BlockingRecreate",
-        "rules": [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+        "rules": [
+            {"name": "final", "action": "FailJobSet", **_ended(2)},
+            {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", **_ended(0, 1)},
+        ],
     }
     slices = {"name": "slice", "replicas": job.slices, "template": {"spec": machines}}
     return {
@@ -86,6 +94,14 @@ def manifest(job: Job, tpu: chips.Slice, image: str, spot: bool = False, account
         },
         "spec": {"failurePolicy": failures, "replicatedJobs": [slices]},
     }
+
+
+def _ended(*places: int) -> dict[str, list[str]]:
+    """Returns what a rule of a JobSet asks of a failed Job for one of these `ENDS` of a pod to be the reason: that is
+    in the Job's message only, "Container main for pod ... failed with exit code 42 matching FailJob rule at index 1".
+    """
+    patterns = [f"FailJob rule at index {place}$" for place in places]
+    return {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": patterns}
 
 
 def main(argv: list[str]) -> None:
@@ -103,7 +119,7 @@ def main(argv: list[str]) -> None:
     add_arguments(flags)
     args = flags.parse_args(options)
     job, tpu = make(args, command), chips.parse(args.topology)
-    check_workdir(job, shared=False)
+    check_output(job, shared=False, allowed=args.allow_local_output)
     if job.slices > 1 and clouds.hosts(tpu) == 1:
         raise UserError(f"GKE joins slices of several machines only, and {tpu} is one; choose larger slices.")
     jobset = manifest(job, tpu, args.image, args.spot, args.service_account)

@@ -2,18 +2,50 @@
 
 import argparse
 import dataclasses
+import itertools
 import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from vit_jax import Preempted, UserError, exit_code
 
 PREEMPTED = exit_code(Preempted())
 SLICE = "--config.mesh.slice="
-REMOTE = re.compile(r"\w+://.")
-SHARED = re.compile(r"\w+://.|/")
+BUCKET = re.compile(r"(gs|s3)://.")
+SHARED = re.compile(r"(gs|s3)://.|/")
+SHELLS = ("sh", "bash", "dash", "zsh")
+PYTHON = re.compile(r"python[\d.]*")
+SWITCH = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # of Python, without a value in a word of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a command writes what it is there to keep.
+
+    Attributes:
+        flag: that says where; None: a word without a flag does.
+        bucket: whether that can be gs:// or s3://. Such a command writes without the flag too, to a folder of its own
+            choice; the others write to local folders, and those with a flag only where it says so.
+    """
+
+    flag: str | None = None
+    bucket: bool = False
+
+
+# Every command of the project -> where it writes; None: it prints.
+OUTPUTS: dict[str, Output | None] = {
+    "vit_jax.main": Output("workdir", bucket=True),
+    "vit_jax.sweep": Output("workdir", bucket=True),
+    "vit_jax.pack": Output(),
+    "vit_jax.convert": Output(),
+    "benchmarks.faults": Output("write"),
+    "benchmarks.plans": Output("write"),
+    **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
+    **dict.fromkeys([f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "train_step")]),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +56,7 @@ class Job:
         name: of the run and of all that a cloud makes for it.
         command: its words, the same on every host.
         slices: TPU slices, or groups of nodes, between which only gradients pass.
-        restarts: how often it may be started again.
+        restarts: how often it may be started again after a fault; after a preemption it always is.
     """
 
     name: str
@@ -44,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `make` reads."""
     parser.add_argument("name", help="of the run, on the cloud too")
     parser.add_argument("--slices", type=int, default=1, help="TPU slices, or groups of nodes: sets mesh.slice [1]")
-    parser.add_argument("--restarts", type=int, default=10, help="how often it is started again, at most [10]")
+    parser.add_argument("--restarts", type=int, default=10, help="after faults, at most; preemptions do not count [10]")
+    parser.add_argument(
+        "--allow-local-output",
+        action="store_true",
+        help="the command keeps nothing, or saves what it writes from the disks of its machines itself",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be done")
     parser.usage = parser.format_usage().removeprefix("usage: ").rstrip() + " -- COMMAND ..."
 
@@ -82,22 +119,58 @@ def _sliced(command: tuple[str, ...], slices: int) -> tuple[str, ...]:
     return command if said else (*command, f"{SLICE}{slices}")
 
 
-def check_workdir(job: Job, shared: bool) -> None:
-    """Sees to it that a run keeps what it has learnt where machines that go do not take it with them.
+def check_output(job: Job, shared: bool, allowed: bool) -> None:
+    """Sees to it that a command keeps what it has learnt where machines that go do not take it with them.
+
+    A shell or another program may write anywhere. Where the machines share a disk it passes, since it starts on that
+    disk; elsewhere the user answers for it.
 
     Args:
         job: the run.
         shared: whether its machines share a disk that outlives them.
+        allowed: whether the user answers for what the command writes.
 
     Raises:
-        UserError: it trains into a folder of its own machine.
+        UserError: it writes, or may write, to a folder of its own machine.
     """
-    said = [word.partition("=")[2] for word in job.command if word.startswith("--workdir=")]
-    fit = REMOTE if not shared else SHARED
-    if "vit_jax.main" in job.command and not (said and fit.match(said[-1])):
-        words = "its checkpoints would go with the machine that wrote them"
-        place = ", or the absolute path of a shared disk" if shared else ""
-        raise UserError(f"{words}; say --workdir=gs://BUCKET/FOLDER{place}.")
+    name, words = program(job.command) or (job.command[0], [])
+    output = OUTPUTS.get(name)
+    if allowed or (name in OUTPUTS and output is None):
+        return
+    if output and output.bucket:
+        if not (SHARED if shared else BUCKET).match(_given(words, str(output.flag))):
+            told = f"what {name} keeps would go with the machine that wrote it"
+            place = ", or the absolute path of a shared disk" if shared else ""
+            raise UserError(f"{told}; say --{output.flag}=gs://BUCKET/FOLDER{place}.")
+    elif not shared and not (output and output.flag and not _given(words, output.flag)):
+        told = f"{name} writes to local folders only" if output else "nobody can tell where this command writes"
+        hint = "if it keeps nothing, or copies that elsewhere itself, say --allow-local-output"
+        raise UserError(f"{told}, and the disks of the machines are deleted with them; {hint}.")
+
+
+def _given(words: Sequence[str], flag: str) -> str:
+    """Returns the last value of a flag, written --flag=VALUE or --flag VALUE; without one, nothing."""
+    value = ""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if match := re.fullmatch(rf"--?{flag}(?:=(.*))?", word, re.S):
+            value = following if match[1] is None else match[1]
+    return value
+
+
+def program(command: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Returns the module that a command's Python runs, written `python -m MODULE` or `python FOLDER/MODULE.py`, and the
+    words for it, whatever starts that Python (env, timeout, a profiler), except a shell; None if there is none.
+    """
+    names = [PurePath(word).name for word in command]
+    first = next((place for place, name in enumerate(names) if name in SHELLS or PYTHON.fullmatch(name)), None)
+    if first is None or names[first] in SHELLS:
+        return None
+    words = list(itertools.dropwhile(SWITCH.fullmatch, command[first + 1 :]))
+    if words[:1] == ["-m"] and len(words) > 1:
+        return words[1], words[2:]
+    if words and words[0].endswith(".py"):
+        return ".".join(PurePath(words[0]).with_suffix("").parts[-2:]), words[1:]
+    return None
 
 
 def again(code: int) -> bool:

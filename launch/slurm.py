@@ -11,7 +11,7 @@ end.
 
 import re
 
-from launch.job import PREEMPTED, Job, add_arguments, call, check_workdir, line, make, parser, split
+from launch.job import PREEMPTED, Job, add_arguments, call, check_output, line, make, parser, split
 from vit_jax import UserError, cli
 
 NOTICE = 120  # seconds before the end of its time that a run gets SIGTERM, to save
@@ -26,11 +26,19 @@ SCRIPT = """\
 srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task={cpus} {command}
 code=$?
 
-# Preempted and saved, or infrastructure: again. After all else somebody should look.
-if [ "$code" -eq {preempted} ] || {{ [ "$code" -ge 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; }}; then
+# Infrastructure: again, {restarts} times at most. They are counted in a file that stays when the job is queued again.
+faults={name}-$SLURM_JOB_ID.faults
+if [ "$code" -ge 128 ]; then
+  echo "$code" >> "$faults" || exit "$code"
+  again=$(($(wc -l < "$faults") <= {restarts}))
+else # Preempted and saved: again, however often. After all else somebody should look.
+  again=$((code == {preempted}))
+fi
+if [ "$again" -eq 1 ]; then
   echo "ended with $code; again" >&2
   scontrol requeue "$SLURM_JOB_ID" || exit "$code"
 else
+  rm -f "$faults"
   exit "$code"
 fi
 """
@@ -62,6 +70,7 @@ def script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: list[st
         *extra,
     ]
     return SCRIPT.format(
+        name=job.name,
         options="\n".join(f"#SBATCH --{option}" for option in options),
         cpus=cpus,
         command=line(job.command),
@@ -86,7 +95,7 @@ def main(argv: list[str]) -> None:
     add_arguments(flags)
     args = flags.parse_args(options)
     job = make(args, command)
-    check_workdir(job, shared=True)
+    check_output(job, shared=True, allowed=args.allow_local_output)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
         raise UserError("--nodes, --gpus and --cpus are at least 1, and --nodes a multiple of --slices.")
     for option in (f"time={args.time}", *args.option):

@@ -10,7 +10,8 @@ installs them, starts the command and follows what the first worker prints. The 
 same line, given again, finds what exists and follows it. It ends with the command's exit code, and
   0       deletes the machines (--keep leaves them);
   1, 2    and their like leave them, so that somebody can look: they cost until `delete`;
-  42, and 128 or more, or lost machines: goes on with the same command, on new machines if need be.
+  42, and 128 or more, or lost machines: goes on with the same command, on new machines if need be; after preemptions,
+          42 and machines that the cloud has taken away, however often, after faults --restarts times in a row.
 """
 
 import argparse
@@ -23,13 +24,13 @@ import time
 from collections.abc import Callable
 
 from launch import clouds
-from launch.job import Job, add_arguments, again, call, check_workdir, line, make, parser, split, verdict
+from launch.job import PREEMPTED, Job, add_arguments, again, call, check_output, line, make, parser, split, verdict
 from vit_jax import UserError, cli
 from vit_jax.planning import chips
 
 POLL = 30.0  # seconds between two looks at something that takes minutes
 LONGEST = 600.0  # seconds between two starts of the command, at most
-LONG = 3600.0  # seconds after which a run that ends is not counted among those that failed one after the other
+LONG = 3600.0  # seconds of a run after which faults are counted anew
 PATIENCE = 10  # looks in vain at a run before its machines count as lost
 LOST = 134  # the exit code of a run whose machines are lost, as if a host had been
 GONE = ("FAILED", "SUSPENDED")  # states of a queued resource from which none comes back
@@ -131,12 +132,17 @@ class Launcher:
         """
         pause, restart = POLL, 0
         while True:
-            began = time.monotonic()
-            code = self._once()
-            if time.monotonic() - began > LONG:  # it was no failure to begin
+            code, seconds = self._once()
+            if not again(code):
+                return code
+            if seconds > LONG:  # it was no failure to begin
                 pause, restart = POLL, 0
+            if code == PREEMPTED or self._state() != "ACTIVE":  # no fault: it is not counted
+                tell(f"ended with {code}, preempted; again in {POLL:g} s")
+                self._sleep(POLL)
+                continue
             restart += 1
-            if not again(code) or restart > self._job.restarts:
+            if restart > self._job.restarts:
                 return code
             tell(f"ended with {code}; again in {pause:g} s, restart {restart} of at most {self._job.restarts}")
             self._sleep(pause)
@@ -152,8 +158,8 @@ class Launcher:
             self._demand("delete")
         tell(f"nothing is named {self._job.name} any more")
 
-    def _once(self) -> int:
-        """Runs the command, or finds it running, and returns the exit code with which it ends."""
+    def _once(self) -> tuple[int, float]:
+        """Runs the command, or finds it running; returns its exit code, and for how many seconds it was followed."""
         self._machines()
         answers = self._reach()
         running = {answer for answer in answers if answer.startswith("running")}
@@ -164,8 +170,9 @@ class Launcher:
                 tell(f"what ran there before has {ended}")
             if len(answers) < self._workers or not all(map(self._take, ("pack", "copy", "install", "start"))):
                 tell("not all workers can be reached")
-                return LOST
-        return self._watch()
+                return LOST, 0.0
+        began = time.monotonic()
+        return self._watch(), time.monotonic() - began
 
     def _machines(self) -> None:
         """Waits for machines, of its own making or not."""
@@ -304,7 +311,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
 def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Runs a command, and ends this process as it has ended."""
     job, tpu = make(args, command), chips.parse(args.topology)
-    check_workdir(job, shared=False)
+    check_output(job, shared=False, allowed=args.allow_local_output)
     steps = plan(job, tpu, args.zone, args.project, args.spot, args.runtime)
     if args.dry_run:
         return show({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})

@@ -7,6 +7,8 @@ set -euo pipefail
 script=$(realpath "$0")
 cd "$(dirname "$script")/../.."
 
+begun="launch: start " # the number of the start and the time follow: a line of the log
+
 answer() { echo "worker $(hostname): $*"; }
 
 case $1 in
@@ -22,7 +24,10 @@ case $1 in
     if flock --wait 3 9; then # who only looks holds it for a moment
       rm -f exit
       echo "$2" > mark
-      setsid bash "$script" run "${@:3}" < /dev/null > log 2>&1 &
+      # What the runs before have said stays: last of all, perhaps, the stacks of a hang.
+      [ ! -s log ] || echo >> log
+      echo "$begun$(($(grep -c "^$begun" log 2> /dev/null || true) + 1)), $(date -u +%FT%TZ)" >> log
+      setsid bash "$script" run "${@:3}" < /dev/null >> log 2>&1 &
       answer started
     else
       answer "running $(cat mark)"
@@ -44,8 +49,9 @@ case $1 in
       answer lost
     fi
     ;;
-  follow) # until the run lets go of the lock
-    tail --lines=20 --follow=name log &
+  follow) # until the run lets go of the lock: its last lines and what comes, nothing of the runs before it
+    first=$(awk -v begun="$begun" 'index($0, begun) == 1 {n = NR} END {print NR < n + 20 ? "+" n + 0 : 20}' log)
+    tail --lines="$first" --follow=name log &
     flock --shared lock true
     sleep 0.2 # for the last lines
     kill "$!"

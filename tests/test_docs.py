@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from benchmarks import faults, input, load, loader, overhead, plans, train_step
-from configs import smoke
+from configs import base, smoke
 from tests.conftest import ROOT, write_tfds
-from vit_jax import convert, evaluate, guard, main, pack, plan, pod, predict, settings, sweep
+from vit_jax import convert, evaluate, guard, limits, main, pack, plan, pod, predict, settings, sweep
 from vit_jax.planning import compiler
 from vit_jax.program import unopened
 
@@ -158,6 +158,19 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
     assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
     assert scope["model"].spec.position.resolution == 384 and (tmp_path / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
+
+
+def test_the_limits_of_the_page_are_those_of_the_code():
+    page = PAGES[ROOT / "docs" / "reliability.md"]
+    section = re.search(r"^## Limits of time\n(.*?)^## ", page, re.M | re.S)[1]
+    told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
+    assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
+        ("for all hosts to start", pod.JOINING),
+        ("for a sign of life from a host", guard.LOST),
+        ("without progress on a host", base.get_config().stall_limit),
+        ("for a bucket's answer", limits.SECONDS),
+    ]
+    assert guard.Guard.limit == base.get_config().stall_limit
 
 
 def test_links_lead_somewhere():

@@ -12,11 +12,13 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import yaml
 
+from benchmarks.preemptions import LAUNCHERS, TAKEN, cloud_tpu
 from launch import clouds, gke, job, slurm, tpu_vm
 from tests.conftest import ROOT
 from vit_jax import UserError, main, settings
@@ -146,16 +148,84 @@ def test_what_cannot_be_run_is_told(capsys):
     for options in ({"slices": 0}, {"restarts": -1}):
         with pytest.raises(UserError, match="at least"):
             made("x", **options)
-    for workdir in ([], ["--workdir=run"], ["--workdir=gs://b/r", "--workdir=run"], ["--workdir="]):
+
+
+def refused(line, shared=False):
+    """What a command is refused for; None if it is not."""
+    try:
+        job.check_output(made(*shlex.split(line)), shared, allowed=False)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("module", ["vit_jax.main", "vit_jax.sweep"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "python -m {}",
+        "python3.11 -u -m {}",
+        "/venv/bin/python {path}",
+        "env A=1 B= python -m {}",
+        "timeout 9h python {path}",
+    ],
+)
+def test_what_a_run_learns_must_not_go_with_its_machine(module, start):
+    command = start.format(module, path=f"./{module.replace('.', '/')}.py")
+    local = ["", "--workdir=run", "--workdir=gs://b/r --workdir run", "--workdir=", "--workdir", "--workdir=file:///d"]
+    for words in local:
         for shared in (False, True):
-            with pytest.raises(UserError, match="say --workdir=gs://"):
-                job.check_workdir(made("python", "-m", "vit_jax.main", *workdir), shared)
-    for command in (["vit_jax.main", "--workdir=s3://b"], ["vit_jax.doctor"]):
-        job.check_workdir(made("python", "-m", *command), shared=False)
-    on_a_disk = made("python", "-m", "vit_jax.main", "--workdir=/d/run")
-    job.check_workdir(on_a_disk, shared=True)
-    with pytest.raises(UserError, match=r"say --workdir=gs://BUCKET/FOLDER\.$"):
-        job.check_workdir(on_a_disk, shared=False)
+            assert f"{module} keeps would go with the machine" in refused(f"{command} --config=c {words}", shared)
+    for words in ("--workdir=gs://b/r", "--workdir s3://b", "--workdir=run --workdir=gs://b/r"):
+        assert refused(f"{command} {words} --json") is None and refused(f"{command} {words}", shared=True) is None
+    assert refused(f"{command} --workdir=/d/run", shared=True) is None
+    assert refused(f"{command} --workdir=/d/run").endswith("say --workdir=gs://BUCKET/FOLDER.")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m vit_jax.pack digits gs://b/packed",
+        "python -m vit_jax.convert --layout=google ViT-B_16 /d/x.npz",
+        "python -m benchmarks.plans --write docs/plans.md",
+        "bash -c 'python -m vit_jax.main --workdir=gs://b/r'",
+        "sh -c 'cd /; true' python -m vit_jax.main --workdir=gs://b/r",
+        "timeout 9h /bin/bash -c 'true' python -m vit_jax.main --workdir=gs://b/r",
+        "python -c 'import vit_jax.main' --workdir=gs://b/r",
+        "python mine.py --workdir=gs://b/r",
+        "python",
+        "./train.sh",
+    ],
+)
+def test_where_a_command_writes_is_sure_or_the_user_answers_for_it(command, capsys):
+    assert re.fullmatch(
+        r"(nobody can tell where this command writes|(vit_jax|benchmarks)\.\w+ writes to local folders only), .*"
+        r"say --allow-local-output\.",
+        refused(command),
+    )
+    assert refused(command, shared=True) is None  # it starts on the disk that stays
+    argv = ["--topology=v5e:2x4", "--dry-run", "--", *shlex.split(command)]
+    for way in (["gke", "r", "--image=i"], ["tpu_vm", "run", "r", "--zone=z"]):
+        with pytest.raises(UserError, match="say --allow-local-output"):
+            MAINS[way[0]]([*way, *argv])
+        MAINS[way[0]]([*way, "--allow-local-output", *argv])
+        assert capsys.readouterr().out
+
+
+def test_every_command_of_the_project_is_known_by_what_it_writes():
+    inner = {"vit_jax.planning.compiler", "benchmarks.inject", "benchmarks.input_others"}  # started by the others
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("vit_jax", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if "__main__" in path.read_text()
+    }
+    assert set(job.OUTPUTS) == found - inner
+    for name, output in job.OUTPUTS.items():
+        source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
+        assert (output is not None and output.flag == "write") == ('"--write"' in source), name
+        if output is None:
+            assert refused(f"python -m {name} --workdir=run") is None
 
 
 def test_mistakes_are_a_sentence_and_exit_code_2():
@@ -172,7 +242,7 @@ def test_help_has_an_example_that_works(name, capsys):
     text = capsys.readouterr().out
     assert end.value.code == 0
     [example] = re.findall(
-        rf"^  (python -m launch\.{name} .* -- .*\n.*)$", text.replace("-- \\\n", "-- python \\\n"), re.M
+        rf"^  (python -m launch\.{name} .* -- .*\n.*)$", text.replace("-- \\\n", "-- env \\\n"), re.M
     )
     argv = words(example.replace("\\\n", " "))
     MAINS[name]([*argv[: argv.index("--")], "--dry-run", *argv[argv.index("--") :]])
@@ -225,15 +295,10 @@ def test_a_jobset_has_a_pod_for_each_machine_and_starts_again_what_may():
     pod = machines["template"]["spec"]
     assert slices["replicas"] == 3 and machines["parallelism"] == machines["completions"] == 32
     assert machines["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
-    [rule] = machines["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"
-    assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
-    assert set(rule["onExitCodes"]["values"]) == {*range(1, 42), *range(43, 128)}
-    policy = manifest["spec"]["failurePolicy"]
-    assert policy["maxRestarts"] == 7
-    assert [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
-        ("FailJobSet", ["PodFailurePolicy"])
-    ]
+    for rule in machines["podFailurePolicy"]["rules"]:
+        assert rule["action"] == "FailJob"
+        assert rule.get("onExitCodes", {"containerName": "main"})["containerName"] == pod["containers"][0]["name"]
+    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
         "cloud.google.com/gke-tpu-topology": "8x16",
@@ -242,6 +307,49 @@ def test_a_jobset_has_a_pod_for_each_machine_and_starts_again_what_may():
     assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
     assert pod["serviceAccountName"] == "trainer" and pod["terminationGracePeriodSeconds"] >= 300
     assert set(manifest["metadata"]["annotations"].values()) == {"cloud.google.com/gke-nodepool"}
+
+
+def becomes(manifest, pods):
+    """What a cluster does when pods of several Jobs have failed: for each its Job, its exit code and whether it was
+    disrupted. As Kubernetes' matchPodFailurePolicy and JobSet's findFirstFailedPolicyRuleAndJob do it.
+    """
+    rules = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    failed = {}  # Job -> reason and message
+    for name, code, disrupted in pods:
+        for index, rule in enumerate(rules):
+            asked = rule.get("onExitCodes")
+            if code in asked["values"] if asked else disrupted:
+                text = f"failed with exit code {code}" if asked else "has condition DisruptionTarget"
+                failed.setdefault(
+                    name, ("PodFailurePolicy", f"Pod ns/run {text} matching FailJob rule at index {index}")
+                )
+                break
+        else:
+            failed.setdefault(name, ("BackoffLimitExceeded", "Job has reached the specified backoff limit"))
+    for rule in manifest["spec"]["failurePolicy"]["rules"]:
+        for reason, message in failed.values():
+            if reason in rule["onJobFailureReasons"] and any(
+                re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"]
+            ):
+                return rule["action"]
+    return "RestartJobSet"
+
+
+def test_a_jobset_tells_preemptions_from_faults_from_what_somebody_should_look_at():
+    manifest = gke.manifest(made("x", slices=2), parse("v5e:4x4"), "image")
+    for code in range(1, 256):
+        expected = "FailJobSet" if code != 42 and code < 128 else "RestartJobSet"
+        free = "RestartJobSetAndIgnoreMaxRestarts"
+        assert becomes(manifest, [(0, code, False)]) == (free if code == 42 else expected)
+        assert becomes(manifest, [(0, code, True)]) == free  # 137, where the machine did not wait for the save
+    for pods, action in [
+        ([(0, 137, True), (1, 134, False)], free),  # the other slice has lost it
+        ([(0, 134, False), (1, 42, False)], free),
+        ([(0, 134, False), (1, 1, False)], "FailJobSet"),
+        ([(0, 42, False), (1, 2, False)], "FailJobSet"),
+        ([(0, 134, False), (1, 137, False)], "RestartJobSet"),
+    ]:
+        assert becomes(manifest, pods) == action, pods
 
 
 def test_the_container_becomes_the_command_so_that_it_gets_the_signal(tmp_path):
@@ -265,7 +373,7 @@ def put(folder, monkeypatch, **programs):
     monkeypatch.setenv("PLAY", str(folder))
 
 
-GKE = ["gke", "run", "--topology=v5e:4x4", "--image=i", "--", "python", *NASTY]
+GKE = ["gke", "run", "--topology=v5e:4x4", "--image=i", "--allow-local-output", "--", "python", *NASTY]
 
 
 def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
@@ -273,7 +381,7 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     (tmp_path / "code").write_text("0")
     gke.main(GKE)
     assert "kubectl delete jobset run;" in capsys.readouterr().out
-    gke.main([*GKE[:4], "--dry-run", *GKE[4:]])
+    gke.main([*GKE[:5], "--dry-run", *GKE[5:]])
     text = capsys.readouterr().out
     assert (tmp_path / "words").read_text() == "apply --filename=-\n" and (tmp_path / "input").read_text() == text
     assert yaml.safe_load(text) == gke.manifest(made("python", *NASTY), parse("v5e:4x4"), "i")
@@ -281,7 +389,7 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="the cluster refuses"):
         gke.main(GKE)
     with pytest.raises(UserError, match="GKE joins slices of several machines only, and v5e:2x4 is one"):
-        gke.main(["gke", "run", "--topology=v5e:2x4", "--slices=2", "--image=i", "--", "x"])
+        gke.main(["gke", "run", "--topology=v5e:2x4", "--slices=2", "--image=i", "--allow-local-output", "--", "x"])
 
 
 @pytest.mark.parametrize(
@@ -289,7 +397,7 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     [
         GKE,
         ["slurm", "run", "--gpus=1", "--", "x"],
-        ["tpu_vm", "run", "r", "--topology=v4:2x2x1", "--zone=z", "--", "x"],
+        ["tpu_vm", "run", "r", "--topology=v4:2x2x1", "--zone=z", "--allow-local-output", "--", "x"],
     ],
 )
 def test_a_program_that_is_not_installed_is_told(argv, tmp_path, monkeypatch):
@@ -315,19 +423,22 @@ def test_the_batch_script_asks_for_a_restart_where_it_helps(code, again, tmp_pat
         scontrol='echo "$@" > "$PLAY/asked"',
     )
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    for count, asked in [(None, again), ("2", again), ("3", code == 42), ("12", code == 42)]:
-        monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-        if count:
-            monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-        (tmp_path / "asked").unlink(missing_ok=True)
-        result = subprocess.run(
-            ["bash"], input=batch("python", *NASTY, restarts=3), text=True, stderr=subprocess.DEVNULL
-        )
-        assert (tmp_path / "asked").exists() == asked
-        assert result.returncode == (0 if asked else code)
-        if asked:
-            assert (tmp_path / "asked").read_text() == "requeue 77\n"
+    monkeypatch.chdir(tmp_path)
+    result = subprocess.run(["bash"], input=batch("python", *NASTY, restarts=3), text=True, stderr=subprocess.DEVNULL)
+    assert (tmp_path / "asked").exists() == again
+    assert result.returncode == (0 if again else code)
+    if again:
+        assert (tmp_path / "asked").read_text() == "requeue 77\n"
     assert (tmp_path / "words").read_text().split("\0")[-len(NASTY) - 2 : -1] == ["python", *NASTY]
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_preemptions_do_not_eat_the_restarts_of_faults(name, tmp_path):
+    launch, preempted = LAUNCHERS[name]
+    ends = [*preempted * 4, "137", *preempted * 2, "134"]
+    assert launch(tmp_path / "a", [*ends, *preempted, "0"], 2)[:2] == (0, 17)
+    assert launch(tmp_path / "b", [*ends, *preempted, "139", "0"], 2)[:2] == (139, 17)
+    assert launch(tmp_path / "c", [*preempted, "1"], 0)[:2] == (1, 3)
 
 
 def test_the_batch_script_says_what_jax_and_the_run_need():
@@ -421,6 +532,9 @@ exit "$end"
 """
 
 
+RUN = ["tpu_vm", "run", "r", "--zone=z", "--allow-local-output"]
+
+
 class Play:
     """A cloud that keeps to a script.
 
@@ -452,7 +566,7 @@ class Play:
 
     def run(self, *options, command=("bash", "program.sh"), tpu="v5e:2x4"):
         """Launches, and returns the exit code."""
-        argv = ["tpu_vm", "run", "r", f"--topology={tpu}", "--zone=z", "--slices=2", *options, "--", *command]
+        argv = [*RUN, f"--topology={tpu}", "--slices=2", *options, "--", *command]
         with pytest.raises(SystemExit) as end:
             tpu_vm.main(argv, self.sleep)
         return end.value.code
@@ -545,7 +659,7 @@ def test_the_same_command_again_follows_what_runs(play, capfd):
     assert play.verbs()[-2:] == ["follow", "status"]
 
     with pytest.raises(UserError, match="another command is running on r;"):
-        tpu_vm.main(["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--slices=2", "--", "true"], play.sleep)
+        tpu_vm.main([*RUN, "--topology=v5e:2x4", "--slices=2", "--", "true"], play.sleep)
     assert set(play.verbs()) == {"describe", "status"}
 
     play.on_pause = [(play.folder / "go").touch, (play.folder / "cut").unlink]
@@ -580,30 +694,56 @@ def test_preemption_is_answered_by_another_start_on_the_same_machines(play):
 
 
 @pytest.mark.parametrize(
-    ("codes", "restarts", "end", "pauses"),
+    ("ends", "restarts", "code", "pauses"),
     [
-        ([0], 9, 0, []),
-        ([42, 134, 137, 0], 9, 0, [30, 60, 120]),
-        ([42, 1, 0], 9, 1, [30]),
-        ([134] * 9, 7, 134, [30, 60, 120, 240, 480, 600, 600]),
-        ([42, 0], 0, 42, []),
+        (["0"], 9, 0, []),
+        (["139", "134", "137", "0"], 9, 0, [30, 60, 120]),
+        (["42", "1"], 9, 1, [30]),
+        (["134"] * 8, 7, 134, [30, 60, 120, 240, 480, 600, 600]),
+        (["42", "134", "42", "42", "134", "42", "0"], 2, 0, [30, 30, 30, 30, 60, 30]),
     ],
 )
-def test_restarts_have_an_end_and_pauses_a_limit(codes, restarts, end, pauses):
-    class Scripted(tpu_vm.Launcher):
-        def _once(self):
-            return codes.pop(0)
+def test_restarts_have_an_end_and_pauses_a_limit(ends, restarts, code, pauses, tmp_path):
+    assert cloud_tpu(tmp_path / "cloud", ends, restarts) == (code, len(ends), [30, *pauses])  # 30: for machines
 
-    waited = []
-    assert Scripted(made("x", restarts=restarts), {}, 1, waited.append).run() == end
-    assert waited == pauses
+
+@pytest.mark.parametrize(("ran", "waited", "starts"), [(4000, 0, 7), (0, 4000, 5)])
+def test_faults_are_counted_anew_after_an_hour_of_running_not_of_waiting(ran, waited, starts, tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def taking(method, seconds):
+        def run(self):
+            clock[0] += seconds
+            return method(self)
+
+        return run
+
+    monkeypatch.setattr(tpu_vm, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(tpu_vm.Launcher, "_watch", taking(tpu_vm.Launcher._watch, ran))
+    monkeypatch.setattr(tpu_vm.Launcher, "_machines", taking(tpu_vm.Launcher._machines, waited))
+    assert cloud_tpu(tmp_path / "cloud", ["134", TAKEN] * 3 + ["0"], 2)[:2] == (0 if ran else 134, starts)
+
+
+def test_the_log_keeps_what_the_runs_before_have_said(play, capfd):
+    play.write(ends="42\n134\n0\n")
+    (play.folder / "code" / "program.sh").write_text(f"{PROGRAM.replace('exit', 'seq 5; exit')}")
+    assert play.run("--keep") == 0
+    log = (play.folder / "worker-1" / "r" / "log").read_text()
+    assert re.findall(r"^(?:launch|output).*", re.sub(r"\d{4}-\S+Z", "NOW", log), re.M) == [
+        *("launch: start 1, NOW", "output of worker-1, to end with 42"),
+        *("launch: start 2, NOW", "output of worker-1, to end with 134"),
+        *("launch: start 3, NOW", "output of worker-1, to end with 0"),
+    ]
+    shown = capfd.readouterr().out  # of each start its own lines
+    assert [shown.count(f"to end with {code}\n") for code in (42, 134, 0)] == [1, 1, 1]
+    assert shown.count("\n5\n") == shown.count("launch: start") == 3
 
 
 def test_machines_that_are_taken_away_are_asked_for_again(play, capfd):
     def preempt():
         play.kill(0)
         play.kill(1)
-        play.write(states="SUSPENDED\nSUSPENDED\nnone\nACTIVE\n", workers="0")
+        play.write(states="SUSPENDED\nSUSPENDED\nSUSPENDED\nnone\nACTIVE\n", workers="0")
 
     play.write(ends="wait\n0\n", cut="")
     back = [lambda: play.write(workers="2")]
@@ -613,18 +753,20 @@ def test_machines_that_are_taken_away_are_asked_for_again(play, capfd):
     assert verbs.count("create") == 2 and play.starts() == [2, 2]
     assert verbs.index("delete") < len(verbs) - 1 - verbs[::-1].index("create")
     output = capfd.readouterr().err
-    assert "machines are lost\n" in output and "ended with 134; again" in output and "r is SUSPENDED\n" in output
+    assert "machines are lost\n" in output and "r is SUSPENDED\n" in output
+    assert "ended with 134, preempted; again" in output
 
 
-def test_a_process_that_vanishes_without_a_word_is_infrastructure(play):
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_a_process_that_vanishes_from_machines_that_stay_is_a_fault(play, restarts):
     def kill():
         play.kill(1)
         (play.folder / "go").touch()
 
     play.write(ends="wait\n0\n", cut="")
     play.on_pause = [lambda: None, lambda: None, kill]
-    assert play.run() == 0
-    assert play.starts() == [2, 2]
+    assert play.run(f"--restarts={restarts}") == (0 if restarts else 134)
+    assert play.starts() == [1 + restarts] * 2
 
 
 def test_nothing_is_begun_before_all_workers_answer(play):
@@ -645,7 +787,7 @@ def test_a_worker_that_misses_a_step_is_not_left_behind(play, step):
 
 
 def test_what_the_cloud_refuses_is_told_in_its_words(play, capfd):
-    argv = ["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--", "x"]
+    argv = [*RUN, "--topology=v5e:2x4", "--", "x"]
     play.write(refuse="Some noise\nERROR: RESOURCE_EXHAUSTED: no quota for v5e\n", states="none\n")
     with pytest.raises(UserError, match="refuses to create r: ERROR: RESOURCE_EXHAUSTED: no quota for v5e"):
         tpu_vm.main(argv, play.sleep)
@@ -671,7 +813,7 @@ def test_what_has_failed_before_and_a_network_that_comes_back_are_no_obstacle(pl
 
 
 def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
-    argv = ["tpu_vm", "run", "r", "--topology=v5e:2x4", "--zone=z", "--slices=2", "--", "x"]
+    argv = [*RUN, "--topology=v5e:2x4", "--slices=2", "--", "x"]
     play.write(**{"no-uv": ""})
     with pytest.raises(UserError, match="cannot be installed on a worker"):
         tpu_vm.main(argv, play.sleep)

@@ -16,10 +16,18 @@
 srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=8 python -m vit_jax.main --config=configs/vit_b16_imagenet21k.py --config.data.data_dir=/shared/tensorflow_datasets --workdir=/shared/b16
 code=$?
 
-# Preempted and saved, or infrastructure: again. After all else somebody should look.
-if [ "$code" -eq 42 ] || { [ "$code" -ge 128 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
+# Infrastructure: again, 10 times at most. They are counted in a file that stays when the job is queued again.
+faults=b16-$SLURM_JOB_ID.faults
+if [ "$code" -ge 128 ]; then
+  echo "$code" >> "$faults" || exit "$code"
+  again=$(($(wc -l < "$faults") <= 10))
+else # Preempted and saved: again, however often. After all else somebody should look.
+  again=$((code == 42))
+fi
+if [ "$again" -eq 1 ]; then
   echo "ended with $code; again" >&2
   scontrol requeue "$SLURM_JOB_ID" || exit "$code"
 else
+  rm -f "$faults"
   exit "$code"
 fi
