@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.hosts import Hosts, metrics, saved
 from benchmarks.preemptions import LAUNCHERS
@@ -27,6 +28,7 @@ LOSSES = 1e-5  # relative, on another mesh
 INTERVAL = 10  # steps between two saves
 Outcome = tuple[int, str]  # times tried, what happened
 SPLIT = "--config.mesh.fsdp=2"
+PIPE = ["--config.evals.test.preprocess=resize(16)|value_range(-1,1)"]
 
 
 class Broken(Exception):
@@ -59,6 +61,17 @@ def distance(one: Path, other: Path, start: int, steps: int = 10) -> float:
         {row["step"]: row["train/loss"] for row in metrics(workdir) if "train/loss" in row} for workdir in (one, other)
     )
     return max(abs(first[step] / second[step] - 1) for step in range(start + 1, start + 1 + steps))
+
+
+def write_photos(folder: Path) -> Path:
+    """Writes noise as PNG: 240 images to train and 24 to test of two classes."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 240), ("test", 24)):
+        for number in range(count):
+            path = folder / split / "ab"[number % 2] / f"{number:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (20, 20, 3), np.uint8)).save(path)
+    return folder
 
 
 class Faults:
@@ -285,6 +298,88 @@ class Faults:
         check(same(workdir, self.whole()), "the resumed run differs")
         return 1, f"step {newest} set aside, loudly; resumed from step {before}, bit by bit"
 
+    def refused_evaluation(self) -> Outcome:
+        """Evaluations that can be seen never to work: the pipe of one, and an image of another."""
+        photos = write_photos(self.folder / "cut-header")
+        first = next((photos / "test").rglob("*.png"))
+        first.write_bytes(first.read_bytes()[:20])
+        trials = {
+            "a crop of 16 x 16 pixels": [
+                "--config.evals.test.preprocess=resize_small(15)|central_crop(16)|value_range(-1,1)"
+            ],
+            str(first): [f"--config.data.source=folder:{photos}", *PIPE],
+        }
+        for sentence, words in trials.items():
+            workdir = self.folder / "refused"
+            with Hosts(workdir, 2, 2, SPLIT, *words) as run:
+                codes = run.wait()
+            check(codes == [2, 2], f"exit codes {codes}: {run.output()[-2000:]}")
+            check(sentence in run.output(), run.output()[-2000:])
+            check(not metrics(workdir), "steps were made before")
+        return len(trials), "exit code 2 on all before the first step, the pipe's crop and the image named"
+
+    def unreadable_evaluation(self) -> Outcome:
+        """An image of an evaluation of which only a full decode shows that it is damaged."""
+        photos = write_photos(self.folder / "photos")
+        words = [SPLIT, f"--config.data.source=folder:{photos}", *PIPE]
+        finish(self.folder / "intact", 2, 2, *words)
+        bad = max((photos / "test").rglob("*.png"))
+        intact = bad.read_bytes()
+        bad.write_bytes(intact[: len(intact) // 2])
+        workdir = self.folder / "unreadable"
+        for _ in range(2):
+            self.ends_after(20, workdir, bad.name, *words)
+        bad.write_bytes(intact)
+        finish(workdir, 2, 2, *words)
+        check(same(workdir, self.folder / "intact"), "the run that went on differs")
+        return (
+            2,
+            "exit code 2 on all after step 20, which is saved, the image named; mended, the run went on bit by bit",
+        )
+
+    def large_evaluation(self) -> Outcome:
+        """An evaluation for which the devices' memory does not do."""
+        workdir = self.folder / "large"
+        for _ in range(2):
+            self.ends_after(20, workdir, "lower --config.batch_eval", SPLIT, fault="large_evaluation:")
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the run that went on differs")
+        return 2, "exit code 2 on all after step 20, which is saved; with memory enough the run went on bit by bit"
+
+    def ends_after(self, step: int, workdir: Path, sentence: str, *words: str, fault: str | None = None) -> None:
+        """Runs until an evaluation fails after a step."""
+        faults = dict.fromkeys((0, 1), fault) if fault else None
+        with Hosts(workdir, 2, 2, *words, faults=faults) as run:
+            codes = run.wait(300)
+        check(codes == [2, 2], f"exit codes {codes}: {run.output()[-2000:]}")
+        told = f"step {step} is saved, and the same command goes on from there."
+        check(sentence in run.output() and told in run.output(), run.output()[-2000:])
+        check(saved(workdir)[-1] == step, f"saved: {saved(workdir)}")
+
+    def cleaned(self) -> Outcome:
+        """Workdirs from which the checkpoints were removed to save disk, and one that was killed before its first."""
+        for keep in ("model.npz", "metrics.jsonl"):
+            workdir = Path(shutil.copytree(self.whole(), self.folder / f"cleaned {keep}"))
+            shutil.rmtree(workdir / "checkpoints")
+            if keep != "model.npz":
+                (workdir / "model.npz").unlink()
+            before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+            for words in ((SPLIT,), (SPLIT, "--config.model.depth=2")):
+                with Hosts(workdir, 2, 2, *words) as run:
+                    codes = run.wait()
+                check(codes == [2, 2], f"exit codes {codes}: {run.output()[-2000:]}")
+            after = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+            check(after == before, "the folder was changed")
+        workdir = self.folder / "early"
+        with Hosts(workdir, 2, 2, SPLIT) as run:
+            run.await_step(3)
+            run.send(signal.SIGKILL)
+            run.wait()
+        check(not saved(workdir), f"saved: {saved(workdir)}")
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the run that was started again differs")
+        return 5, "refused with exit code 2, every file as it was; killed at step 3, a run starts anew"
+
     def preemptions(self) -> Outcome:
         """A launcher and stand-ins for what it asks: a hundred preemptions with all restarts' faults among them, and
         one fault more.
@@ -311,6 +406,22 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
         ("Preemption saves", "SIGTERM to one host as an evaluation begins", faults.term_evaluation),
         ("Preemption loses nothing", "SIGTERM to one host before the first step", faults.term_startup),
         ("Preemptions are not counted", "a hundred preemptions (simulated launcher)", faults.preemptions),
+        (
+            "What cannot work is refused first",
+            "an evaluation with an impossible pipe; an unreadable image",
+            faults.refused_evaluation,
+        ),
+        (
+            "A failing evaluation costs no training",
+            "an image that only its decoding shows to be cut",
+            faults.unreadable_evaluation,
+        ),
+        ("A failing evaluation costs no training", "an evaluation step that does not fit", faults.large_evaluation),
+        (
+            "A finished run is never overwritten",
+            "another run, and the same, in a workdir less its checkpoints",
+            faults.cleaned,
+        ),
         ("A killed run loses an interval at most", "SIGKILL to all hosts, at random or while saving", faults.kill_all),
         ("A lost host ends the run", "SIGKILL to one host", faults.kill_one),
         ("A lost host ends the run", "SIGKILL to the coordinating host", faults.kill_coordinator),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from vit_jax import checkpoint, cli, guard, main, program
@@ -71,6 +72,15 @@ def slow_evaluation(seconds: str) -> None:
     classify.evaluate = slowly
 
 
+def large_evaluation(when: str) -> None:
+    """The devices have no memory for an evaluation."""
+
+    def fail(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.")
+
+    classify.evaluate = fail
+
+
 def impatient(seconds: str) -> None:
     """A silent host is lost sooner than usual."""
     guard.LOST = float(seconds)
@@ -90,7 +100,7 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     program.make_program = changed
 
 
-KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, impatient)
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, impatient)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
 if __name__ == "__main__":
