@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings, sharding
-from vit_jax.program import Program, make_program
+from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings
+from vit_jax.program import Program, refit
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -61,24 +61,13 @@ def evaluate(
     if split is not None:
         choose_split(config, split)
     wanted = data.batch_eval(config)
-    program = prepare(config, fsdp)
+    program = refit(config, fsdp)
     config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make(config, program)  # opens the data first: the weights may take long to read
     weights, _ = checkpoint.read_weights(folder)
     weights = jax.device_put(weights, program.state_shardings.params)
     return {"step": int(folder.name), **evals.run(evaluators, weights)}
-
-
-def prepare(config: ConfigDict, fsdp: int) -> Program:
-    """Returns the program of a run on the devices here, and takes from its configuration what fitted training to the
-    run's own devices.
-    """
-    with config.unlocked():  # older runs do not know of every axis
-        config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
-    config.accum_steps = 1
-    config.batch = config.batch_eval = jax.device_count()  # the least; a prediction takes batches of any size
-    return make_program(config, sharding.make_mesh(config), data.spec(config))
 
 
 def choose_split(config: ConfigDict, split: str) -> None:
