@@ -1,6 +1,7 @@
 """Runs whose data and workdir lie on a bucket: of S3 (moto's server) and of Google Cloud Storage (`fake_gcs`)."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -21,7 +22,22 @@ import vit_jax
 from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
-from vit_jax import NoAnswer, UserError, checkpoint, evaluate, files, limits, main, pack, predict, spool, train, tree
+from vit_jax import (
+    NoAnswer,
+    UserError,
+    checkpoint,
+    cli,
+    evaluate,
+    files,
+    limits,
+    main,
+    pack,
+    predict,
+    spool,
+    sweep,
+    train,
+    tree,
+)
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 WORDS = [
@@ -209,6 +225,43 @@ def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*/*"))  # nothing stays here
 
 
+def swept(workdir):
+    """The rows of a sweep of two rates, the first of which diverges, but for the seconds that they took."""
+    given = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", "--sweep.base_lr=1e30,0.01", *SWEPT]
+    return [dataclasses.replace(row, seconds=0.0) for row in sweep.sweep(sweep.combinations(["sweep.py", *given]))]
+
+
+SWEPT = ["--config.total_steps=3", "--config.eval_every=2", "--config.warmup_steps=1", "--config.log_every=1"]
+SWEPT += ["--config.task.mixup=0.0", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
+
+
+@pytest.fixture(scope="module")
+def swept_here(tmp_path_factory):
+    """The rows of a sweep that nothing stopped, in a folder here."""
+    return swept(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_sweep_stopped_and_resumed_on_a_bucket_is_never_stopped_here(servers, swept_here, kind, monkeypatch):
+    workdir, run, begun = f"{BUCKETS[kind]}/sweep", train.train, []
+
+    def recorded(config, folder, **rest):
+        begun.append(folder)
+        if len(begun) == 2:
+            raise cli.Terminated
+        return run(config, folder, **rest)
+
+    monkeypatch.setattr(train, "train", recorded)
+    with pytest.raises(cli.Terminated):
+        swept(workdir)
+    assert swept(workdir) == swept_here
+    assert begun == [f"{workdir}/base_lr={rate}" for rate in ("1e30", "0.01", "0.01")]
+    assert json.loads(files.read(f"{workdir}/base_lr=0.01/sweep.json"))["last"] == swept_here[0].last
+    assert swept(workdir) == swept_here and len(begun) == 3  # the table is read
+    with pytest.raises(UserError, match=f"there is no .*bucket {kind}://nothing|{kind}://nothing"):
+        swept(f"{kind}://nothing/sweep")
+
+
 @pytest.mark.parametrize("kind", BUCKETS)
 def test_a_bucket_that_is_not_there_is_told_before_the_first_step(servers, quick, kind, monkeypatch):
     quick.mesh.data = 8
@@ -226,6 +279,8 @@ def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick
         try:
             with pytest.raises(UserError, match=r"s3://bkt/run2\S* did not answer within 1 s"):
                 train.train(quick, "s3://bkt/run2")
+            with pytest.raises(UserError, match=r"s3://bkt/sweep2\S* did not answer within 1 s"):
+                swept("s3://bkt/sweep2")
         finally:
             forget_stores()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, predict, report, train, tree
+from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, pod, predict, report, train, tree
 from vit_jax import program as program_module
+from vit_jax.data import loader
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -72,6 +74,88 @@ def test_the_command_lines_agree_with_the_run(run, tmp_path, capsys):
     assert sum(entry["probability"] for entry in result["classes"]) > 3  # ten classes, each about a half
     with pytest.raises(UserError, match=r"nothing\.png"):
         predict.predict(workdir, [tmp_path / "nothing.png"])
+
+
+@pytest.fixture
+def large(run, tmp_path):
+    """The same run as if it had been one of a slice: a batch of 4,096, 16 worker processes, and a second evaluation."""
+    workdir = shutil.copytree(run[1], tmp_path / "large")
+    config = json.loads((workdir / "config.json").read_text())
+    config |= {"batch": 4096, "batch_eval": None, "accum_steps": 8}
+    config["data"]["workers"] = 16
+    config["evals"]["train"] = config["evals"]["test"] | {"split": "train[:80]"}
+    (workdir / "config.json").write_text(json.dumps(config))
+    return workdir
+
+
+def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
+    """And gives the same numbers whatever they are."""
+    told, read, limit = [], loader.eval_batches, evaluate.LARGEST
+
+    def recorded(*args, batch, workers, **rest):
+        told.append((batch, workers))
+        return read(*args, batch=batch, **rest)  # processes take seconds to start
+
+    monkeypatch.setattr(loader, "eval_batches", recorded)
+    monkeypatch.setattr(evaluate, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
+    found = evaluate.evaluate(large)
+    assert told == [(8 * 16, 0)] * 2
+    assert found.items() >= {"step": 20, "test/n": 359, "test/accuracy": run[2]["test/accuracy"]}.items()
+    assert evaluate.evaluate(large, batch=20, workers=3) == pytest.approx(found, rel=1e-6)
+    assert told[2:] == [(24, 3)] * 2  # over eight devices
+    monkeypatch.setattr(evaluate, "LARGEST", limit)
+    assert evaluate.evaluate(run[1]) == {name: found[name] for name in found if "train" not in name} | {
+        "test/loss": pytest.approx(found["test/loss"], rel=1e-6)
+    }
+    assert told[4:] == [(120, 0)]  # as the run says: all of it fits
+    for mistake, word in (({"batch": 0}, "batch"), ({"workers": -1}, "workers"), ({"fsdp": 0}, "fsdp")):
+        with pytest.raises(UserError, match=f"^{word} must be at least"):
+            evaluate.evaluate(large, **mistake)
+
+
+def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
+    """By the first of the run's evaluations. Two parts make the whole."""
+    parts = [evaluate.evaluate(large, split=split, batch=64) for split in ("test[:64]", "test[64:]")]
+    assert [part["test/n"] for part in parts] == [64, 295] and not any("train/loss" in part for part in parts)
+    for name in ("accuracy", "top5"):
+        counts = [round(part[f"test/{name}"] * part["test/n"]) for part in parts]
+        assert sum(counts) == round(run[2][f"test/{name}"] * 359)
+    sums = [part["test/loss"] * part["test/n"] for part in parts]
+    assert sum(sums) == pytest.approx(run[2]["test/loss"] * 359, rel=1e-6)
+    words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
+    monkeypatch.setattr(pod, "join", pod.Pod)  # this process has used its devices already
+    evaluate.main(["evaluate.py", *words])
+    assert json.loads(capsys.readouterr().out)["test/n"] == 144
+    with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
+        evaluate.evaluate(large, split="tset")
+
+
+@pytest.mark.parametrize(
+    ("model", "resolution", "images"),
+    [("ViT-L/16", 224, 83), ("ViT-L/16", 512, 3), ("ViT-H/14", 224, 51), ("R50+ViT-B/16", 224, 83)],
+)
+def test_the_activations_of_an_evaluation_fit_small_machines(tiny, model, resolution, images):
+    """A few arrays of a quarter of a gigabyte a device, whatever the model."""
+    tiny.batch, tiny.resolution, tiny.model.name, tiny.model.depth = 4096, resolution, model, None
+    tiny.model.scan = True  # traced sooner
+    tiny.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
+    assert evaluate.choose_batch(program_module.refit(tiny, fsdp=1)) == 8 * images
+
+
+def test_images_predicted_together_are_predicted_as_alone(run, tmp_path):
+    random = np.random.default_rng(0)
+    images = [random.integers(0, 256, (20, 12 + number, 3), np.uint8) for number in range(5)]
+    [alone, pairs, together] = [predict.predict(run[1], images, top=10, batch=batch) for batch in (1, 2, 8)]
+    for one, pair, other in zip(alone, pairs, together, strict=True):
+        assert one["image"] == pair["image"] == other["image"]
+        probabilities = [
+            {entry["class"]: entry["probability"] for entry in result["classes"]} for result in (one, pair, other)
+        ]
+        assert probabilities[0] == pytest.approx(probabilities[1], abs=1e-6)
+        assert probabilities[0] == pytest.approx(probabilities[2], abs=1e-6)
+    assert predict.predict(run[1], []) == []
+    with pytest.raises(UserError, match="batch must be at least 1"):
+        predict.predict(run[1], images, batch=0)
 
 
 def test_every_way_in_gives_the_same_model(run, tmp_path):

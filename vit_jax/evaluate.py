@@ -1,4 +1,4 @@
-"""Evaluates a run's newest checkpoint on its own splits, exactly, on whatever devices are here.
+"""Evaluates a run's newest checkpoint on its own splits, or on another one, exactly, on whatever devices are here.
 
 Example:
   python -m vit_jax.evaluate --workdir=workdirs/digits --json
@@ -6,15 +6,31 @@ Example:
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
+from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings, sharding
-from vit_jax.program import make_program
+from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings
+from vit_jax.program import Program, refit
+
+LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
+PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
-def evaluate(workdir: str | Path, best: bool = False, fsdp: int = 1, source: str | None = None) -> dict[str, float]:
+def evaluate(
+    workdir: str | Path,
+    best: bool = False,
+    fsdp: int = 1,
+    source: str | None = None,
+    *,
+    batch: int | None = None,
+    workers: int | None = None,
+    split: str | None = None,
+) -> dict[str, float]:
     """Returns the metrics of a run's newest (or best) checkpoint, and its `step`.
 
     Args:
@@ -22,10 +38,18 @@ def evaluate(workdir: str | Path, best: bool = False, fsdp: int = 1, source: str
         best: the best checkpoint kept instead of the newest.
         fsdp: devices to split the weights over.
         source: where the data lie now, as `config.data.source`, if they have moved.
+        batch: images per step over all devices, rounded up to a multiple of their number; None: see `choose_batch`.
+        workers: processes that read and decode, 0: threads of this one; None: see `choose_workers`.
+        split: evaluated by the run's first evaluation, after which the metrics stay named; None: all its evaluations on
+            their own splits.
 
     Raises:
-        UserError: the folder holds no run, no such checkpoint yet, or the data is absent.
+        UserError: the folder holds no run, no such checkpoint yet, the data or the split is absent, or a number is too
+            small.
     """
+    for name, number, least in (("fsdp", fsdp, 1), ("batch", batch, 1), ("workers", workers, 0)):
+        if number is not None and number < least:
+            raise UserError(f"{name} must be at least {least}, not {number}.")
     path = checkpoint.here(workdir, best)
     if not (path / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
@@ -34,15 +58,52 @@ def evaluate(workdir: str | Path, best: bool = False, fsdp: int = 1, source: str
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
     config = settings.load(path / "config.json")
     config.data.source = source or config.data.source
-    devices = jax.device_count()
-    with config.unlocked():  # older runs do not know of every axis
-        config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
-    config.accum_steps = 1
-    config.batch = config.batch_eval = -(-(config.batch_eval or config.batch) // devices) * devices
-    program = make_program(config, sharding.make_mesh(config), data.spec(config))
+    if split is not None:
+        choose_split(config, split)
+    wanted = data.batch_eval(config)
+    program = refit(config, fsdp)
+    config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
+    config.data.workers = choose_workers(config) if workers is None else workers
+    evaluators = evals.make(config, program)  # opens the data first: the weights may take long to read
     weights, _ = checkpoint.read_weights(folder)
     weights = jax.device_put(weights, program.state_shardings.params)
-    return {"step": int(folder.name), **evals.run(evals.make(config, program), weights)}
+    return {"step": int(folder.name), **evals.run(evaluators, weights)}
+
+
+def choose_split(config: ConfigDict, split: str) -> None:
+    """Leaves of the evaluations the first, and has it read another split."""
+    with config.unlocked():
+        for name in list(config.evals)[1:]:
+            del config.evals[name]
+    config.evals[next(iter(config.evals))].split = split
+
+
+def choose_batch(program: Program) -> int:
+    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
+    image = jax.ShapeDtypeStruct((1, *program.batch["image"].shape[1:]), jnp.float32)
+    traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.state.params, image)
+    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
+
+
+def largest_product(jaxpr: Jaxpr) -> int:
+    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += map(largest_product, jaxprs_in_params(equation.params))
+        if equation.primitive.name in PRODUCTS:
+            sizes += [out.aval.size * out.aval.dtype.itemsize for out in equation.outvars]
+    return max(sizes)
+
+
+def choose_workers(config: ConfigDict) -> int:
+    """Returns the run's worker processes, but not more than cores here; none if the cores also compute."""
+    return 0 if jax.default_backend() == "cpu" else min(config.data.workers, os.cpu_count() or 1)
+
+
+def rounded(batch: int) -> int:
+    """Returns a batch rounded up to a multiple of the devices."""
+    devices = jax.device_count()
+    return -(-batch // devices) * devices
 
 
 def main(argv: list[str]) -> None:
@@ -52,13 +113,17 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
+    parser.add_argument("--split", help="evaluate this split instead of the run's, as train[:10%%] [the run's]")
+    parser.add_argument("--batch", type=int, help="images per step over all devices [what fits here]")
+    parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [what suits this machine]")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     pod.join()
     cli.use_compilation_cache()
-    metrics = evaluate(args.workdir, args.best, args.fsdp, args.source)
+    chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
+    metrics = evaluate(args.workdir, args.best, args.fsdp, args.source, **chosen)
     if args.json:
         print(json.dumps(metrics))
     else:

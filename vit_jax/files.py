@@ -60,12 +60,31 @@ def read(path: str) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def write(path: str, content: bytes) -> None:
+    """Writes a file, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if is_remote(path):
+        _ask("write", path, lambda store, name, _: store.pipe_file(name, content))
+        return
+    partial = Path(f"{path}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def exists(path: str) -> bool:
-    """Returns whether there is a remote file.
+    """Returns whether there is a file.
 
     Raises:
         UserError: the store cannot be asked.
     """
+    if not is_remote(path):
+        return Path(path).is_file()
     return _ask("read", path, lambda store, name, _: store.exists(name))
 
 

@@ -142,6 +142,20 @@ def unopened(config: ConfigDict, devices: Sequence[jax.Device] | None = None) ->
     return config, make_program(config, sharding.make_mesh(config, devices), spec)
 
 
+def refit(config: ConfigDict, fsdp: int) -> Program:
+    """Returns the program of a finished run on the devices here, with the least batch: predictions take any. The
+    configuration keeps nothing of what fitted training to the run's own devices.
+
+    Raises:
+        UserError: the weights cannot be split over `fsdp` devices.
+    """
+    with config.unlocked():  # older runs do not know of every axis
+        config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
+    config.accum_steps = 1
+    config.batch = config.batch_eval = jax.device_count()
+    return make_program(config, sharding.make_mesh(config), data.spec(config))
+
+
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
     """Returns the model of `config.model` for images of the shape that preprocessing gives them, square or not, with
     what `auto` leaves open chosen by the mesh's devices.

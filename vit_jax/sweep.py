@@ -5,7 +5,8 @@ Example:
 
   --config   as for vit_jax.main; likewise --config.KEY=VALUE
   --sweep.KEY=VALUE,VALUE,...   the values of a field to try; several fields: all combinations
-  --workdir  local folder of the sweep [workdirs/<config name>]; each combination trains in a folder in it
+  --workdir  folder of the sweep, local, gs:// or s3:// [workdirs/<config name>]; each combination trains in a folder
+             in it
   --json     print one JSON object
 
 The same command goes on where it was stopped: what is finished, or has diverged, is not run again. The best is that of
@@ -16,18 +17,18 @@ import dataclasses
 import gc
 import itertools
 import json
+import posixpath
 import re
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 import vit_jax
-from vit_jax import NonFiniteLoss, UserError, cli
+from vit_jax import NonFiniteLoss, UserError, cli, files
 from vit_jax.main import Guard, parse, watched
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished
@@ -60,7 +61,7 @@ class Run:
     name: str
     words: list[str]
     config: ConfigDict
-    folder: Path
+    folder: str
 
 
 def sweep(runs: list[Run], guard: Guard | None = None) -> list[Row]:
@@ -82,19 +83,20 @@ def finished(run: Run) -> Row | None:
     """Returns the row that `train` left, or None if it did not come to its end.
 
     Raises:
-        UserError: the configuration is wrong, or the folder holds a run of another or a file that is not ours.
+        UserError: the configuration is wrong, the folder holds a run of another or a file that is not ours, or it is
+            remote, and the store refuses or does not answer.
     """
     config, _, _ = vit_jax.train.prepare(run.config)
-    begun, result = run.folder / "config.json", run.folder / RESULT
-    if not begun.is_file():
+    begun, result = (files.join(run.folder, name) for name in ("config.json", RESULT))
+    if not files.exists(begun):
         return None
     old, new = _read(begun), json.loads(json.dumps(config.to_dict()))
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
-    return _row(run, result) if result.is_file() else None
+    return _row(run, result) if files.exists(result) else None
 
 
-def _row(run: Run, path: Path) -> Row:
+def _row(run: Run, path: str) -> Row:
     told = _read(path)
     number = int | float
     kinds = {"name": str, "last": number | None, "best": number | None, "steps": int, "seconds": number}
@@ -104,17 +106,18 @@ def _row(run: Run, path: Path) -> Row:
     return Row(**told)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
+    content = files.read(path)
     try:
-        told = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        told = json.loads(content)
+    except ValueError as error:
         raise _foreign(path) from error
     if not isinstance(told, dict):
         raise _foreign(path)
     return told
 
 
-def _foreign(path: Path) -> UserError:
+def _foreign(path: str) -> UserError:
     return UserError(f"{path} is not what a run leaves there; remove it, or choose another --workdir.")
 
 
@@ -127,15 +130,14 @@ def train(run: Run, guard: Guard | None = None) -> Row:
     except NonFiniteLoss as error:
         print(f"{run.name}: {error}", file=sys.stderr, flush=True)
         last = None
-    log = run.folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    log = files.join(run.folder, "metrics.jsonl")
+    lines = [json.loads(line) for line in files.read(log).splitlines()] if files.exists(log) else []
     best = max((line[metric] for line in lines if line.get(metric) is not None), default=last)
     steps = max((line["step"] for line in lines), default=0)
     row = Row(run.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
-        partial = run.folder / f"{RESULT}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(row)) + "\n")
-        partial.replace(run.folder / RESULT)
+        told = json.dumps(dataclasses.asdict(row)) + "\n"
+        files.write(files.join(run.folder, RESULT), told.encode())
     return row
 
 
@@ -143,20 +145,18 @@ def combinations(argv: list[str]) -> list[Run]:
     """Returns the combinations that a command line asks for, each configuration once, however its numbers are written.
 
     Raises:
-        UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, or as
-            `vit_jax.main.parse`.
+        UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, nothing
+            can be written to the workdir, or as `vit_jax.main.parse`.
     """
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
     grid = _grid(argv, words)
-    runs: dict[Path, Run] = {}
+    runs: dict[str, Run] = {}
     for chosen in itertools.product(*grid.values()):
         pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
         config, workdir = parse(given)
-        if "://" in workdir:
-            raise UserError(f"a sweep cannot work in {workdir}: its --workdir is a local folder, or one mounted here.")
         name = ",".join(sorted(pairs))
-        folder = Path(workdir).expanduser() / re.sub(r"[^\w.,=+-]", "_", name)
+        folder = files.join(vit_jax.train.check_place(workdir), re.sub(r"[^\w.,=+-]", "_", name))
         if any(run.config == config for run in runs.values()):
             continue
         if folder in runs:
@@ -188,7 +188,7 @@ def command(run: Run) -> str | None:
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
     if whole == words:
         return None
-    workdir = f"--workdir={run.folder.parent / 'full'}"
+    workdir = f"--workdir={files.join(posixpath.dirname(run.folder), 'full')}"
     return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
 
 
@@ -196,7 +196,7 @@ def report(rows: list[Row], runs: list[Run]) -> dict[str, Any]:
     """Returns what there is to tell, as JSON."""
     [best] = [run for run in runs if run.name == rows[0].name]
     told = {"metric": best.config.checkpoint.best_metric, "runs": [dataclasses.asdict(row) for row in rows]}
-    return told | {"best": best.name, "workdir": str(best.folder), "command": command(best)}
+    return told | {"best": best.name, "workdir": best.folder, "command": command(best)}
 
 
 def table(rows: list[Row]) -> str:
