@@ -22,6 +22,7 @@ import vit_jax
 from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
+from tests.test_workdir import failing
 from vit_jax import (
     NoAnswer,
     UserError,
@@ -38,6 +39,7 @@ from vit_jax import (
     train,
     tree,
 )
+from vit_jax.data import loader
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 WORDS = [
@@ -223,6 +225,24 @@ def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     assert any(name.startswith("profile/") and name.endswith(".xplane.pb") for name in found)
     assert "Starting from s3://bkt/run." in files.read("gs://bkt/tuned/train.log").decode()
     assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*/*"))  # nothing stays here
+
+
+def test_a_run_on_a_bucket_is_not_overwritten_but_started_again_if_nothing_was_saved(servers, quick, monkeypatch):
+    quick.mesh.data, quick.total_steps, quick.warmup_steps, quick.log_every = 8, 3, 1, 1
+    with monkeypatch.context() as patch:
+        failing(patch, loader.Ahead, "__next__", KeyboardInterrupt(), call=3)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(quick, "gs://bkt/killed")
+    assert files.read("gs://bkt/killed/metrics.jsonl") and not spool.finished("gs://bkt/killed")
+    train.train(quick, "gs://bkt/killed")
+    files.remove("gs://bkt/killed", [name for name in files.find("gs://bkt/killed") if "checkpoints/" in name])
+    before = {name: files.read(f"gs://bkt/killed/{name}") for name in files.find("gs://bkt/killed")}
+    with pytest.raises(UserError, match=r"gs://bkt/killed holds a run's model\.npz, but no checkpoint"):
+        train.train(quick, "gs://bkt/killed")
+    quick.model.depth = 2
+    with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
+        train.train(quick, "gs://bkt/killed")
+    assert {name: files.read(f"gs://bkt/killed/{name}") for name in files.find("gs://bkt/killed")} == before
 
 
 def swept(workdir):
