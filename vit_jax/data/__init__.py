@@ -73,6 +73,8 @@ def spec(config: ConfigDict) -> Spec:
         words = "to a positive number: what data tell is not known before they are opened"
         raise UserError(f"set {' and '.join(unknown)} {words}")
     shape = train_preprocess(config).shape
+    for name in config.evals:
+        eval_preprocess(config, name, shape)
     return Spec(shape, num_classes, num_examples, config.data.max_labels)
 
 
@@ -149,6 +151,21 @@ def train_preprocess(config: ConfigDict) -> transforms.Preprocess:
     return transforms.parse(config.data.preprocess, config.resolution, config.data.fast)
 
 
+def eval_preprocess(config: ConfigDict, name: str, shape: tuple[int, int, int]) -> transforms.Preprocess:
+    """Returns what is done to the images of an evaluation.
+
+    Raises:
+        UserError: it cannot be done, or gives images of another shape.
+    """
+    try:
+        preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
+    except UserError as error:
+        raise UserError(f"in evals.{name}: {error}") from None
+    if preprocess.shape != shape:
+        raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
+    return preprocess
+
+
 def agreed(field: str, stated: int | None, found: T, where: str) -> T:
     """Returns the number found; raises UserError if the config states another."""
     if stated is not None and stated != found:
@@ -162,15 +179,13 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
     Raises:
         UserError: its split or preprocessing is wrong or does not suit the model.
     """
+    eval_preprocess(config, name, shape)
     try:
-        preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
         source = sources.open_source(config, config.evals[name].split)
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     if source.name == train.name and overlap(source, train):
         logging.getLogger(__name__).warning("evals.%s looks at images of training: its split overlaps data.split", name)
-    if preprocess.shape != shape:
-        raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
     if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
         raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} are not those of training")
     return source
