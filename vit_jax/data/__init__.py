@@ -19,7 +19,7 @@ from jaxtyping import Array, Float32, UInt8
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, files
-from vit_jax.data import images, loader, sources, transforms
+from vit_jax.data import headers, images, loader, sources, transforms
 
 T = TypeVar("T", int, int | None)
 UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
@@ -284,6 +284,12 @@ class Evaluation:
     def __len__(self) -> int:
         """Returns the number of batches."""
         return -(-len(self.source) // self.batch)
+
+    def check(self, name: str) -> None:
+        """Looks at the headers of the images that this process will read, where that is quick; see `headers.check`."""
+        if self.source.header:
+            mine = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
+            headers.check(self.source.read_header, self.preprocess.fault, mine, name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""

@@ -184,6 +184,16 @@ class Preprocess:
             image = op(image, rng)
         return image
 
+    def fault(self, height: int, width: int) -> str | None:
+        """Returns why an image of this size is too small, or None."""
+        shape: Known = (height, width)
+        try:
+            for op in self.ops:
+                shape = output_shape(shape, op.func.__name__, op.keywords)
+        except UserError as error:
+            return str(error)
+        return None
+
     def __call__(self, image: RGB | Encoded, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
         """Runs all ops; raises as `levels`."""
         return value_range(self.levels(image, rng), rng, *self.value_range)
