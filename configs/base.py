@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     config.seed = 0  # of the initial weights, the data order, augmentation, dropout and MixUp
     config.resolution = 224  # pixels on a side; {resolution} in the preprocessing, {resolution*256/224}: in proportion
     config.batch = 4096  # images per optimizer step, over all hosts and devices
-    config.batch_eval = placeholder(int)  # images per evaluation step; unset: as batch
+    config.batch_eval = placeholder(int)  # images per evaluation step; unset: batch / accum_steps
     config.accum_steps = 1  # parts into which a batch is cut to save memory; the gradient stays that of the batch
     config.total_steps = placeholder(int)  # length of training in steps; 0: only evaluates and exports
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps

@@ -201,8 +201,8 @@ def overlap(one: sources.Source, other: sources.Source) -> bool:
 
 
 def batch_eval(config: ConfigDict) -> int:
-    """Returns the images per evaluation step, over all processes."""
-    return config.batch if config.batch_eval is None else config.batch_eval
+    """Returns the images per evaluation step, over all processes: unless told, those of a part of a training step."""
+    return config.batch // config.accum_steps if config.batch_eval is None else config.batch_eval
 
 
 def make(
