@@ -17,7 +17,7 @@ import jax
 from vit_jax import UserError, cli, models
 from vit_jax.plan import flags, plan
 from vit_jax.planning import flops, table
-from vit_jax.planning.advice import STRATEGIES
+from vit_jax.planning.advice import STRATEGIES, needs
 
 # Table 6: model, epochs, exaFLOPs.
 TABLE_6 = [
@@ -68,7 +68,7 @@ def cells(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"{found['error'].partition(' on this program')[0]} | | | "
     if not found["fits"]:
-        return f"does not fit: {table.amount(found['needed_bytes'])} | | | "
+        return f"does not fit: {table.amount(needs(found))} | | | "
     exchange = found["exchange_seconds"] / (found["compute_seconds"] + found["exchange_seconds"])
     return (
         f"{table.amount(found['peak_bytes'])} | {found['cycles_per_image'] / 1e6:.2f} | {exchange:.0%} | "

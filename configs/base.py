@@ -13,9 +13,9 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
 
     config.seed = 0  # of the initial weights, the data order, augmentation, dropout and MixUp
-    config.resolution = 224  # pixels on a side; the preprocessing refers to it as {resolution}
+    config.resolution = 224  # pixels on a side; {resolution} in the preprocessing, {resolution*256/224}: in proportion
     config.batch = 4096  # images per optimizer step, over all hosts and devices
-    config.batch_eval = placeholder(int)  # images per evaluation step; unset: as batch
+    config.batch_eval = placeholder(int)  # images per evaluation step; unset: batch / accum_steps
     config.accum_steps = 1  # parts into which a batch is cut to save memory; the gradient stays that of the batch
     config.total_steps = placeholder(int)  # length of training in steps; 0: only evaluates and exports
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
@@ -102,7 +102,7 @@ def get_config() -> ConfigDict:
     config.evals = ConfigDict()
     config.evals.test = ConfigDict()  # the key names the metrics: test/accuracy, test/loss, test/n
     config.evals.test.split = "test"
-    config.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
+    config.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
 
     config.checkpoint = ConfigDict()
     config.checkpoint.keep_last = 2  # newest checkpoints to keep

@@ -10,7 +10,8 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, main, models, settings
+from vit_jax import UserError, data, main, models, settings
+from vit_jax.data import transforms
 
 BASE = base.get_config()
 DECLARED = set(settings.flatten(BASE))
@@ -101,6 +102,9 @@ def test_configs_are_recipes(name):
     assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
     assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
     models.create(config.model.name)
+    for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
+        shapes = {transforms.parse(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
+        assert shapes == {(resolution, resolution, 3)}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -239,6 +243,26 @@ def test_durations_in_epochs():
     )
     resolved = settings.resolve(config)
     assert (resolved.total_steps, resolved.warmup_steps, resolved.eval_every) == (25, 5, 1)
+
+
+def test_a_run_whose_evaluation_was_written_otherwise_goes_on():
+    old, new = base.get_config(), base.get_config()
+    old.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
+    pipes = [transforms.parse(config.evals.test.preprocess, 224).text for config in (old, new)]
+    assert pipes == ["resize_small(256)|central_crop(224)|value_range(-1,1)"] * 2
+    [line] = settings.check_resumes(old, new, "here")
+    assert line.startswith("evals.test.preprocess: resize_small(256)|")
+
+
+def test_an_evaluation_that_cannot_run_is_refused_without_data():
+    config = base.get_config()
+    config.resolution, config.data.num_classes, config.data.num_examples = 384, 10, 90
+    assert data.spec(config).image_shape == (384, 384, 3)
+    config.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
+    sentence = "in evals.test: a crop of 384 x 384 pixels does not fit into an image whose shorter side has 256; put"
+    for opens in (data.spec, data.complete):
+        with pytest.raises(UserError, match=sentence):
+            opens(config)
 
 
 def test_a_resumed_run_must_be_the_same_run():

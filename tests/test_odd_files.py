@@ -1,11 +1,13 @@
 """A folder with everything that people's folders hold: it trains, or tells which file is at fault."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from vit_jax import UserError, train
-from vit_jax.data import sources
+from vit_jax.data import headers, images, sources, transforms
 
 GOOD = ("cmyk.jpg", "palette.png", "sixteen bits.png", "one pixel.png", "wide.JPEG", "high.jpg", "animated.gif")
 GOOD += ("photo.webp", "hündchen 小狗 🐕.jpg", "lying.jpg", "grey.jpg", "alpha.png", "two colours.png")
@@ -105,7 +107,47 @@ def test_it_fails_by_name(odd, tmp_path, share, sentence):
         train.train(odd, tmp_path / "run")
 
 
-def test_an_evaluation_leaves_nothing_out(odd, tmp_path):
+def test_an_evaluation_leaves_nothing_out_and_says_so_before_training(odd, tmp_path):
     odd.data.bad_images, odd.data.max_bad, odd.evals.test.split = "replace", 0.4, "train"
-    with pytest.raises(UserError, match="repair or remove it: an evaluation leaves nothing out"):
+    shown = ("text.jpg", "empty.png", "loop.jpg", "gone.jpg", "folder.jpg", "huge.png")  # in its data alone: cut.jpg
+    names = "|".join(shown)
+    fault = rf"cannot (read|decode) the image \S*/({names}): [^;]+; "
+    sentence = (
+        rf"^6 of 20 images of evals.test cannot be evaluated: ({fault}){{3}}"
+        r"and 3 more\. Repair or remove them: an evaluation leaves nothing out\.$"
+    )
+    with pytest.raises(UserError, match=sentence):
         train.train(odd, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_header_tells_the_size_of_the_image(odd, tmp_path):
+    source = sources.open_source(odd, "train")
+    for part, rows in source.parts:
+        for index in rows:
+            path = source.read.__self__.path(part, index)
+            if path.endswith(GOOD):
+                header, pixels = source.header(part, index), images.decode(images.read_image(path).data, path)
+                assert (header.name, header.height, header.width) == (path, *pixels.shape[:2])
+    long = Image.Exif()
+    long[ExifTags.Base.ImageDescription] = "x" * 2 * images.HEADER
+    Image.new("RGB", (30, 50)).save(tmp_path / "long.jpg", exif=long)
+    assert images.read_header(str(tmp_path / "long.jpg")) == images.Header(str(tmp_path / "long.jpg"), 50, 30)
+
+
+def test_an_image_smaller_than_a_crop_is_told_before_training(odd):
+    source = sources.open_source(odd, "train")
+    paths = [source.read.__self__.path(part, index) for part, rows in source.parts for index in rows]
+    rows = [
+        index for index, path in enumerate(paths) if path.endswith(("grey.jpg", "lying.jpg", "wide.JPEG", "pixel.png"))
+    ]
+    for pipe, small in (
+        ("central_crop((30, 40))|value_range(0,1)", ("one pixel.png", "wide.JPEG")),
+        ("central_crop((40, 30))|value_range(0,1)", ("one pixel.png", "wide.JPEG")),  # EXIF data may turn them so
+        ("resize_small(30)|random_crop((30, 45))|value_range(0,1)", ("grey.jpg", "lying.jpg", "one pixel.png")),
+    ):
+        with pytest.raises(UserError) as told:
+            headers.check(source.read_header, transforms.parse(pipe, 40).fault, rows, "test")
+        assert f"{len(small)} of 4 images of evals.test cannot be evaluated" in str(told.value)
+        assert all(re.search(rf"the image \S*/[^/]*{name} is too small: a crop of", str(told.value)) for name in small)
+    headers.check(source.read_header, transforms.parse("inception_crop(9)|value_range(0,1)", 9).fault, rows, "test")

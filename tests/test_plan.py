@@ -3,13 +3,14 @@
 import importlib.util
 import json
 import math
+import re
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.test_program import build
 from vit_jax import UserError, main, plan, tree
-from vit_jax.planning import ask, compiler, targets
+from vit_jax.planning import ask, compiler, table, targets
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 FSDP = ["--config.mesh.data=1", "--config.mesh.fsdp=-1"]
@@ -34,7 +35,7 @@ def pieces(facts):
     return sum(params.values()) * 4, moments
 
 
-def test_the_compiler_here_is_asked_once(cache):
+def test_the_compiler_here_is_asked_once(cache, monkeypatch):
     before, facts = compiler.answer([*WORDS, *FSDP], "cpu", False)
     assert before.items() <= facts.items() and facts["fits"] and not facts["remembered"]
     params, moments = pieces(facts)
@@ -42,11 +43,23 @@ def test_the_compiler_here_is_asked_once(cache):
     assert 0 < facts["state_bytes"] - params * (1 + moments) < 100  # and counters
     assert facts["peak_bytes"] > facts["state_bytes"] + facts["temp_bytes"]
     assert facts["collectives"]["all-gather"]["bytes"] > 0 and facts["cycles"] is None
+    evaluation = facts["evaluation"]
+    assert (evaluation["batch"], evaluation["images_per_device"], evaluation["fits"]) == (120, 15, True)
+    assert facts["state_bytes"] < evaluation["peak_bytes"]  # the optimizer's, too, lies there meanwhile
     *_, again = compiler.answer([*WORDS, *FSDP], "cpu", False)
-    assert again == facts | {"remembered": True}
+    assert again == facts | {"remembered": True, "evaluation": evaluation | {"remembered": True}}
     *_, other = compiler.answer([*WORDS, *FSDP], "cpu", True)
-    assert not other["remembered"] and len(list(cache.iterdir())) == 2
-    assert other["peak_bytes"] < facts["peak_bytes"]
+    assert not other["remembered"] and len(list(cache.iterdir())) == 3
+    assert other["peak_bytes"] < facts["peak_bytes"] and "evaluation" not in other
+    monkeypatch.setattr(targets, "memory", lambda target, devices: 2 * facts["peak_bytes"])
+    *_, large = compiler.answer([*WORDS, *FSDP, "--config.batch_eval=20000"], "cpu", False)
+    assert large["remembered"] and "needed_bytes" not in large and not large["fits"]
+    assert large["evaluation"]["needed_bytes"] > 2500 * 16 * 16 * 3 * 4 > large["memory_bytes"]
+    text = table.render([large])
+    assert re.search(r"^fits +no$", text, re.M) and re.search(
+        r"^needed, evaluation .* 2,500 images a chip$", text, re.M
+    )
+    assert re.search(r"^peak  ", text, re.M)
 
 
 def test_what_is_too_large_for_this_machine_is_told(monkeypatch):
@@ -64,6 +77,8 @@ def test_an_absent_slice(capsys):
     params, _ = pieces(found)
     assert found["parameter_bytes"] == params and found["memory_bytes"] == 15.75 * 2**30
     assert found["state_bytes"] < found["peak_bytes"] < found["memory_bytes"]
+    assert found["evaluation"]["fits"] and found["evaluation"]["images_per_device"] == 2
+    assert found["state_bytes"] < found["evaluation"]["peak_bytes"] < found["memory_bytes"]
     assert found["cycles"] > 0 and found["exchange_seconds"] > 0 and 0 < found["mfu"] < 1
     assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
     assert {"all-gather", "all-reduce"} <= set(found["collectives"])

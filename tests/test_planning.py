@@ -259,6 +259,21 @@ def test_advice_is_only_what_was_compiled_and_fits():
     assert len(asked) == 1 and {"mesh.fsdp", "model.remat", "batch"} <= set(asked[0])  # the most frugal of all
 
 
+@pytest.mark.parametrize(("state", "image", "expected"), [(300, 30, {}), (300, 70, {"accum_steps": "2"})])
+def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(state, image, expected):
+    step, asked = memory(state, image)
+
+    def compile(change):
+        facts, images = step(change), int(change.get("batch_eval", 512)) // 8
+        need = state + 20 * images
+        told = {"batch": 8 * images, "images_per_device": images, "fits": need <= 1000}
+        told["peak_bytes" if told["fits"] else "needed_bytes"] = need
+        return facts | {"evaluation": told, "fits": facts["fits"] and told["fits"]}
+
+    change, found = advice.advise(compile({}), 1000, compile)
+    assert change == expected | {"batch_eval": "256"} and found["fits"] and len(asked) == 2 + len(expected)
+
+
 def test_weights_are_never_split_over_slices():
     split = {"slice": 2, "data": 1, "fsdp": 4, "tensor": 1}
     assert all("mesh.fsdp" not in change for change, _ in advice.candidates(facts_of(2000, mesh=split)))

@@ -1,12 +1,13 @@
 """The training step: the same on every mesh, in parts, and when a batch is bad."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, banner, data, optim, settings, sharding, tree
-from vit_jax.evals import classify
+from vit_jax import UserError, banner, data, evals, optim, settings, sharding, tree
 from vit_jax.program import make_program
 from vit_jax.step import Update
 
@@ -149,6 +150,48 @@ def test_frozen_parameters_stay_and_cost_nothing(tiny):
     assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]
 
 
+def test_an_evaluation_holds_as_many_images_as_a_part_of_a_step(tiny):
+    tiny.model.depth, tiny.accum_steps = 1, 2
+    found = []
+    for batch_eval, rows in ((None, 8), (32, 32)):
+        tiny.batch_eval = batch_eval
+        program = build(tiny, devices=8)
+        assert {name: leaf.shape[0] for name, leaf in program.eval_batch.items()} == dict.fromkeys(
+            ("image", "label", "mask"), rows
+        )
+        given = {"head/kernel": np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)}
+        params = program.init(jax.random.key(0), given).params
+        found.append(evals.run(evals.make(tiny, program), params))
+    part, more = found
+    assert part["test/n"] == more["test/n"] == 40 and part["test/accuracy"] == more["test/accuracy"]
+    assert part["test/top5"] == more["test/top5"] and part["test/loss"] == pytest.approx(more["test/loss"], rel=1e-6)
+
+
+def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, caplog):
+    tiny.model.depth = 1
+    program = build(tiny, devices=8)
+    weights = program.init(jax.random.key(0), {}).weights
+    with jax.log_compiles():
+        evals.check_fits(program, weights)
+        assert evals.run(evals.make(tiny, program), weights)["test/n"] == 40
+    assert sum("Finished XLA compilation of jit(eval_step)" in record.getMessage() for record in caplog.records) == 1
+
+    def run(error):
+        def step(params, batch):
+            raise jax.errors.JaxRuntimeError(error)
+
+        evals.check_fits(dataclasses.replace(program, eval_step=step), weights)
+
+    sentence = (
+        "^an evaluation step of 16 images does not fit into the devices' memory; set --config.batch_eval to less, a "
+        "multiple of 8: RESOURCE_EXHAUSTED: Out of memory$"
+    )
+    with pytest.raises(UserError, match=sentence):
+        run("RESOURCE_EXHAUSTED: Out of memory\nmore")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        run("INTERNAL: a bug")
+
+
 def test_images_with_several_labels(tiny):
     tiny.data.max_labels = 3
     with pytest.raises(UserError, match=r"several labels need --config.task.loss=sigmoid"):
@@ -164,7 +207,7 @@ def test_images_with_several_labels(tiny):
     weights = jax.device_get(state.weights)
     for labels in (np.pad(one, ((0, 0), (0, 2)), constant_values=-1), few):
         batch = {"image": images, "label": labels, "mask": np.ones(16, np.float32)}
-        sums = classify.make_sums(program.predict, program.task)(weights, batch)
+        sums = program.eval_step(weights, batch)
         best = np.argmax(program.predict(weights, images), axis=1)
         assert float(sums["accuracy"]) == sum(b in row for b, row in zip(best, labels, strict=True))
         # A head of zeros: every class has probability 1/2.

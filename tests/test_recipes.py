@@ -12,7 +12,7 @@ from vit_jax.data import splits, transforms
 
 BASE = settings.flatten(base.get_config())
 TRAIN = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
-EVAL = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
+EVAL = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
 AUGMENTED = "inception_crop({resolution})|flip_lr|randaug(%d,%d)|value_range(-1,1)"
 
 # How a run is read, watched and saved, which no table knows.

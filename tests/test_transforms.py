@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.base import get_config
 from tests.conftest import ROOT
 from tests.test_images import picture
 from vit_jax import UserError
@@ -115,11 +116,32 @@ def test_shapes(pipe, shape):
         ("value_range(0,1)|resize(3)", "must end with its only value_range"),
         ("resize_small(3)|value_range(0,1)", "gives images of different sizes"),
         ("resize(3)|central_crop(4)|value_range(0,1)", "crop of 4 x 4 pixels does not fit into an image of 3 x 3"),
+        ("resize_small(9)|central_crop(10)|value_range(0,1)", "crop of 10 x 10 .* whose shorter side has 9; put a"),
+        ("resize_small(9)|flip_lr|random_crop((10,30))|value_range(0,1)", "whose shorter side has 9; put a larger"),
+        ("resize_small(90)|resize_small(9)|random_crop(20)|value_range(0,1)", "whose shorter side has 9; put a larger"),
+        ("central_crop(9)|resize_small(8)|central_crop(9)|value_range(0,1)", "does not fit into an image of 8 x 8"),
+        ("resize_small({resolution*0/7})|central_crop(9)|value_range(0,1)", "must be numbers"),
     ],
 )
 def test_wrong_pipes(pipe, sentence):
     with pytest.raises(UserError, match=sentence):
         transforms.parse(pipe, 224)
+
+
+def test_a_crop_that_some_images_hold_is_no_fault():
+    for size in ("9", "(9, 30)", "(30, 9)", "(30, 4)"):
+        transforms.parse(f"resize_small(9)|central_crop({size})|value_range(0,1)", 224)
+
+
+def test_a_size_in_proportion_is_rounded_to_the_nearest_pixel():
+    base = get_config()
+    rounded = {224: 256, 384: 439, 448: 512, 512: 585, 378: 432, 32: 37, 7: 8}
+    for resolution, size in rounded.items():
+        preprocess = transforms.parse(base.evals.test.preprocess, resolution)
+        assert preprocess.text == f"resize_small({size})|central_crop({resolution})|value_range(-1,1)"
+        assert preprocess.shape == (resolution, resolution, 3)
+    halves = [transforms.fill("{resolution*1/2}|{resolution}", resolution) for resolution in (3, 4, 5)]
+    assert halves == ["2|3", "2|4", "3|5"]
 
 
 def test_a_crop_larger_than_the_image_is_a_sentence():

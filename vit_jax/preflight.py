@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, __version__, data, settings
+from vit_jax import UserError, __version__, data, settings, sharding
 from vit_jax.lease import Lease
 from vit_jax.together import Share, together
 
@@ -48,10 +48,11 @@ def passed(
         place: the workdir.
 
     Raises:
-        UserError: the hosts differ, do not share the workdir, another run writes there, or its disk is too small; the
-            same on all hosts.
+        UserError: the hosts differ, do not share the workdir, another run writes there, its disk is too small, or
+            images to evaluate cannot be read; on all hosts.
     """
     agree(share, facts(config, info, mesh, place))
+    together(share, "the images to evaluate", lambda: check_images(config, info, mesh))
     lease, first = Lease(place, fail), jax.process_index() == 0
     try:
         together(share, "the workdir's owner", lease.take if first else lambda: "")
@@ -97,6 +98,13 @@ def agree(share: Share, own: dict[str, str]) -> None:
         raise UserError(
             f"the hosts differ: {differ}{more}. Start all with the same command, installation, data and workdir."
         )
+
+
+def check_images(config: ConfigDict, info: data.Info, mesh: Mesh) -> str:
+    """Raises UserError if images that this host is to evaluate are seen to be unreadable."""
+    for name in config.evals:
+        data.make_eval(config, name, sharding.batch_sharding(mesh), info.opened).check(name)
+    return ""
 
 
 def find_shared(share: Share, folder: Path, first: bool) -> None:

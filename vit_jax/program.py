@@ -27,10 +27,12 @@ class Program:
         state: shapes of the training state.
         state_shardings: placement of the training state.
         batch: shapes of a global batch.
+        eval_batch: shapes of a batch of an evaluation, with its `mask`.
         batch_sharding: placement of a batch's leading dimension.
         init: (key, given) -> state, made in place; `given` are parameters by name to use instead of random ones.
         train_step: (state, batch) -> (state, metrics); consumes the state.
         predict: (params, images) -> logits.
+        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.sums`.
         factors: of the learning rate, by parameter; 0: frozen.
     """
 
@@ -41,10 +43,12 @@ class Program:
     state: TrainState
     state_shardings: TrainState
     batch: dict[str, jax.ShapeDtypeStruct]
+    eval_batch: dict[str, jax.ShapeDtypeStruct]
     batch_sharding: NamedSharding
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     predict: Callable[[Any, jax.Array], jax.Array]
+    eval_step: Callable[[Any, Batch], Metrics]
     factors: dict[str, float]
 
 
@@ -72,13 +76,13 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ema_decay=config.optim.ema_decay,
         trained=trained,
     )
-    images = jax.ShapeDtypeStruct((config.batch, *spec.image_shape), jnp.float32)
-    labels = jax.ShapeDtypeStruct((config.batch, *([spec.max_labels] if spec.max_labels else [])), jnp.int32)
+    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.batch_eval(config)))
+    eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
     if spec.max_labels and task.loss != "sigmoid":
         raise UserError("images with several labels need --config.task.loss=sigmoid")
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
-        return update.start(tree.unflatten(tree.flatten(model.init(key, images)) | given))
+        return update.start(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     optim.check_rates(rates, tree.flatten(state.params))
@@ -94,6 +98,12 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         with sharding.use(mesh):
             return model.apply(params, images)[0]
 
+    params_shardings = state_shardings.params
+    predict = jax.jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding)
+
+    def eval_step(params: Any, batch: Batch) -> Metrics:
+        return task.sums(predict(params, batch["image"]), batch["label"], batch["mask"])
+
     return Program(
         mesh=mesh,
         model=model,
@@ -101,7 +111,8 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         schedule=update.schedule,
         state=state,
         state_shardings=state_shardings,
-        batch={"image": images, "label": labels},
+        batch=batch,
+        eval_batch=eval_batch,
         batch_sharding=batch_sharding,
         init=jax.jit(init, out_shardings=state_shardings),
         train_step=jax.jit(
@@ -110,9 +121,19 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        predict=jax.jit(predict, in_shardings=(state_shardings.params, batch_sharding), out_shardings=batch_sharding),
+        predict=predict,
+        eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
         factors={name: optim.factor(rates, name) for name in tree.flatten(state.params)},
     )
+
+
+def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns those of a batch of so many rows."""
+    labels = [spec.max_labels] if spec.max_labels else []
+    return {
+        "image": jax.ShapeDtypeStruct((rows, *spec.image_shape), jnp.float32),
+        "label": jax.ShapeDtypeStruct((rows, *labels), jnp.int32),
+    }
 
 
 def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:

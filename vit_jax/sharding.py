@@ -124,7 +124,7 @@ def _check_batch(config: ConfigDict, sizes: dict[str, int]) -> None:
     if config.batch % (config.accum_steps * parts):
         product = f"accum_steps={config.accum_steps} x {over}"
         raise UserError(f"batch={config.batch} is not divisible by {product}; choose a multiple of their product.")
-    if (config.batch_eval or config.batch) % parts:
+    if config.batch_eval is not None and config.batch_eval % parts:  # else a part of the batch, which they divide
         raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {over}; choose a multiple.")
 
 

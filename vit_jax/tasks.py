@@ -71,6 +71,28 @@ class Classify:
             return optax.losses.softmax_cross_entropy(logits, targets)
         return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
 
+    def sums(
+        self,
+        logits: Float[Array, "batch classes"],
+        labels: Int[Array, " batch"] | Int[Array, "batch labels"],
+        mask: Float[Array, " batch"],
+    ) -> dict[str, Float[Array, ""]]:
+        """Returns `n`, `accuracy`, `top5` and `loss`, each summed over the rows whose `mask` is 1.
+
+        The loss is that against the plain labels: no smoothing, no mixing. Of an image with several labels any counts
+        as right.
+        """
+        plain = dataclasses.replace(self, label_smoothing=0.0)
+        _, best = jax.lax.top_k(logits, min(5, self.num_classes))
+        hits = best == labels[:, None] if labels.ndim == 1 else (best[..., None] == labels[:, None]).any(axis=-1)
+        losses = plain.losses(logits, plain.targets(labels))
+        return {
+            "n": mask.sum(),
+            "accuracy": (hits[:, 0] * mask).sum(),
+            "top5": (hits.any(axis=1) * mask).sum(),
+            "loss": jnp.where(mask > 0, losses, 0.0).sum(),
+        }
+
 
 def box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:
     """Returns 1 inside of a random box and 0 outside: CutMix's, of area 1 - Beta(alpha, alpha), cut off at the border.

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float32, UInt8
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, files
-from vit_jax.data import images, loader, sources, transforms
+from vit_jax.data import headers, images, loader, sources, transforms
 
 T = TypeVar("T", int, int | None)
 UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
@@ -73,6 +73,8 @@ def spec(config: ConfigDict) -> Spec:
         words = "to a positive number: what data tell is not known before they are opened"
         raise UserError(f"set {' and '.join(unknown)} {words}")
     shape = train_preprocess(config).shape
+    for name in config.evals:
+        eval_preprocess(config, name, shape)
     return Spec(shape, num_classes, num_examples, config.data.max_labels)
 
 
@@ -149,6 +151,21 @@ def train_preprocess(config: ConfigDict) -> transforms.Preprocess:
     return transforms.parse(config.data.preprocess, config.resolution, config.data.fast)
 
 
+def eval_preprocess(config: ConfigDict, name: str, shape: tuple[int, int, int]) -> transforms.Preprocess:
+    """Returns what is done to the images of an evaluation.
+
+    Raises:
+        UserError: it cannot be done, or gives images of another shape.
+    """
+    try:
+        preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
+    except UserError as error:
+        raise UserError(f"in evals.{name}: {error}") from None
+    if preprocess.shape != shape:
+        raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
+    return preprocess
+
+
 def agreed(field: str, stated: int | None, found: T, where: str) -> T:
     """Returns the number found; raises UserError if the config states another."""
     if stated is not None and stated != found:
@@ -162,15 +179,13 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
     Raises:
         UserError: its split or preprocessing is wrong or does not suit the model.
     """
+    eval_preprocess(config, name, shape)
     try:
-        preprocess = transforms.parse(config.evals[name].preprocess, config.resolution)
         source = sources.open_source(config, config.evals[name].split)
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     if source.name == train.name and overlap(source, train):
         logging.getLogger(__name__).warning("evals.%s looks at images of training: its split overlaps data.split", name)
-    if preprocess.shape != shape:
-        raise UserError(f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess of {shape}")
     if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
         raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} are not those of training")
     return source
@@ -186,8 +201,8 @@ def overlap(one: sources.Source, other: sources.Source) -> bool:
 
 
 def batch_eval(config: ConfigDict) -> int:
-    """Returns the images per evaluation step, over all processes."""
-    return config.batch if config.batch_eval is None else config.batch_eval
+    """Returns the images per evaluation step, over all processes: unless told, those of a part of a training step."""
+    return config.batch // config.accum_steps if config.batch_eval is None else config.batch_eval
 
 
 def make(
@@ -269,6 +284,12 @@ class Evaluation:
     def __len__(self) -> int:
         """Returns the number of batches."""
         return -(-len(self.source) // self.batch)
+
+    def check(self, name: str) -> None:
+        """Looks at the headers of the images that this process will read, where that is quick; see `headers.check`."""
+        if self.source.header:
+            mine = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
+            headers.check(self.source.read_header, self.preprocess.fault, mine, name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""

@@ -3,12 +3,12 @@
 import collections
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vit_jax import UserError, choose, files
-from vit_jax.data.images import SUFFIXES, Encoded, read_image
+from vit_jax.data.images import SUFFIXES, Encoded, Header, read_header, read_image
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
 
@@ -40,7 +40,7 @@ class Folder:
         names = Names(root)
         self.root = names.root
         found = split_folders(names)
-        splits = ["validation" if name == "val" else name for name in splits]
+        splits = list(map(whole, splits))
         for name in splits:
             choose(f"split of the folder {self.root}", name, found)
         # Labels are those of training, also where only another split is read.
@@ -83,12 +83,23 @@ class Folder:
             DecodeError: the file is unreadable.
             UserError: its store does not answer.
         """
-        split = "validation" if split == "val" else split
         return read_image(self.path(split, index)), self.label(split, index)
+
+    def headers(self) -> Callable[[str, int], Header] | None:
+        """Returns (split, index) -> what the file's header says; None: the folder is remote."""
+        return None if files.is_remote(self.root) else self.header
+
+    def header(self, split: str, index: int) -> Header:
+        """Returns what the header of file `index` of a split says.
+
+        Raises:
+            DecodeError: see `images.read_header`.
+        """
+        return read_header(self.path(split, index))
 
     def label(self, split: str, index: int) -> int:
         """Returns the label of file `index` of a split."""
-        return int(self.labels[split][index])
+        return int(self.labels[whole(split)][index])
 
     def stamp(self, split: str, rows: Sequence[int]) -> str:
         """Returns a short text that differs when sizes or times of these files do; of remote files it is empty.
@@ -108,7 +119,12 @@ class Folder:
 
     def path(self, split: str, index: int) -> str:
         """Returns the path of file `index` of a split."""
-        return os.path.join(self.root, os.fsdecode(bytes(self.files[split][index])))
+        return os.path.join(self.root, os.fsdecode(bytes(self.files[whole(split)][index])))
+
+
+def whole(split: str) -> str:
+    """Returns the name under which a split is kept: `val` is short for `validation`."""
+    return "validation" if split == "val" else split
 
 
 class Names:

@@ -1,9 +1,11 @@
 """Image files to pixels: JPEG, PNG, WebP and GIF bytes to RGB uint8."""
 
+import contextlib
 import dataclasses
 import functools
 import io
 import os
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +19,7 @@ from vit_jax.data import jpeg
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif")
 MAX_PIXELS = 100_000_000  # a small file can unfold to gigabytes
+HEADER = 1 << 14  # bytes of a file that mostly hold its header
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Cut: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
@@ -85,6 +88,21 @@ class Encoded:
         return None if turned else frame
 
 
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What the beginning of an image file says.
+
+    Attributes:
+        name: what an error message calls it.
+        height: in pixels, as stored: before it is turned upright.
+        width: likewise.
+    """
+
+    name: str
+    height: int
+    width: int
+
+
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
     """Decodes a JPEG, PNG, WebP or GIF image, of an animation the first frame.
 
@@ -102,9 +120,16 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
     # Pillow skips damage if this is set, by whomever: a truncated picture would pass as a grey one.
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
-    try:
+    with decoding(name):
         image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
         return upright(image, data) if exif and has_exif(data) else image
+
+
+@contextlib.contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Turns what decoders raise into a DecodeError."""
+    try:
+        yield
     except UnidentifiedImageError as error:
         raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG, WebP or GIF file") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
@@ -123,14 +148,20 @@ def has_exif(data: bytes) -> bool:
 
 def decode_jpeg(data: bytes) -> RGB:
     """Decodes JPEG data; one in CMYK goes through Pillow."""
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except KeyError:
-        raise ValueError("damaged JPEG header") from None
+    height, width, colorspace = jpeg_header(data)
     check_size(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return decode_other(data)
     return jpeg.decode(data)
+
+
+def jpeg_header(data: bytes) -> tuple[int, int, str]:
+    """Returns height, width and colour space of JPEG data."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except KeyError:
+        raise ValueError("damaged JPEG header") from None
+    return height, width, colorspace
 
 
 def check_size(height: int, width: int) -> None:
@@ -186,3 +217,34 @@ def read_image(path: str | os.PathLike) -> Encoded:
     except OSError as error:
         raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
     return Encoded(data, path, exif=True)
+
+
+def read_header(path: str) -> Header:
+    """Reads as much of a local image file as its header takes.
+
+    Raises:
+        DecodeError: it is missing or unreadable, of another format, its header is damaged, or it would unfold to too
+            many pixels. Other damage goes unnoticed.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(HEADER)
+            try:
+                height, width = stated_size(data, path)
+            except DecodeError:  # a long header, or a format that is read whole
+                height, width = stated_size(data + file.read(), path)
+    except OSError as error:
+        raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
+    return Header(path, height, width)
+
+
+def stated_size(data: bytes, name: str) -> tuple[int, int]:
+    """Returns the height and width that the header of an image states; see `read_header`."""
+    with decoding(name):
+        if is_jpeg(data):
+            height, width, _ = jpeg_header(data)
+        else:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                height, width = image.height, image.width
+        check_size(height, width)
+        return height, width

@@ -39,6 +39,8 @@ class Source:
         stamp: (whole split, positions) -> a short text that differs when the files there changed since, their names
             being the same; None where the digest says what there is.
         label: (whole split, position) -> label, where it is known without reading the image; else None.
+        header: (whole split, position) -> what the image's header says, where it lies in a local file of its own; else
+            None.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Source:
     max_labels: int | None = None
     stamp: Callable[[str, Sequence[int]], str] | None = None
     label: Callable[[str, int], Label] | None = None
+    header: Callable[[str, int], images.Header] | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -63,6 +66,15 @@ class Source:
         """
         image, label = self.read(*splits.locate(self.parts, int(index)))
         return {"image": image, "label": label}
+
+    def read_header(self, index: int) -> images.Header:
+        """Returns what the header of the image says, where `header` is given.
+
+        Raises:
+            DecodeError: the file is unreadable.
+        """
+        assert self.header
+        return self.header(*splits.locate(self.parts, index))
 
     @property
     def fingerprint(self) -> str:
@@ -181,7 +193,9 @@ def open_folder(origin: Origin, name: str, split: str) -> Source:
     parts = tuple(splits.select(split, opened.counts))
     names = opened.class_names
     details = len(names), names, opened.digest
-    return Source("folder", parts, opened.read, *details, stamp=opened.stamp, label=opened.label)
+    return Source(
+        "folder", parts, opened.read, *details, stamp=opened.stamp, label=opened.label, header=opened.headers()
+    )
 
 
 def open_records(origin: Origin, name: str, split: str) -> Source:

@@ -1,15 +1,17 @@
 """Preprocessing: a pipe of named ops, as big_vision writes it, from a decoded image to the array a model reads.
 
 `inception_crop({resolution})|flip_lr|value_range(-1,1)` is parsed when the config is read, strictly, and its text is
-stored with every exported model. The pixels are those of the authors' TensorFlow ops. An op takes the image, uint8, a
-generator from which only the random ones draw, and the arguments that the pipe gives. One that cuts may come first
-on an image not decoded yet: then no more is decoded than it needs.
+stored with every exported model, with numbers for `{resolution}` and `{resolution*256/224}`. The pixels are those of
+the authors' TensorFlow ops. An op takes the image, uint8, a generator from which only the random ones draw, and the
+arguments that the pipe gives. One that cuts may come first on an image not decoded yet: then no more is decoded than it
+needs.
 """
 
 import ast
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from vit_jax.data import augment, resizing
 from vit_jax.data.images import RGB, Cut, Encoded
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
+Known: TypeAlias = int | tuple[int, int] | None  # of an image's size: the shorter side; (height, width); nothing
 Generator: TypeAlias = np.random.Generator
 
 
@@ -181,6 +184,16 @@ class Preprocess:
             image = op(image, rng)
         return image
 
+    def fault(self, height: int, width: int) -> str | None:
+        """Returns why an image of this size is too small, or None."""
+        shape: Known = (height, width)
+        try:
+            for op in self.ops:
+                shape = output_shape(shape, op.func.__name__, op.keywords)
+        except UserError as error:
+            return str(error)
+        return None
+
     def __call__(self, image: RGB | Encoded, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
         """Runs all ops; raises as `levels`."""
         return value_range(self.levels(image, rng), rng, *self.value_range)
@@ -191,23 +204,23 @@ def parse(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
 
     Args:
         pipe: the text; a leading `decode` is accepted and does nothing.
-        resolution: what replaces `{resolution}`, in pixels.
+        resolution: what replaces `{resolution}`, in pixels; see `fill`.
         fast: whether bilinear resizing may be off by a grey level, and take less time.
 
     Raises:
-        UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, or the last op is
-            not value_range.
+        UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, a crop is larger than
+            any image that comes to it, or the last op is not value_range.
     """
-    text = pipe.replace("{resolution}", str(resolution))
+    text = fill(pipe, resolution)
     parts = [part.strip() for part in text.split("|")]
     calls = [parse_op(part, text) for part in (parts[1:] if parts[0] == "decode" else parts)]
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
         raise UserError(f"the preprocessing {text!r} must end with its only value_range, such as value_range(-1,1)")
-    shape = None
+    shape: Known = None
     for name, arguments in calls:
         shape = output_shape(shape, name, arguments)
-    if shape is None:
+    if not isinstance(shape, tuple):
         raise UserError(
             f"the preprocessing {text!r} gives images of different sizes; "
             f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
@@ -217,6 +230,18 @@ def parse(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
     ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
     low, high = calls[-1][1].values()
     return Preprocess(text, (*shape, 3), tuple(ops), (float(low), float(high)))
+
+
+def fill(pipe: str, resolution: int) -> str:
+    """Returns the pipe with numbers for `{resolution}` and for multiples of it such as `{resolution*256/224}`, which
+    are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.
+    """
+
+    def size(found: re.Match) -> str:
+        numerator, denominator = int(found[1] or 1), int(found[2] or 1)
+        return str((2 * resolution * numerator + denominator) // (2 * denominator))
+
+    return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", size, pipe)
 
 
 def quicker(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -288,15 +313,25 @@ def options(op: str) -> dict[str, Any]:
     return {name: option.default for name, option in list(inspect.signature(OPS[op]).parameters.items())[2:]}
 
 
-def output_shape(shape: tuple[int, int] | None, name: str, arguments: dict[str, Any]) -> tuple[int, int] | None:
-    """Returns the (height, width) that an op gives; None: as large as the image happens to be."""
+def output_shape(shape: Known, name: str, arguments: dict[str, Any]) -> Known:
+    """Returns what is known of the size that an op gives, from what is known of the image that it is given.
+
+    Raises:
+        UserError: it is a crop, and larger than any such image.
+    """
     if name == "resize_small":
-        return shape and small_size(*shape, arguments["size"])
+        return small_size(*shape, arguments["size"]) if isinstance(shape, tuple) else arguments["size"]
     if "size" not in arguments:
         return shape
     size = pair(arguments["size"])
-    if shape and name in ("central_crop", "random_crop"):
-        check_fits(*size, *shape)
+    if name in ("central_crop", "random_crop"):
+        if isinstance(shape, tuple):
+            check_fits(*size, *shape)
+        elif shape and min(size) > shape:
+            raise UserError(
+                f"a crop of {size[0]} x {size[1]} pixels does not fit into an image whose shorter side has {shape}; "
+                "put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
+            )
     return size
 
 

@@ -14,19 +14,22 @@ STRATEGIES: dict[str, Change] = {
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
 KEPT = 0.2  # of what a step needs besides its state, with remat=full; a guess
-MOST_ADVICE, MOST_FIT = 5, 8  # compilations
+MOST_ADVICE, MOST_FIT, MOST_EVAL = 5, 8, 2  # compilations
 CLOSE = 16  # a batch is the largest if one larger by a part in so many does not fit
 
 
 def advise(facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
     """Returns the first change, of those that cost the least speed, with which a program fits, and what it then needs;
-    None if none of those tried does, the last of all among them.
+    None if none of those tried does, the last of all among them. An evaluation step that does not fit gets a smaller
+    batch of its own.
 
     Args:
-        facts: of the program, which does not fit.
+        facts: of the program, of which the step or the evaluation step does not fit.
         hbm: bytes of a device.
         compile: tells of the program with a change.
     """
+    if "needed_bytes" not in facts:
+        return _with_smaller_evaluation({}, facts, hbm, compile)
     changes = list(candidates(facts))
     tried = [change for change, guess in changes if guess <= hbm][: MOST_ADVICE - 1]
     tried += [change for change, _ in changes[-1:] if change not in tried]
@@ -34,6 +37,22 @@ def advise(facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | N
         found = compile(change)
         if found["fits"]:
             return change, found
+        if "needed_bytes" not in found and (more := _with_smaller_evaluation(change, found, hbm, compile)):
+            return more
+    return None
+
+
+def _with_smaller_evaluation(change: Change, facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
+    """Returns a change with the largest `batch_eval`, by halves, with which the evaluation step fits too."""
+    evaluation, state = facts["evaluation"], facts["state_bytes"]
+    images, rest = evaluation["images_per_device"], needs(evaluation) - state
+    copies = evaluation["batch"] // images
+    halves = [images >> n for n in range(1, images.bit_length())]
+    for fewer in [fewer for fewer in halves if state + rest * fewer / images <= hbm][:MOST_EVAL]:
+        more = change | {"batch_eval": str(fewer * copies)}
+        found = compile(more)
+        if found["fits"]:
+            return more, found
     return None
 
 
@@ -75,8 +94,8 @@ def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
 
 
 def needs(facts: Facts) -> int:
-    """Returns the bytes of a device that a program needs, whether it fits or not."""
-    return facts["peak_bytes"] if facts["fits"] else facts["needed_bytes"]
+    """Returns the bytes of a device that a step needs, whether it fits or not."""
+    return facts["needed_bytes"] if "needed_bytes" in facts else facts["peak_bytes"]
 
 
 def held(facts: Facts) -> int:

@@ -50,10 +50,34 @@ def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str,
     facts["memory_bytes"] = targets.memory(target, devices)
     facts |= describe(config, program)
     yield facts
-    facts |= compiled(program, target, inference)
-    if facts["fits"] and facts["peak_bytes"] > facts["memory_bytes"]:  # compilers for what is here do not look
-        facts |= {"fits": False, "needed_bytes": facts["peak_bytes"]}
-    yield facts
+    state, places = program.state, program.state_shardings
+    if inference:
+        images = program.batch["image"]
+        facts |= compiled(program, program.predict, (state.params, images), places.params, target)
+    else:
+        facts |= compiled(program, program.train_step, (state, program.batch), places, target)
+        facts["evaluation"] = evaluation(program, target, facts["state_bytes"] - facts["parameter_bytes"])
+    parts = [facts, facts["evaluation"]] if "evaluation" in facts else [facts]
+    for part in parts:
+        if part["fits"] and part["peak_bytes"] > facts["memory_bytes"]:  # compilers for what is here do not look
+            part |= {"fits": False, "needed_bytes": part["peak_bytes"]}
+    yield facts | {"fits": all(part["fits"] for part in parts)}
+
+
+def evaluation(program: Program, target: str, kept: int) -> dict[str, Any]:
+    """Returns what the compiler tells of the evaluation step: of one device, with what training keeps there besides.
+
+    Args:
+        program: that of the run.
+        target: see `targets.devices`.
+        kept: bytes of the training state that the step is not given.
+    """
+    batch = program.eval_batch
+    found = compiled(program, program.eval_step, (program.state.params, batch), program.state_shardings.params, target)
+    rows = batch["image"].shape[0]
+    facts = {"batch": rows, "images_per_device": program.batch_sharding.shard_shape((rows,))[0]}
+    facts |= {key: found[key] + kept for key in ("peak_bytes", "needed_bytes") if key in found}
+    return facts | {key: found[key] for key in ("fits", "compile_seconds", "remembered")}
 
 
 def describe(config: Any, program: Program) -> dict[str, Any]:
@@ -87,16 +111,16 @@ def _bytes(shapes: Any, places: Any) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def compiled(program: Program, target: str, inference: bool) -> dict[str, Any]:
-    """Returns what the compiler tells of the train step, or of a prediction: of one device and one step."""
-    function: Any  # jitted
-    arguments: tuple[Any, ...]
-    if inference:
-        function, arguments = program.predict, (program.state.params, program.batch["image"])
-        places = program.state_shardings.params
-    else:
-        function, arguments = program.train_step, (program.state, program.batch)
-        places = program.state_shardings
+def compiled(program: Program, function: Any, arguments: tuple[Any, ...], places: Any, target: str) -> dict[str, Any]:
+    """Returns what the compiler tells of one of the program's jitted functions: of one device and one call.
+
+    Args:
+        program: that the function belongs to.
+        function: jitted.
+        arguments: shapes of what it takes.
+        places: placement of the first of them.
+        target: see `targets.devices`.
+    """
     traced = function.trace(*arguments)
     lowered = traced.lower()
     counted = {"flops": 2 * flops.products(traced.jaxpr.jaxpr) / program.mesh.devices.size}

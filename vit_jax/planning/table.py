@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.planning.advice import held
+from vit_jax.planning.advice import held, needs
 from vit_jax.planning.ask import axes
 
 ESTIMATE = "compiler estimate"
@@ -30,11 +30,15 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "parameters", amount(plan["parameter_bytes"])
     if not plan["inference"]:
         yield "optimizer, average", amount(plan["state_bytes"] - plan["parameter_bytes"])
-    if not plan["fits"]:
-        yield "needed", f"{amount(plan['needed_bytes'])} of {amount(plan['memory_bytes'])}"
+    if "needed_bytes" not in plan:
+        yield "activations, gradients", amount(plan["peak_bytes"] - held(plan))
+    yield needed(plan), f"{amount(needs(plan))} of {amount(plan['memory_bytes'])}"
+    if "evaluation" in plan:
+        step = plan["evaluation"]
+        of = f"{amount(needs(step))} of {amount(plan['memory_bytes'])}, {step['images_per_device']:,} images a chip"
+        yield f"{needed(step)}, evaluation", of
+    if "needed_bytes" in plan:
         return
-    yield "activations, gradients", amount(plan["peak_bytes"] - held(plan))
-    yield "peak", f"{amount(plan['peak_bytes'])} of {amount(plan['memory_bytes'])}"
     yield "FLOPs of matmuls", f"{plan['flops']:.4g}"
     if plan["compiler_flops"]:
         yield "FLOPs, compiler's", f"{plan['compiler_flops']:.4g}"
@@ -58,6 +62,11 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if plan.get("paper_tpuv3_core_days"):
         days = plan["paper_tpuv3_core_days"]
         yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
+
+
+def needed(facts: dict[str, Any]) -> str:
+    """Returns what the memory that a step needs is called."""
+    return "needed" if "needed_bytes" in facts else "peak"
 
 
 def notes(plan: dict[str, Any]) -> Iterator[str]:
