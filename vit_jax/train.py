@@ -73,6 +73,8 @@ def train(
         guard.at("beginning")
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
+        if start < end:
+            evals.check_fits(program, state.weights)
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
