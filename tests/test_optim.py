@@ -1,5 +1,6 @@
 """Schedules and optimizers, against their formulas."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +72,21 @@ def test_weight_decay_is_decoupled(config, decays, factor, amount):
     bias = 4.0 * (1 - amount) if decays == "all" else 4.0
     np.testing.assert_allclose(params["dense1"]["bias"], bias, rtol=1e-6)
     np.testing.assert_allclose(params["cls"], 3.0 * (1 - amount if decays == "all" else 1) + 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "rsqrt", "constant"])
+@pytest.mark.parametrize("factor", ["rate", "schedule"])
+def test_a_rate_of_zero_leaves_the_decay_by_schedule(config, kind, factor):
+    config.base_lr, config.decay_type, config.linear_end, config.warmup_steps = 0.0, kind, 0.0, 2
+    config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, "all", factor
+    decayed = updated(config, 4)
+    config.base_lr = 1.0
+    schedule = optim.make_schedule(config)
+    expected = np.prod([1 - 0.1 * schedule(step) for step in range(4)]) if factor == "schedule" else 1.0
+    assert factor == "rate" or expected < 0.8
+    chex.assert_trees_all_close(decayed, jax.tree.map(lambda leaf: leaf * expected, PARAMS), rtol=1e-6)
+    config.base_lr, config.linear_end = 0.0, 1e-5
+    assert optim.make_schedule(config)(50) == 0
 
 
 def test_momentum_and_clipping(config):

@@ -8,9 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 
+import vit_jax
+from tests.conftest import ROOT
 from tests.test_pod import everywhere, make_pods
 from vit_jax import UserError, lease, preflight, program, train
 from vit_jax.together import alone
@@ -61,6 +65,36 @@ def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
     )
     calls = [lambda pod=pod: preflight.agree(pod.share, own) for pod in four]
     assert errors(calls) == [None] * 4
+
+
+def test_hosts_with_another_source_differ(prepared, tmp_path):
+    package = Path(vit_jax.__file__).parent
+    copy = shutil.copytree(package, tmp_path / "vit_jax", ignore=shutil.ignore_patterns("__pycache__"))
+    own = preflight.source_digest(package)
+    assert preflight.source_digest(copy) == own
+    (copy / "stale.pyc").write_bytes(b"compiled")
+    assert preflight.source_digest(copy) == own
+    config, info, made = prepared
+    assert preflight.facts(config, info, made.mesh, "w")["the source of vit_jax"] == own
+    found = {own}
+    for name in ("step.py", "models/vit.py", "interop/published.csv", "interop/imagenet2012.txt"):
+        with (copy / name).open("a") as file:
+            file.write("\n")
+        found.add(preflight.source_digest(copy))
+    (copy / "step.py").rename(copy / "steps.py")
+    found.add(other := preflight.source_digest(copy))
+    assert len(found) == 6
+    calls = [
+        lambda pod=pod, one=one: preflight.agree(pod.share, {"the source of vit_jax": one})
+        for pod, one in zip(make_pods(3), (own, other, own), strict=True)
+    ]
+    [sentence] = set(errors(calls))
+    assert f"the hosts differ: the source of vit_jax is {other} on host 1, {own} on hosts 0 and 2. Start" in sentence
+
+
+def test_the_source_is_all_that_the_package_ships():
+    [patterns] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"].values()
+    assert {f"*{suffix}" for suffix in preflight.SHIPPED} == {"*.py", *patterns}
 
 
 def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatch):

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, banner, data, evals, optim, settings, sharding, tree
+from vit_jax import UserError, banner, data, evals, models, optim, settings, sharding, tasks, tree
 from vit_jax.program import make_program
 from vit_jax.step import Update
 
@@ -81,6 +82,22 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
     assert set(changed) - counters == {"step", "skips"} and len(counters) == 2  # the schedule keeps to the step
     state, metrics = program.train_step(state, good)
     assert metrics["train/skips"] == 0 and np.isfinite(metrics["train/loss"])
+
+
+def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
+    tiny.base_lr, tiny.warmup_steps = 1e39, 0  # infinite in float32
+    tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0
+    config = settings.resolve(tiny)
+    task, schedule = tasks.make(config, 10), optim.make_schedule(config)
+    update = Update(models.create("ViT-mu/16"), task, optim.make(config), schedule, 0, accum_steps=1, ema_decay=0.9)
+    loss_and_grads = (jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
+    monkeypatch.setattr(Update, "loss_and_grads", lambda *args: loss_and_grads)
+    state = update.start({"kernel": jnp.array([2.0, 3.0])})
+    after, metrics = update(state, {"image": jnp.zeros((2, 16, 16, 3)), "label": jnp.zeros(2, jnp.int32)})
+    assert np.isfinite(metrics["norm/grads"]) and np.isnan(metrics["norm/updates"]) and metrics["train/skips"] == 1
+    assert after.step == 1 and after.skips == 1
+    chex.assert_trees_all_close((after.params, after.ema), (state.params, state.ema))
+    chex.assert_tree_all_finite(after)
 
 
 def test_the_moving_average_follows_the_parameters(tiny):

@@ -20,30 +20,37 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
     With progress p = clip((step - warmup) / (total - warmup), 0, 1):
     cosine is base (1 + cos(pi p)) / 2; linear is end + (base - end)(1 - p); rsqrt is
     base / sqrt((step + timescale - warmup) / timescale); each is multiplied by min(1, step / warmup), and rsqrt and
-    constant also by min(1, (total - step) / cooldown).
+    constant also by min(1, (total - step) / cooldown). With base 0 the rate is 0.
     Source: the release's schedules (cosine, linear) and big_vision's (rsqrt with cooldown).
     """
-    base, total, warmup = config.base_lr, config.total_steps, config.warmup_steps
-    timescale, cooldown, end = config.rsqrt_timescale, config.cooldown_steps, config.linear_end
+    base, shape = config.base_lr, _schedule_shape(config)
+    return lambda step: base * shape(step)
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+
+def _schedule_shape(config: ConfigDict) -> optax.Schedule:
+    """Returns the learning rate as a multiple of `base_lr`, which may be 0."""
+    total, warmup = config.total_steps, config.warmup_steps
+    timescale, cooldown = config.rsqrt_timescale, config.cooldown_steps
+    end = config.linear_end / config.base_lr if config.base_lr else 0.0
+
+    def shape(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
         if config.decay_type == "cosine":
-            rate = base * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+            multiple = 0.5 * (1 + jnp.cos(jnp.pi * progress))
         elif config.decay_type == "linear":
-            rate = end + (base - end) * (1 - progress)
+            multiple = end + (1 - end) * (1 - progress)
         elif config.decay_type == "rsqrt":
-            rate = base / jnp.sqrt(jnp.maximum(step + timescale - warmup, timescale) / timescale)
+            multiple = 1 / jnp.sqrt(jnp.maximum(step + timescale - warmup, timescale) / timescale)
         else:
-            rate = jnp.full((), base, jnp.float32)
+            multiple = jnp.ones((), jnp.float32)
         if warmup:
-            rate *= jnp.minimum(1.0, step / warmup)
+            multiple *= jnp.minimum(1.0, step / warmup)
         if cooldown and config.decay_type in ("rsqrt", "constant"):
-            rate *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
-        return rate
+            multiple *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
+        return multiple
 
-    return schedule
+    return shape
 
 
 def make(config: ConfigDict) -> optax.GradientTransformation:
@@ -51,10 +58,13 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
 
     Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
     the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
-    big_vision. The state has the same structure whatever decays and however.
+    big_vision; with `base_lr` 0 too. The state has the same structure whatever decays and however.
     """
-    schedule, factors = make_schedule(config), rates(config)
-    base = 1.0 if config.optim.decay_factor == "rate" else config.base_lr
+    factors = rates(config)
+    if config.optim.decay_factor == "rate":
+        base, schedule = 1.0, make_schedule(config)
+    else:
+        base, schedule = config.base_lr, _schedule_shape(config)
     return optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
         _precondition(config),
@@ -63,7 +73,7 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
             config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
         ),
         optax.stateless(lambda updates, _: tree.map_named(lambda name, leaf: leaf * factor(factors, name), updates)),
-        optax.scale_by_schedule(lambda step: -schedule(step) / base),
+        optax.scale_by_schedule(lambda step: -schedule(step)),
     )
 
 

@@ -1,6 +1,7 @@
 """What is looked at on every host before anything is compiled: a minute here is cheaper than an hour of a pod."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,6 +24,7 @@ from vit_jax.lease import Lease
 from vit_jax.together import Share, together
 
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+SHIPPED = (".py", ".csv", ".txt")  # what the package is made of
 PATIENCE = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
@@ -72,6 +74,7 @@ def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[s
         "--workdir": place,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
+        "the source of vit_jax": source_digest(Path(__file__).parent),
         **{f"the version of {name}": importlib.metadata.version(name) for name in VERSIONS},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
@@ -79,6 +82,15 @@ def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[s
         "the examples": str({split: len(source) for split, source in info.opened.items()}),
         "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
     }
+
+
+def source_digest(package: Path) -> str:
+    """Returns a short digest of the names and contents of a package's source and data files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in package.rglob("*") if path.suffix in SHIPPED):
+        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:12]
 
 
 def agree(share: Share, own: dict[str, str]) -> None:

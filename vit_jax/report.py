@@ -40,7 +40,7 @@ class Report:
         """Reads the metrics that are still on the devices; writes them when they are due.
 
         Raises:
-            NonFiniteLoss: more steps in a row than allowed had a loss or gradient that was not finite.
+            NonFiniteLoss: more steps in a row than allowed had a loss, gradient or update that was not finite.
         """
         if self._pending is None:
             return
@@ -55,7 +55,7 @@ class Report:
 
     def _refuse(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"
-        what = f"the loss ({loss}) or a gradient is not finite at step {step} ({batch})"
+        what = f"the loss ({loss}), a gradient or an update is not finite at step {step} ({batch})"
         if skips > self._config.optim.max_nonfinite_skips:
             raise NonFiniteLoss(
                 f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, "

@@ -26,7 +26,7 @@ class TrainState:
         params: float32 parameters.
         opt_state: the optimizer's moments.
         ema: moving average of the parameters, or None when it is off.
-        skips: int32, updates skipped in a row up to now because a loss or a gradient was not finite.
+        skips: int32, updates skipped in a row up to now because a loss, a gradient or an update was not finite.
     """
 
     step: Any
@@ -74,7 +74,8 @@ class Update:
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Makes one step on `image` [batch, height, width, 3] and `label` [batch].
 
-        A step whose loss or gradient is not finite leaves everything but the counters as it was.
+        A step whose loss or gradient is not finite leaves everything but the counters as it was. Where both are finite
+        and an update is not, the values that it would spoil stay as they were, and the step counts as skipped.
         """
         mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         images, targets = self.task.mix(mix_key, batch["image"], self.task.targets(batch["label"]))
@@ -83,7 +84,12 @@ class Update:
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
         changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, changes)
+        # Values are looked at one by one: to wait for the verdict on all would write every update to memory first.
+        params = jax.tree.map(
+            lambda new, old: jnp.where(jnp.isfinite(new), new, old),
+            optax.apply_updates(state.params, changes),
+            state.params,
+        )
         ema = state.ema
         if self.ema_decay:
             ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
@@ -93,7 +99,8 @@ class Update:
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema),
         )
-        skips = jnp.where(finite, 0, state.skips + 1)
+        applied = finite & jnp.isfinite(optax.tree.sum(changes))  # the squares in a norm overflow sooner
+        skips = jnp.where(applied, 0, state.skips + 1)
         metrics = {
             "train/loss": loss,
             "train/lr": self.schedule(state.step),
