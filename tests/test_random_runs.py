@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,8 @@ def configurations(draw):
     """Small runs: the sizes of images, batches, parts and intervals, pipes, optimizers and what is kept."""
     config = smoke.get_config()
     config.model.width, config.model.num_heads, config.model.mlp_dim = 8, 2, 8
-    config.resolution = draw(st.sampled_from([8, 12, 16]))
-    small = draw(st.integers(6, 20))
+    config.resolution = draw(st.sampled_from([8, 8, 12, 16]))
+    small = draw(st.integers(15, 20))
     crops = [f"resize_small({small})|central_crop({{resolution}})", "central_crop({resolution})"]
     pipes = ["resize({resolution})", "inception_crop({resolution})|flip_lr", *crops[:1]]
     config.data.preprocess = f"{draw(st.sampled_from(pipes))}|value_range(-1,1)"
@@ -62,8 +63,8 @@ def configurations(draw):
     config.evals.test.preprocess = f"{tested or default}|value_range(-1,1)"
     config.evals.test.split = draw(st.sampled_from(["test", "test[:5]", "train[:50%]"]))
     config.batch = draw(st.sampled_from([8, 16, 24]))
-    config.accum_steps = draw(st.sampled_from([1, 1, 2, 3]))
-    config.batch_eval = draw(st.sampled_from([None, 8, 16, 20]))
+    config.accum_steps = draw(st.sampled_from([1, config.batch // 8]))
+    config.batch_eval = draw(st.sampled_from([None, 8, 16]))
     config.total_steps = draw(st.integers(3, 7))
     config.warmup_steps = draw(st.integers(0, 2))
     config.eval_every = draw(st.sampled_from([None, 1, 2, 3]))
@@ -94,7 +95,8 @@ def expected(config):
             yield step, False
 
 
-def check(config, place, call, photos):
+def check(config, call, photos):
+    place = sorted(PLACES)[zlib.crc32(config.to_json().encode()) % len(PLACES)]  # hypothesis would favour some
     config.data.source, made = f"folder:{photos}", []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         run, call_report = Path(folder) / "run", report.Report.__call__
@@ -110,7 +112,7 @@ def check(config, place, call, photos):
         except RuntimeError as error:
             assert "injected" in str(error)
             event(f"failed at {place}")
-            lost = max(made) - max(steps(run), default=0)
+            lost = max(made, default=0) - max(steps(run), default=0)
             interval = min(config.checkpoint_every, config.eval_every or config.total_steps)
             # That a save fails is known when it is waited for, at the next one at the latest.
             assert lost <= interval * (2 if place == "background" else 1), (made, steps(run), interval)
@@ -119,14 +121,14 @@ def check(config, place, call, photos):
         assert steps(run)[-1] == config.total_steps and (run / "model.npz").exists()
 
 
-@given(config=configurations(), place=st.sampled_from(sorted(PLACES)), call=st.integers(2, 5))
+@given(config=configurations(), call=st.integers(1, 3))
 @settings(max_examples=3, **SOME)
-def test_some_runs(config, place, call, photos):
-    check(config, place, call, photos)
+def test_some_runs(config, call, photos):
+    check(config, call, photos)
 
 
 @pytest.mark.slow
-@given(config=configurations(), place=st.sampled_from(sorted(PLACES)), call=st.integers(2, 5))
+@given(config=configurations(), call=st.integers(1, 3))
 @settings(max_examples=30, **SOME)
-def test_many_runs(config, place, call, photos):
-    check(config, place, call, photos)
+def test_many_runs(config, call, photos):
+    check(config, call, photos)

@@ -74,6 +74,7 @@ def train(
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
         if start < end:
+            guard.at("trying the evaluation step")
             evals.check_fits(program, state.weights)
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
