@@ -150,7 +150,7 @@ def test_the_largest_config_takes_a_step_at_reduced_depth():
 
 
 def test_frozen_parameters_stay_and_cost_nothing(tiny):
-    tiny.optim.rates, tiny.grad_norm_clip = "head/.*=1,.*=0", None
+    tiny.optim.rates, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
     program = build(tiny)
     before = tree.flatten(jax.device_get(program.init(jax.random.key(0), {}).params))
     state = program.init(jax.random.key(0), {})
@@ -172,6 +172,8 @@ def test_images_with_several_labels(tiny):
         build(tiny)
     tiny.task.loss = "sigmoid"
     tiny.mesh.data = 8
+    tiny.model.depth = 1
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0  # they only take long to compile
     program = build(tiny, devices=8)
     assert program.batch["label"].shape == (16, 3)
     images = np.random.default_rng(0).normal(size=program.batch["image"].shape).astype(np.float32)
