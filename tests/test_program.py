@@ -106,8 +106,7 @@ def test_the_moving_average_follows_the_parameters(tiny):
     for batch in batches(program, 3):
         state, _ = program.train_step(state, batch)
         expected = jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, expected, jax.device_get(state.params))
-    for name, leaf in tree.flatten(state.weights).items():
-        np.testing.assert_allclose(leaf, tree.flatten(expected)[name], rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(state.weights, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_predict_is_the_model_without_dropout(tiny):
