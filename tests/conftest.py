@@ -27,7 +27,19 @@ from configs import base, smoke
 gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
 # These take longest and come first, lest one of the workers ends long after the other.
-LONGEST = ["pods", "docs", "remote", "train", "models", "interop", "program", "sharding", "sweep", "checkpoint"]
+LONGEST = [
+    "pods",
+    "docs",
+    "remote",
+    "train",
+    "models",
+    "interop",
+    "program",
+    "sharding",
+    "sweep",
+    "checkpoint",
+    "benchmarks",
+]
 
 
 def pytest_collection_modifyitems(items):

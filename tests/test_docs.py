@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import faults, input, load, loader, overhead, plans, train_step
-from configs import base, smoke
+from configs import base
 from tests.conftest import ROOT, write_tfds
 from vit_jax import convert, evaluate, guard, limits, main, pack, plan, pod, predict, settings, sweep
 from vit_jax.planning import compiler
@@ -39,7 +39,7 @@ DRY = {
     "-imagenet21k": "needs a download",
 }
 
-MODULES = {
+OURS = {
     "vit_jax.main": main,
     "vit_jax.convert": convert,
     "vit_jax.evaluate": evaluate,
@@ -47,6 +47,8 @@ MODULES = {
     "vit_jax.plan": plan,
     "vit_jax.predict": predict,
     "vit_jax.sweep": sweep,
+}
+BENCHMARKS = {
     "benchmarks.faults": faults,
     "benchmarks.input": input,
     "benchmarks.load": load,
@@ -55,6 +57,7 @@ MODULES = {
     "benchmarks.plans": plans,
     "benchmarks.train_step": train_step,
 }
+MODULES = OURS | BENCHMARKS  # test_benchmarks runs those of the second
 
 
 def headed(heading):
@@ -102,61 +105,60 @@ def test_what_is_only_dry_run_is_listed():
     assert "What needs a cloud or a download is dry-run by the tests" in README
 
 
-def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
-    for module in (guard, pod):
-        monkeypatch.setattr(module, "join", pod.Pod)
-    monkeypatch.setattr(overhead, "cifar10", smoke)  # it compiles sooner
-    monkeypatch.setattr(plan, "ask", lambda words, *_: [*compiler.answer([*words, *TINY], "cpu", inference=True)][-1])
-    monkeypatch.setattr(plans, "TABLE_6", plans.TABLE_6[:1])
-    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+def write_photos(folder):
+    """Writes photos/{cat,dog}/<number>.jpg and one more, photo.png."""
     random = np.random.default_rng(0)
     for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
+        (folder / "photos" / name).mkdir(parents=True)
         for i in range(20):
             pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-    shutil.copy(ROOT / "tests" / "data" / "parity" / "google_vit_in21k_tanh.npz", tmp_path / "pretrained.npz")
-    write_tfds(tmp_path / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20})
-    ran = []
-    for line in LINES:
-        if any(word in line for word in DRY):
-            continue
-        for name, *words in commands(line):
-            if name in ("vit_jax.main", "vit_jax.sweep"):
-                words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
-                words += SHORT[1:] if "total_steps=0" in line else SHORT
-                words += PHOTOS if "photos" in line else CIFAR if "cifar" in line else []
-            if name == "benchmarks.input":
-                words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
-            if name == "benchmarks.loader":
-                words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
-                loader.main([name, *words, "--workers=0"])
-                words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
-            if name == "benchmarks.faults":
-                words = ["--only=none"]
-            if name == "benchmarks.plans":
-                words = ["--only=exaflops"]
-            if name == "benchmarks.overhead":
-                words = ["--source=digits", "--rounds=1", "--steps=1"]
-            if name == "benchmarks.load":
-                words = ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"]
-            if name == "benchmarks.train_step":
-                words = ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"]
-            assert not MODULES[name].main([name, *words])
-            ran.append(name)
-    assert ran.count("vit_jax.main") == 12
-    assert {"vit_jax.convert", "vit_jax.evaluate", "vit_jax.pack", "vit_jax.predict", "vit_jax.sweep"} <= set(ran)
-    assert '"test/accuracy"' in capsys.readouterr().out
+            Image.fromarray(pixels).save(folder / "photos" / name / f"{i}.jpg")
+    Image.fromarray(pixels).save(folder / "photo.png")
 
+
+HERE = [line for line in LINES if not any(word in line for word in DRY)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what a reader has, in which the commands are run one after the other."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    write_photos(folder)
+    shutil.copy(ROOT / "tests" / "data" / "parity" / "google_vit_in21k_tanh.npz", folder / "pretrained.npz")
+    write_tfds(folder / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20})
+    return folder
+
+
+@pytest.fixture
+def reader(place, monkeypatch):
+    """Whoever types the commands there; absent chips are compiled for as if they were CPUs."""
+    monkeypatch.chdir(place)
+    for module in (guard, pod):
+        monkeypatch.setattr(module, "join", pod.Pod)
+    monkeypatch.setattr(plan, "ask", lambda words, *_: [*compiler.answer([*words, *TINY], "cpu", inference=True)][-1])
+    monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
+
+
+@pytest.mark.parametrize("line", [line for line in HERE if any(name in OURS for name, *_ in commands(line))])
+def test_a_reader_who_pastes_everything(reader, line, capsys):
+    for name, *words in commands(line):
+        if name in ("vit_jax.main", "vit_jax.sweep"):
+            words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
+            words += SHORT[1:] if "total_steps=0" in line else SHORT
+            words += PHOTOS if "photos" in line else CIFAR if "cifar" in line else []
+        assert not OURS[name].main([name, *words])
+        if name == "vit_jax.evaluate":
+            assert '"test/accuracy"' in capsys.readouterr().out
+
+
+def test_code_of_a_reader_who_pasted_everything(reader, place):
     scope = {}
     for code in [text for language, text in BLOCKS if language == "python"]:
         exec(code, scope)
-    assert (tmp_path / "copy.npz").exists() and scope["source"].field("resolution") == 48
+    assert (place / "copy.npz").exists() and scope["source"].field("resolution") == 48
     assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
-    assert scope["model"].spec.position.resolution == 384 and (tmp_path / "model.npz").exists()
+    assert scope["model"].spec.position.resolution == 384 and (place / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
 
 
@@ -171,6 +173,11 @@ def test_the_limits_of_the_page_are_those_of_the_code():
         ("for a bucket's answer", limits.SECONDS),
     ]
     assert guard.Guard.limit == base.get_config().stall_limit
+
+
+def test_every_program_is_shown():
+    ran = [name for line in HERE for name, *_ in commands(line)]
+    assert ran.count("vit_jax.main") == 12 and set(ran) == set(MODULES)
 
 
 def test_links_lead_somewhere():

@@ -5,6 +5,7 @@ import json
 import shutil
 import zipfile
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,10 +41,6 @@ def errors(model, params, name):
         logits, out = jax.jit(model.apply)(params, expected["images"])
     pairs = ((logits, expected["logits"]), (out["pre_logits"], expected["pre_logits"]))
     return [float(abs(np.asarray(ours) - theirs).max() / abs(theirs).max()) for ours, theirs in pairs]
-
-
-def equal(a, b):
-    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
 def arrays_of(path):
@@ -92,7 +89,7 @@ def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, 
         np.testing.assert_array_equal(back["cls"], params["cls"] + params["position"][0])
         assert max(errors(again, back, name)) < 2e-6
     else:
-        assert equal(back, params)
+        chex.assert_trees_all_equal(back, params)
 
 
 @pytest.mark.parametrize("name", sorted(HERE - {"big_vision_gap_scan"}))  # blocks are written one by one
@@ -124,13 +121,13 @@ def test_names_of_files_do_not_matter_but_their_content(changed):
             return nested | {"opt/state/step": np.int32(7), "opt/state/cls/grad_ema": arrays.popitem()[1]}
 
         model, params = vit_jax.load(changed(name, nest))
-        assert equal(params, load(name)[1])
+        chex.assert_trees_all_equal(params, load(name)[1])
         assert max(errors(model, params, name)) < 2e-6
 
 
 def test_a_file_may_have_any_name(tmp_path):
     path = shutil.copy(fixture("google_vit_in21k_tanh"), tmp_path / "ViT-B_16.npz?download=true")
-    assert equal(vit_jax.load(path)[1], load("google_vit_in21k_tanh")[1])
+    chex.assert_trees_all_equal(vit_jax.load(path)[1], load("google_vit_in21k_tanh")[1])
 
 
 def test_old_positions_of_big_vision_have_a_row_for_the_class_token(changed):
@@ -158,7 +155,7 @@ def test_kinds_of_numbers(changed):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(varied))
     np.testing.assert_array_equal(varied["head"]["bias"], params["head"]["bias"].astype(np.float16))
     np.testing.assert_array_equal(varied["pre_logits"]["bias"], params["pre_logits"]["bias"].astype(jnp.bfloat16))
-    assert equal([varied["cls"], varied["head"]["kernel"]], [params["cls"], params["head"]["kernel"]])
+    chex.assert_trees_all_equal([varied["cls"], varied["head"]["kernel"]], [params["cls"], params["head"]["kernel"]])
 
 
 def test_names_every_array_that_does_not_fit(changed):
@@ -215,7 +212,8 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
         vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
     vit_jax.save(tmp_path / "x.npz", model, params)
     again, back = vit_jax.load(tmp_path / "x.npz")
-    assert again == model and equal(back, params)
+    assert again == model
+    chex.assert_trees_all_equal(back, params)
 
 
 @pytest.mark.parametrize(("count", "first", "loss"), [(1000, "tench", "softmax"), (21843, "organism", "sigmoid")])
@@ -253,7 +251,7 @@ def test_convert(tmp_path, capsys):
     assert capsys.readouterr().out == f"{target}: google layout, ViT/8, 64x64 pixels\n"
     model, params = vit_jax.load(target)
     assert model.field("resolution") == 64
-    assert equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
+    chex.assert_trees_all_equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
     with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
         convert.main(["convert", source, target, "--layout=googel"])
     with pytest.raises(UserError, match="is the source itself"):

@@ -4,6 +4,7 @@ import multiprocessing
 import threading
 import time
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -63,11 +64,7 @@ def take(count: int, rows=None, source=None, **options):
 
 
 def assert_same(some, others):
-    assert len(some) == len(others)
-    for one, other in zip(some, others, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]))
+    chex.assert_trees_all_equal(jax.device_get(some), jax.device_get(others))
 
 
 @pytest.mark.parametrize("hosts", [2, 4])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -89,10 +90,6 @@ def gradients(model, params, images, key=None):
     return jax.jit(jax.grad(lambda p: (model.apply(p, images, key)[0] ** 2).sum()))(params)
 
 
-def assert_trees_close(a, b, **tolerance):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
-
-
 # Numbers.
 
 
@@ -146,7 +143,7 @@ def test_parameter_names_and_shapes():
         "head/kernel": (32, 7),
         "head/bias": (7,),
     }
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    chex.assert_type(jax.tree.leaves(params), jnp.float32)
 
 
 def test_initial_values_are_as_published():
@@ -206,16 +203,16 @@ def plainly_trained():
 def test_scan_and_remat_change_nothing(fields, plainly_trained):
     """With dropout and stochastic depth, from the same key."""
     for found, expected in zip(trained(**fields), plainly_trained, strict=True):
-        assert_trees_close(found, expected, rtol=1e-4, atol=1e-4)
+        chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_implementations_agree():
     models = [tiny(attention=attention, depth=1) for attention in ("heads_first", "tokens_first")]
     params = params_of(models[0])
     a, b = (apply(model, params, images_of(), capture=("attention",)) for model in models)
-    assert_trees_close(a, b, rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-5)
     a, b = (gradients(model, params, images_of()) for model in models)
-    assert_trees_close(a, b, rtol=1e-4, atol=1e-3)
+    chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-3)
 
 
 def assert_same_gradients(ours, plain, *arguments):
@@ -227,7 +224,7 @@ def assert_same_gradients(ours, plain, *arguments):
         cotangents = [jax.random.normal(key, x.shape) for key, x in zip(keys, jax.tree.leaves(outputs), strict=True)]
         return outputs, transpose(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))
 
-    assert_trees_close(gradients_of(ours), gradients_of(plain), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(gradients_of(ours), gradients_of(plain), rtol=1e-4, atol=1e-5)
 
 
 def test_written_out_gradients_equal_derived_ones():
@@ -251,7 +248,7 @@ def test_bfloat16_is_close_to_float32(attention):
     assert out["blocks"].dtype == out["tokens"].dtype == jnp.bfloat16
     assert logits.dtype == out["attention"].dtype == out["pre_logits"].dtype == jnp.float32
     grads = jax.eval_shape(jax.grad(lambda params: model.apply(params, images_of())[0].sum()), params)
-    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+    chex.assert_type(jax.tree.leaves(grads), jnp.float32)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -354,9 +351,9 @@ def test_intermediates(pooling, position):
     params = params_of(model)
     logits, out = apply(model, params, images_of(), capture=("attention",))
     tokens = 16 + (pooling == "token")
-    assert logits.shape == (4, 7) and out["pre_logits"].shape == (4, 32)
-    assert out["tokens"].shape == (4, tokens, 32) and out["blocks"].shape == (2, 4, tokens, 32)
-    assert out["attention"].shape == (2, 4, 2, tokens, tokens)
+    chex.assert_shape([logits, out["pre_logits"]], [(4, 7), (4, 32)])
+    chex.assert_shape([out["tokens"], out["blocks"]], [(4, tokens, 32), (2, 4, tokens, 32)])
+    chex.assert_shape(out["attention"], (2, 4, 2, tokens, tokens))
     np.testing.assert_allclose(out["attention"].sum(-1), 1, rtol=1e-5)
     assert set(jax.eval_shape(model.apply, params, images_of())[1]) == {"tokens", "pre_logits", "blocks"}
     assert ("cls" in params) == (pooling == "token") and ("position" in params) == (position == "learned")

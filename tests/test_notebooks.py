@@ -13,6 +13,7 @@ import tomllib
 import types
 import zipfile
 
+import jax
 import nbformat
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_every_cell_runs_and_draws(path, photos, tmp_path, monkeypatch):
     settings = {"workdir": str(tmp_path / "run")}
     if path.stem == "finetune":
         model = vit_jax.create("ViT-mu/16", num_classes=5, resolution=32)
-        params = model.init(vit_jax.train.jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
+        params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
         params["head"]["kernel"] = np.ones_like(params["head"]["kernel"])
         vit_jax.save(tmp_path / "tiny.npz", model, params, layout="google")
         settings |= {"checkpoint": str(tmp_path / "tiny.npz"), "dataset": f"folder:{photos}", "resolution": 32}

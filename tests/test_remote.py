@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import chex
 import fsspec
-import jax
 import numpy as np
 import pytest
 from orbax.checkpoint import PyTreeCheckpointer
@@ -180,10 +180,9 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
     there = checkpoint.here(run) / "checkpoints" / "20" / "state"
     reader = PyTreeCheckpointer()
     first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
-    assert first.keys() == second.keys() and any("mu/" in name for name in first)
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-    jax.tree.map(np.testing.assert_array_equal, vit_jax.load(run)[1], vit_jax.load(runs / "here")[1])
+    assert any("mu/" in name for name in first)
+    chex.assert_trees_all_equal(first, second)
+    chex.assert_trees_all_equal(vit_jax.load(run)[1], vit_jax.load(runs / "here")[1])
 
 
 @pytest.mark.parametrize("kind", BUCKETS)
@@ -210,7 +209,7 @@ def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, ca
     assert there == [result["classes"] for result in here]
     _, params = vit_jax.load(runs / "here")
     for path in (f"{run}/model.npz", f"{run}/checkpoints/20", f"{run}/"):
-        jax.tree.map(np.testing.assert_array_equal, vit_jax.load(path)[1], params)
+        chex.assert_trees_all_equal(vit_jax.load(path)[1], params)
     with pytest.raises(UserError, match=f"there is no {BUCKETS[kind]}/nothing"):
         vit_jax.load(f"{BUCKETS[kind]}/nothing")
     with pytest.raises(UserError, match=f"there is no {BUCKETS[kind]}/nothing"):

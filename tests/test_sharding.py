@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +158,7 @@ def test_the_mlps_agree(tiny):
     x = jax.random.normal(jax.random.key(1), (8, 5, 32))
     variables = Mlp(spec).init(jax.random.key(0), x)
     again = MlpPerDevice(spec).init(jax.random.key(0), x)
-    jax.tree.map(np.testing.assert_array_equal, variables, again)
+    chex.assert_trees_all_equal(variables, again)
 
     def result(module, mesh):
         def scalar(params, x):
@@ -173,7 +174,7 @@ def test_the_mlps_agree(tiny):
     expected = result(Mlp, None)
     for module, where in ((Mlp, mesh), (MlpPerDevice, mesh), (MlpPerDevice, None)):
         found = result(module, where)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+        chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

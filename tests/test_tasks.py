@@ -27,13 +27,19 @@ def test_smoothing():
     np.testing.assert_allclose(Classify(4, "sigmoid", 1e-4).targets(LABELS)[0], [1e-4, 1e-4, 1 - 1e-4, 1e-4], rtol=1e-6)
 
 
+def mixed_by(task, seeds, images, targets):
+    """What the task makes of the same batch in so many steps: images and targets, steps first."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    mixed = jax.jit(jax.vmap(lambda key: task.mix(key, images, targets)))(keys)
+    return jax.tree.map(np.array, mixed)
+
+
 def test_mixup_mixes_each_row_with_the_one_before_by_one_share():
     task = Classify(8, mixup=0.4)
     targets = jnp.eye(8)
     images = jnp.broadcast_to(jnp.arange(8.0)[:, None, None, None], (8, 2, 2, 3))
     shares = []
-    for seed in range(50):
-        mixed, mixed_targets = task.mix(jax.random.key(seed), images, targets)
+    for mixed, mixed_targets in zip(*mixed_by(task, 50, images, targets), strict=True):
         share = float(mixed_targets[3, 3])
         assert 0.5 <= share <= 1
         np.testing.assert_allclose(mixed_targets, share * np.eye(8) + (1 - share) * np.roll(np.eye(8), 1, 0), atol=1e-6)
@@ -46,8 +52,8 @@ def test_mixup_mixes_each_row_with_the_one_before_by_one_share():
 
 def test_mixup_happens_in_its_share_of_the_steps():
     task = Classify(2, mixup=0.8, mixup_probability=0.25)
-    mixed = [task.mix(jax.random.key(i), jnp.zeros((2, 1, 1, 3)), jnp.eye(2))[1][0, 0] < 1 for i in range(400)]
-    assert 0.18 < np.mean(mixed) < 0.32
+    _, targets = mixed_by(task, 400, jnp.zeros((2, 1, 1, 3)), jnp.eye(2))
+    assert 0.18 < np.mean(targets[:, 0, 0] < 1) < 0.32
 
 
 def test_several_labels_an_image():
@@ -57,17 +63,15 @@ def test_several_labels_an_image():
     np.testing.assert_allclose(smooth, [[0.9, 0.1, 0.9], [0.1, 0.1, 0.1], [0.1, 0.9, 0.1]], rtol=1e-6)
 
 
-def cut(seed, **options):
+def cut(seeds, **options):
     """Rows of one colour each, mixed: the first row's pixels from the last, and its share of its own target."""
     images = jnp.broadcast_to(jnp.arange(1.0, 5.0)[:, None, None, None], (4, 16, 24, 3))
-    mixed, targets = Classify(4, **options).mix(jax.random.key(seed), images, jnp.eye(4))
-    return np.array(mixed), np.array(targets)
+    return zip(*mixed_by(Classify(4, **options), seeds, images, jnp.eye(4)), strict=True)
 
 
 def test_cutmix_pastes_one_box_of_the_row_before():
     areas, own = [], []
-    for seed in range(100):
-        mixed, targets = cut(seed, cutmix=1.0)
+    for mixed, targets in cut(100, cutmix=1.0):
         pasted = mixed[1] == 1.0
         assert ((mixed[1] == 2.0) | pasted).all() and (pasted == pasted[..., :1]).all()
         np.testing.assert_array_equal(mixed[0] == 4.0, pasted)  # the same box in every row
@@ -84,7 +88,7 @@ def test_cutmix_pastes_one_box_of_the_row_before():
 
 
 def test_with_both_each_mixes_half_of_the_steps():
-    mixed = [cut(seed, cutmix=1.0, mixup=1.0, mixup_probability=0.8) for seed in range(300)]
+    mixed = list(cut(300, cutmix=1.0, mixup=1.0, mixup_probability=0.8))
     blended = np.mean([len(np.unique(images[1])) == 1 and images[1].flat[0] != 2 for images, _ in mixed])
     boxes = np.mean([len(np.unique(images[1])) == 2 for images, _ in mixed])
     assert 0.3 < blended < 0.5 and 0.25 < boxes < 0.5
