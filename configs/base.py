@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
     config.init_from = placeholder(str)  # whose weights start this run: workdir, checkpoint, npz or published name
     config.keep_head = False  # init_from keeps head and pre_logits: for plain evaluation or to go on
-    config.resample = "linear"  # of its position embeddings to another grid: linear (the authors') or bicubic (timm's)
+    config.resample = "linear"  # of its positions: linear (the authors'), bicubic (timm's), flexi (and of its patches)
 
     config.base_lr = 1e-3  # the learning rate after warm-up
     config.warmup_steps = placeholder(int)  # linear warm-up from 0, in steps

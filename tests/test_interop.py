@@ -282,6 +282,42 @@ def test_unknown_things_are_told(tmp_path):
         load("google_vit_in21k_tanh", resolution=33)
 
 
+@pytest.mark.parametrize("size", [8, 16, 30, 32, 48])
+def test_flexible_patches_are_resized_as_by_their_authors(size):
+    expected = np.load(fixture("big_vision_flexi").with_suffix(".io.npz"))
+    kernel, images = expected[f"kernel_{size}"], expected[f"images_{size}"]
+    model, params = load("big_vision_flexi", patch_size=size, resolution=images.shape[1])
+    assert model.name == f"ViT/{size}" and model.spec.grid == (images.shape[1] // size,) * 2
+    np.testing.assert_allclose(params["embed"]["kernel"][..., : kernel.shape[-1]], kernel, rtol=0, atol=1e-5)
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, images)
+    for ours, name in ((logits, "logits"), (out["pre_logits"], "pre_logits")):
+        theirs = expected[f"{name}_{size}"]
+        assert float(abs(np.asarray(ours) - theirs).max()) < 1e-5 * abs(theirs).max()
+
+
+def test_patches_of_another_size(tmp_path, capsys):
+    model, _ = load("big_vision_flexi")
+    assert (model.name, model.spec.grid) == ("ViT/32", (7, 7))
+    other, params = load("big_vision_flexi", patch_size=16)
+    assert (other.name, other.spec.grid, other.field("resolution")) == ("ViT/16", (14, 14), 224)
+    assert "ViT/16: patches resized from 32x32 to 16x16 pixels" in capsys.readouterr().err
+    vit_jax.save(tmp_path / "x.npz", other, params)
+    again, back = vit_jax.load(tmp_path / "x.npz")
+    assert again == other and equal(back, params)
+    target = str(tmp_path / "y.npz")
+    convert.main(["convert", str(fixture("big_vision_flexi")), target, "--patch-size=16"])
+    assert equal(vit_jax.load(target)[1], params)
+    linear = load("big_vision_flexi", patch_size=16, resample="linear")[1]
+    assert not np.array_equal(linear["position"], params["position"])
+    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would do"):
+        load("big_vision_flexi", patch_size=30)
+    with pytest.raises(UserError, match="patch_size must be a whole number"):
+        load("big_vision_flexi", patch_size="16")
+    with pytest.raises(UserError, match="patch_size cannot change"):
+        load("google_hybrid_stem_only", patch_size=32)
+
+
 # Files that somebody made to do harm, or that were damaged.
 
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose
 
 CHOICES = {
-    "resample": ("linear", "bicubic"),
+    "resample": ("linear", "bicubic", "flexi"),
     "decay_type": ("cosine", "linear", "rsqrt", "constant"),
     "data.bad_images": ("fail", "replace"),
     "task.loss": ("softmax", "sigmoid"),

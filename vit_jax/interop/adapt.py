@@ -42,6 +42,8 @@ def adapt(
     differ = [key for key in UNSAID + said if source.field(key) != target.field(key)]
     if differ:
         found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
+        if differ == ["patch_size"] and source.field("stem") == "patches":
+            found += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
         raise UserError(f"it holds a model with {found}; {_remedy(source, target, said)}")
     classes, own = source.field("num_classes"), target.field("num_classes")
     if keep_head and classes != own:

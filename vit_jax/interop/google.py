@@ -236,16 +236,24 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     )
 
 
-def use(fields: dict[str, Any]) -> dict[str, Any]:
+def use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """Returns how a published model is used, which its file does not say: keywords of `vit_jax.create`.
 
-    Preprocessing is what the authors evaluate fine-tuned models with (vision_transformer, vit_jax/input_pipeline.py).
-    So many classes as ImageNet and ImageNet-21k have are taken for theirs; the latter was learned by a sigmoid.
+    Preprocessing is what the authors evaluate with: fine-tuned models of vision_transformer (vit_jax/input_pipeline.py)
+    see the whole image, those of big_vision (configs/load_and_eval.py) the centre; which one cannot say of another
+    shape than a square. So many classes as ImageNet and ImageNet-21k have are taken for theirs; the latter was learned
+    by a sigmoid.
     """
     height, width = fields["resolution"]
+    cropped = layout.name == "big_vision" and height == width
+    sized = (
+        f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
+        if cropped
+        else f"resize(({height},{width}))"
+    )
     names = classes.names(fields["num_classes"])
     loss = "sigmoid" if names and len(names) > 1000 else "softmax"
-    return {"preprocess": f"resize(({height},{width}))|value_range(-1,1)", "class_names": names, "loss": loss}
+    return {"preprocess": f"{sized}|value_range(-1,1)", "class_names": names, "loss": loss}
 
 
 def _near(resolution: int, patch_size: int) -> int:

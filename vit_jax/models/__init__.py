@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
+from vit_jax.models.patch import resize_patches
 from vit_jax.models.position import RESAMPLINGS, resample
 from vit_jax.models.spec import Spec, flatten, image_size, replace, stride
 from vit_jax.models.vit import ViT
@@ -25,6 +26,7 @@ __all__ = [
     "image_size",
     "name_of",
     "resample",
+    "resize_patches",
     "stride",
 ]
 
