@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.conftest import ROOT
 from vit_jax import UserError, limits, models
+from vit_jax.data import transforms
 from vit_jax.interop import classes, download, published
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
@@ -100,6 +102,23 @@ def test_classes():
     assert classes.names(10) is None and classes.wnids(10) is None
 
 
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_the_list_says_how_images_are_preprocessed(one):
+    size = one.resolution
+    assert transforms.parse(one.preprocess, size).shape == (size, size, 3)
+    assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+    assert one.flexi == ("-flexibase-" in one.name)
+
+
+def test_accuracies_stand_on_the_page_with_their_preprocessing():
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    told = re.findall(r"^\| (\S*ViT\S*) \| ([\d.]+) \| `(\S+)` \| (.+) \|$", page, re.M)
+    pipes = {one.name: one.preprocess.removesuffix("|value_range(-1,1)").replace("|", r"\|") for one in ALL}
+    assert told == [
+        (one.name, f"{one.accuracy:g}", pipes[one.name], one.preprocess_source) for one in ALL if one.accuracy
+    ]
+
+
 @pytest.fixture
 def held(tmp_path, monkeypatch):
     """Lists one checkpoint and puts a file where it would be downloaded to: `held(row, stored)` returns its name."""
@@ -132,6 +151,19 @@ def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
     assert vit_jax.load(address)[0] == model and published.listed(by_gs) == published.listed(name)
     assert vit_jax.load(name, patch_size=30)[0].spec.grid == (8, 8)
     assert vit_jax.load(path)[0].name == "ViT-mu/32"  # of a file of one's own, nothing is known
+
+
+def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
+    pipe = "resize_small(224,'bicubic',True)|central_crop(224)|value_range(-1,1)"
+    row = {"flexi": False, "resolution": 224, "preprocess": pipe}
+    name, _, path = held(models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", **row)
+    assert vit_jax.load(name)[0].preprocess == pipe
+    assert vit_jax.load(name, preprocess="value_range(0,1)")[0].preprocess == "value_range(0,1)"
+    assert vit_jax.load(name, resolution=384)[0].preprocess == "resize((384,384))|value_range(-1,1)"
+    # Of a file of one's own the layout is known, and what its authors do.
+    assert vit_jax.load(path)[0].preprocess == "resize_small(256)|central_crop(224)|value_range(-1,1)"
+    vit_jax.save(path, *vit_jax.load(path), layout="google")
+    assert vit_jax.load(path)[0].preprocess == "resize((224,224))|value_range(-1,1)"
 
 
 @pytest.mark.parametrize(
