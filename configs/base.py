@@ -47,7 +47,8 @@ def get_config() -> ConfigDict:
     config.model.mlp_dim = placeholder(int)
     config.model.num_heads = placeholder(int)
     config.model.pooling = "token"  # token (class token), gap (mean of the patches) or map (attention pooling)
-    config.model.pre_logits = False  # a tanh layer of the model's width before the head, as in pre-training
+    config.model.pre_logits = False  # a tanh layer before the head, as in pre-training
+    config.model.representation_size = placeholder(int)  # width of that layer; unset: the model's
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
     config.model.position = "learned"  # learned, sincos2d, sincos2d_moco (fixed) or none
     config.model.dropout_rate = 0.0  # after every dense layer except qkv, and after adding positions

@@ -229,6 +229,28 @@ def test_so_many_classes_are_those_of_imagenet(changed, count, first, loss):
     assert count != 1000 or first in model.class_names[0]
 
 
+@pytest.mark.parametrize("name", ["google_vit_in21k_tanh", "big_vision_tok"])
+def test_the_representation_has_a_width_of_its_own(name, changed, tmp_path, capsys):
+    random = np.random.default_rng(0)
+
+    def widen(arrays):
+        prefix = "params/" if layout_of(name) == "big_vision" else ""
+        shapes = {"pre_logits/kernel": (24, 40), "pre_logits/bias": (40,), "head/kernel": (40, 11)}
+        return arrays | {prefix + key: random.normal(size=shape).astype(np.float32) for key, shape in shapes.items()}
+
+    model, params = vit_jax.load(changed(name, widen))
+    assert (model.field("pre_logits"), model.field("representation_size")) == (True, 40)
+    assert "a tanh layer of width 40" in capsys.readouterr().err
+    logits, out = jax.jit(model.apply)(params, np.load(fixture(name).with_suffix(".io.npz"))["images"])
+    hidden = np.tanh(out["tokens"][:, 0] @ params["pre_logits"]["kernel"] + params["pre_logits"]["bias"])
+    np.testing.assert_allclose(out["pre_logits"], hidden, atol=1e-5)
+    np.testing.assert_allclose(logits, hidden @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-4)
+    for layout in ("ours", layout_of(name)):
+        vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
+        again, back = vit_jax.load(tmp_path / "x.npz")
+        assert again.spec == model.spec and equal(back, params)
+
+
 def test_a_head_of_zeros_is_told(changed, caplog):
     def clear(arrays):
         arrays["head/kernel"][:] = 0

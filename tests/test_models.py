@@ -19,6 +19,7 @@ from vit_jax.models.norm import normalise
 from vit_jax.models.position import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec import flatten
+from vit_jax.planning import flops
 
 BICUBIC = Path(__file__).parent / "data" / "bicubic.npz"
 
@@ -108,6 +109,18 @@ def test_parameter_counts(name):
         count(create(name, num_classes=21_843, pre_logits=True)),
     )
     assert counts == COUNTS[name]
+
+
+def test_the_representation_has_a_width_of_its_own():
+    model = create("ViT-B/16", num_classes=1000, pre_logits=True, representation_size=512)
+    assert count(model) == COUNTS["ViT-B/16"][0] + (768 + 1) * 512 + (512 + 1) * 1000
+    same = create("ViT-B/16", num_classes=0)
+    assert flops.of_image(model) == flops.of_image(same) + 768 * 512 + 512 * 1000
+    assert create(model.name, **json.loads(json.dumps(model.fields))) == model
+    assert create("ViT-B/16", pre_logits=True, representation_size=768) == create("ViT-B/16", pre_logits=True)
+    small = tiny(pre_logits=True, representation_size=24)
+    logits, out = apply(small, params_of(small), images_of())
+    assert logits.shape == (4, 7) and out["pre_logits"].shape == (4, 24)
 
 
 @pytest.mark.parametrize("name", GAP_COUNTS)
@@ -570,6 +583,8 @@ def test_field_names_are_unique():
         ("ViT-B/16", {"scan": 1}, "scan must be True or False"),
         ("ViT-B/16", {"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1"),
         ("ViT-B/16", {"num_classes": -1}, "num_classes must be 0 or more"),
+        ("ViT-B/16", {"representation_size": -1}, "representation_size must be 0 or more"),
+        ("ViT-B/16", {"representation_size": 512}, "the width of the pre_logits layer; give pre_logits=True as well"),
     ],
 )
 def test_mistakes_are_told(name, fields, sentence):

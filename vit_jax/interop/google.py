@@ -214,6 +214,7 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
         "num_classes": size("head/kernel", -1) if "head/kernel" in own else 0,
         "pooling": "token" if "cls" in own else "map" if "MAPHead_0/probe" in own else "gap",
         "pre_logits": "pre_logits/kernel" in own,
+        "representation_size": size("pre_logits/kernel", -1) if "pre_logits/kernel" in own else 0,
         "position": "learned" if learned else "sincos2d",
         "patch_size": patch_size,
     }

@@ -221,6 +221,7 @@ def _describe(model: models.Model, params: Flat) -> str:
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
     height, width = spec.position.image_size
     words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
-    words += ["a tanh layer"] if spec.head.pre_logits else []
+    size = spec.head.representation_size
+    words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
     words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

@@ -112,9 +112,10 @@ class Model:
 
         Returns:
             logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
-            out: `pre_logits`, the classifier's float32 input [batch, width]; `tokens` [batch, tokens, width] after the
-                encoder's norm; `blocks`, each block's output [depth, batch, tokens, width]; if captured `attention`,
-                float32 weights [depth, batch, heads, tokens, tokens]. A class token is row 0 of the tokens.
+            out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
+                [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
+                width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens]. A class token is
+                row 0 of the tokens.
 
         Raises:
             UserError: the images do not fit the model's resolution or patches, or an unknown capture.
