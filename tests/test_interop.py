@@ -211,8 +211,17 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
         vit_jax.load(path)
     model, params = vit_jax.load(path, resolution=(16, 32))
     assert model.spec.grid == (2, 4)
-    with pytest.raises(UserError, match="square images only"):
-        vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params)
+    vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+    again, back = vit_jax.load(tmp_path / "x.npz", resolution=(16, 32))
+    assert again.spec == model.spec and equal(back, params)
+    assert arrays_of(tmp_path / "x.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 24)
+    with pytest.raises(UserError, match="big_vision layout holds the positions of square images only"):
+        vit_jax.save(tmp_path / "x.npz", model, params, layout="big_vision")
+    wide, positions = load("google_vit_in21k_tanh", resolution=(16, 64))
+    with pytest.raises(UserError, match="does not say that there are 2x8 patches, and they would be read as 4x4"):
+        vit_jax.save(tmp_path / "x.npz", wide, positions, layout="google")
     vit_jax.save(tmp_path / "x.npz", model, params)
     again, back = vit_jax.load(tmp_path / "x.npz")
     assert again == model and equal(back, params)

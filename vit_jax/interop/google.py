@@ -155,9 +155,17 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
     if spec.position.position not in positions:
         raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
     if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
-        raise UserError(
-            f"the {layout.name} layout holds the positions of square images only, not of {spec.grid} patches"
-        )
+        rows, columns = spec.grid
+        if layout.name == "big_vision":
+            raise UserError(
+                f"the big_vision layout holds the positions of square images only, not of {spec.grid} patches"
+            )
+        if math.isqrt(rows * columns) ** 2 == rows * columns:
+            side = math.isqrt(rows * columns)
+            raise UserError(
+                f"the google layout does not say that there are {rows}x{columns} patches, and they would be read as "
+                f"{side}x{side}"
+            )
     if spec.head.pooling == "map" and layout.name == "google":
         raise UserError("the google layout has no attention pooling")
     if spec.stem.stem == "resnet" and layout.name == "big_vision":
