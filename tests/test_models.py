@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import flax.linen as nn
@@ -229,6 +230,43 @@ def test_attention_implementations_agree():
     assert_trees_close(a, b, rtol=1e-5, atol=1e-5)
     a, b = (gradients(model, params, images_of()) for model in models)
     assert_trees_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+CHOSEN = [
+    ("cpu", "heads_first", {}),
+    ("tpu", "tokens_first", {}),
+    ("tpu", "tokens_first", {"scan": True, "remat": "dots"}),
+]
+
+
+@pytest.mark.parametrize(("platform", "form", "fields"), CHOSEN)
+def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
+    """Wherever that happens: here are CPUs only."""
+
+    def products(attention):
+        model = tiny(attention=attention, depth=1, **fields)
+
+        def loss(params, images):
+            return (model.apply(params, images)[0] ** 2).sum()
+
+        traced = jax.jit(jax.grad(loss)).trace(shapes_of(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32))
+        text = re.sub(r"[%#]\w+", "", traced.lower(lowering_platforms=(platform,)).as_text())  # names
+        # The orders of their dimensions tell the forms apart.
+        return set(re.findall(r"stablehlo\.(?:dot_general|transpose) .*", text))
+
+    assert create("ViT-mu/8").field("attention") == "auto"
+    found = products(None)
+    assert found == products(form)
+    assert found != products({"heads_first": "tokens_first", "tokens_first": "heads_first"}[form])
+
+
+def test_attention_chosen_in_lowering_costs_nothing():
+    def cost(attention):
+        model = tiny(attention=attention, depth=1)
+        compiled = jax.jit(model.apply).lower(shapes_of(model), images_of()).compile()
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert cost("auto") == cost("heads_first")
 
 
 def assert_same_gradients(ours, plain, *arguments):
@@ -567,7 +605,7 @@ def test_field_names_are_unique():
         ("R50+ViT-B/16", {"stem_width": 48}, "stem_width must be a multiple of 32"),
         ("ViT-B/16", {"num_class": 10}, "field 'num_class'; did you mean 'num_classes'"),
         ("ViT-B/16", {"pooling": "gab"}, "unknown pooling 'gab'; did you mean 'gap'"),
-        ("ViT-B/16", {"attention": "auto"}, "unknown attention 'auto'"),
+        ("ViT-B/16", {"attention": "heads"}, "unknown attention 'heads'; did you mean 'heads_first'"),
         ("ViT-B/16", {"dtype": "float16"}, "unknown dtype 'float16'"),
         ("ViT-B/16", {"remat": "dot"}, "did you mean 'dots'"),
         ("ViT-B/16", {"position": "rope"}, "unknown position"),

@@ -8,7 +8,7 @@ from vit_jax import UserError, choose
 POOLINGS = ("token", "gap", "map")
 POSITIONS = ("learned", "sincos2d", "sincos2d_moco", "none")
 STEMS = ("patches", "resnet")
-ATTENTIONS = ("heads_first", "tokens_first")
+ATTENTIONS = ("auto", "heads_first", "tokens_first")
 MLPS = ("jit", "shard_map")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
@@ -94,7 +94,7 @@ class Position:
 class Attention:
     """Multi-head self-attention (appendix A) and the way it is computed."""
 
-    attention: str = "heads_first"
+    attention: str = "auto"  # as the platform wants it that the model is lowered for
     num_heads: int = 12
 
     def __post_init__(self):
