@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
     config.init_from = placeholder(str)  # whose weights start this run: workdir, checkpoint, npz or published name
     config.keep_head = False  # init_from keeps head and pre_logits: for plain evaluation or to go on
-    config.resample = "linear"  # of its position embeddings to another grid: linear (the authors') or bicubic (timm's)
+    config.resample = "linear"  # of its positions: linear (the authors'), bicubic (timm's), flexi (and of its patches)
 
     config.base_lr = 1e-3  # the learning rate after warm-up
     config.warmup_steps = placeholder(int)  # linear warm-up from 0, in steps
@@ -47,7 +47,8 @@ def get_config() -> ConfigDict:
     config.model.mlp_dim = placeholder(int)
     config.model.num_heads = placeholder(int)
     config.model.pooling = "token"  # token (class token), gap (mean of the patches) or map (attention pooling)
-    config.model.pre_logits = False  # a tanh layer of the model's width before the head, as in pre-training
+    config.model.pre_logits = False  # a tanh layer before the head, as in pre-training
+    config.model.representation_size = placeholder(int)  # width of that layer; unset: the model's
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
     config.model.position = "learned"  # learned, sincos2d, sincos2d_moco (fixed) or none
     config.model.dropout_rate = 0.0  # after every dense layer except qkv, and after adding positions

@@ -66,10 +66,12 @@ def test_every_field_is_read_and_every_read_field_is_declared():
 
 def test_models_take_every_field_of_the_model_group():
     given = {"width": 64, "depth": 1, "mlp_dim": 64, "num_heads": 2, "dtype": "float32", "attention": "heads_first"}
+    given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
     model = models.create("ViT-B/16", **fields)
     for key, value in fields.items():
-        changed = models.create("ViT-B/16", **(fields | {key: other(key, value)}))
+        without = {"representation_size": 0} if key == "pre_logits" else {}
+        changed = models.create("ViT-B/16", **(fields | {key: other(key, value)} | without))
         assert changed.spec != model.spec, key
 
 

@@ -208,8 +208,17 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
         vit_jax.load(path)
     model, params = vit_jax.load(path, resolution=(16, 32))
     assert model.spec.grid == (2, 4)
-    with pytest.raises(UserError, match="square images only"):
-        vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params)
+    vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
+    again, back = vit_jax.load(tmp_path / "x.npz", resolution=(16, 32))
+    assert again.spec == model.spec and equal(back, params)
+    assert arrays_of(tmp_path / "x.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 24)
+    with pytest.raises(UserError, match="big_vision layout holds the positions of square images only"):
+        vit_jax.save(tmp_path / "x.npz", model, params, layout="big_vision")
+    wide, positions = load("google_vit_in21k_tanh", resolution=(16, 64))
+    with pytest.raises(UserError, match="does not say that there are 2x8 patches, and they would be read as 4x4"):
+        vit_jax.save(tmp_path / "x.npz", wide, positions, layout="google")
     vit_jax.save(tmp_path / "x.npz", model, params)
     again, back = vit_jax.load(tmp_path / "x.npz")
     assert again == model
@@ -225,6 +234,28 @@ def test_so_many_classes_are_those_of_imagenet(changed, count, first, loss):
     model, _ = vit_jax.load(changed("google_vit_in21k_tanh", widen))
     assert len(set(model.class_names)) == count and model.loss == loss
     assert count != 1000 or first in model.class_names[0]
+
+
+@pytest.mark.parametrize("name", ["google_vit_in21k_tanh", "big_vision_tok"])
+def test_the_representation_has_a_width_of_its_own(name, changed, tmp_path, capsys):
+    random = np.random.default_rng(0)
+
+    def widen(arrays):
+        prefix = "params/" if layout_of(name) == "big_vision" else ""
+        shapes = {"pre_logits/kernel": (24, 40), "pre_logits/bias": (40,), "head/kernel": (40, 11)}
+        return arrays | {prefix + key: random.normal(size=shape).astype(np.float32) for key, shape in shapes.items()}
+
+    model, params = vit_jax.load(changed(name, widen))
+    assert (model.field("pre_logits"), model.field("representation_size")) == (True, 40)
+    assert "a tanh layer of width 40" in capsys.readouterr().err
+    logits, out = jax.jit(model.apply)(params, np.load(fixture(name).with_suffix(".io.npz"))["images"])
+    hidden = np.tanh(out["tokens"][:, 0] @ params["pre_logits"]["kernel"] + params["pre_logits"]["bias"])
+    np.testing.assert_allclose(out["pre_logits"], hidden, atol=1e-5)
+    np.testing.assert_allclose(logits, hidden @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-4)
+    for layout in ("ours", layout_of(name)):
+        vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
+        again, back = vit_jax.load(tmp_path / "x.npz")
+        assert again.spec == model.spec and equal(back, params)
 
 
 def test_a_head_of_zeros_is_told(changed, caplog):
@@ -278,6 +309,42 @@ def test_unknown_things_are_told(tmp_path):
         load("google_vit_in21k_tanh", resolution="large")
     with pytest.raises(UserError, match=r"resolution \d+ would do"):
         load("google_vit_in21k_tanh", resolution=33)
+
+
+@pytest.mark.parametrize("size", [8, 16, 30, 32, 48])
+def test_flexible_patches_are_resized_as_by_their_authors(size):
+    expected = np.load(fixture("big_vision_flexi").with_suffix(".io.npz"))
+    kernel, images = expected[f"kernel_{size}"], expected[f"images_{size}"]
+    model, params = load("big_vision_flexi", patch_size=size, resolution=images.shape[1])
+    assert model.name == f"ViT/{size}" and model.spec.grid == (images.shape[1] // size,) * 2
+    np.testing.assert_allclose(params["embed"]["kernel"][..., : kernel.shape[-1]], kernel, rtol=0, atol=1e-5)
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, images)
+    for ours, name in ((logits, "logits"), (out["pre_logits"], "pre_logits")):
+        theirs = expected[f"{name}_{size}"]
+        assert float(abs(np.asarray(ours) - theirs).max()) < 1e-5 * abs(theirs).max()
+
+
+def test_patches_of_another_size(tmp_path, capsys):
+    model, _ = load("big_vision_flexi")
+    assert (model.name, model.spec.grid) == ("ViT/32", (7, 7))
+    other, params = load("big_vision_flexi", patch_size=16)
+    assert (other.name, other.spec.grid, other.field("resolution")) == ("ViT/16", (14, 14), 224)
+    assert "ViT/16: patches resized from 32x32 to 16x16 pixels" in capsys.readouterr().err
+    vit_jax.save(tmp_path / "x.npz", other, params)
+    again, back = vit_jax.load(tmp_path / "x.npz")
+    assert again == other and equal(back, params)
+    target = str(tmp_path / "y.npz")
+    convert.main(["convert", str(fixture("big_vision_flexi")), target, "--patch-size=16"])
+    assert equal(vit_jax.load(target)[1], params)
+    linear = load("big_vision_flexi", patch_size=16, resample="linear")[1]
+    assert not np.array_equal(linear["position"], params["position"])
+    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would do"):
+        load("big_vision_flexi", patch_size=30)
+    with pytest.raises(UserError, match="patch_size must be a whole number"):
+        load("big_vision_flexi", patch_size="16")
+    with pytest.raises(UserError, match="patch_size cannot change"):
+        load("google_hybrid_stem_only", patch_size=32)
 
 
 # Files that somebody made to do harm, or that were damaged.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import chex
@@ -20,6 +21,7 @@ from vit_jax.models.norm import normalise
 from vit_jax.models.position import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec import flatten
+from vit_jax.planning import flops
 
 BICUBIC = Path(__file__).parent / "data" / "bicubic.npz"
 
@@ -105,6 +107,18 @@ def test_parameter_counts(name):
         count(create(name, num_classes=21_843, pre_logits=True)),
     )
     assert counts == COUNTS[name]
+
+
+def test_the_representation_has_a_width_of_its_own():
+    model = create("ViT-B/16", num_classes=1000, pre_logits=True, representation_size=512)
+    assert count(model) == COUNTS["ViT-B/16"][0] + (768 + 1) * 512 + (512 + 1) * 1000
+    same = create("ViT-B/16", num_classes=0)
+    assert flops.of_image(model) == flops.of_image(same) + 768 * 512 + 512 * 1000
+    assert create(model.name, **json.loads(json.dumps(model.fields))) == model
+    assert create("ViT-B/16", pre_logits=True, representation_size=768) == create("ViT-B/16", pre_logits=True)
+    small = tiny(pre_logits=True, representation_size=24)
+    logits, out = apply(small, params_of(small), images_of())
+    assert logits.shape == (4, 7) and out["pre_logits"].shape == (4, 24)
 
 
 @pytest.mark.parametrize("name", GAP_COUNTS)
@@ -213,6 +227,43 @@ def test_attention_implementations_agree():
     chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-5)
     a, b = (gradients(model, params, images_of()) for model in models)
     chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+CHOSEN = [
+    ("cpu", "heads_first", {}),
+    ("tpu", "tokens_first", {}),
+    ("tpu", "tokens_first", {"scan": True, "remat": "dots"}),
+]
+
+
+@pytest.mark.parametrize(("platform", "form", "fields"), CHOSEN)
+def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
+    """Wherever that happens: here are CPUs only."""
+
+    def products(attention):
+        model = tiny(attention=attention, depth=1, **fields)
+
+        def loss(params, images):
+            return (model.apply(params, images)[0] ** 2).sum()
+
+        traced = jax.jit(jax.grad(loss)).trace(shapes_of(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32))
+        text = re.sub(r"[%#]\w+", "", traced.lower(lowering_platforms=(platform,)).as_text())  # names
+        # The orders of their dimensions tell the forms apart.
+        return set(re.findall(r"stablehlo\.(?:dot_general|transpose) .*", text))
+
+    assert create("ViT-mu/8").field("attention") == "auto"
+    found = products(None)
+    assert found == products(form)
+    assert found != products({"heads_first": "tokens_first", "tokens_first": "heads_first"}[form])
+
+
+def test_attention_chosen_in_lowering_costs_nothing():
+    def cost(attention):
+        model = tiny(attention=attention, depth=1)
+        compiled = jax.jit(model.apply).lower(shapes_of(model), images_of()).compile()
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert cost("auto") == cost("heads_first")
 
 
 def assert_same_gradients(ours, plain, *arguments):
@@ -551,7 +602,7 @@ def test_field_names_are_unique():
         ("R50+ViT-B/16", {"stem_width": 48}, "stem_width must be a multiple of 32"),
         ("ViT-B/16", {"num_class": 10}, "field 'num_class'; did you mean 'num_classes'"),
         ("ViT-B/16", {"pooling": "gab"}, "unknown pooling 'gab'; did you mean 'gap'"),
-        ("ViT-B/16", {"attention": "auto"}, "unknown attention 'auto'"),
+        ("ViT-B/16", {"attention": "heads"}, "unknown attention 'heads'; did you mean 'heads_first'"),
         ("ViT-B/16", {"dtype": "float16"}, "unknown dtype 'float16'"),
         ("ViT-B/16", {"remat": "dot"}, "did you mean 'dots'"),
         ("ViT-B/16", {"position": "rope"}, "unknown position"),
@@ -567,6 +618,8 @@ def test_field_names_are_unique():
         ("ViT-B/16", {"scan": 1}, "scan must be True or False"),
         ("ViT-B/16", {"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1"),
         ("ViT-B/16", {"num_classes": -1}, "num_classes must be 0 or more"),
+        ("ViT-B/16", {"representation_size": -1}, "representation_size must be 0 or more"),
+        ("ViT-B/16", {"representation_size": 512}, "the width of the pre_logits layer; give pre_logits=True as well"),
     ],
 )
 def test_mistakes_are_told(name, fields, sentence):

@@ -121,6 +121,22 @@ def test_predict_is_the_model_without_dropout(tiny):
     assert np.abs(logits - dropped).max() > 0.1
 
 
+def test_a_representation_of_another_width_is_split_as_the_rest(tiny):
+    tiny.model.pre_logits, tiny.model.representation_size, tiny.mesh.fsdp, tiny.model.depth = True, 24, 4, 1
+    program = build(tiny, devices=8)
+    shapes = {"pre_logits/kernel": (32, 24), "pre_logits/bias": (24,), "head/kernel": (24, 10)}
+    places = tree.flatten(program.state_shardings.params)
+    shards = {name: places[name].shard_shape(shape) for name, shape in shapes.items()}
+    assert shards == {"pre_logits/kernel": (8, 24), "pre_logits/bias": (24,), "head/kernel": (6, 10)}
+    images = next(batches(program, 1))["image"]
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32) / 4, program.state.params)
+    logits, out = jax.jit(program.model.apply)(params, jax.device_get(images))
+    params = jax.device_put(params, program.state_shardings.params)
+    assert out["pre_logits"].shape == (16, 24) and np.abs(logits).max() > 0.1
+    np.testing.assert_allclose(program.predict(params, images), logits, rtol=1e-4, atol=1e-5)
+
+
 def test_the_largest_config_has_shapes_and_shardings_without_memory():
     from configs import vit_l16_jft
 

@@ -3,6 +3,7 @@
 import base64
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import http.server
 import os
@@ -12,9 +13,14 @@ import threading
 import time
 import urllib.request
 
+import jax
+import numpy as np
 import pytest
 
-from vit_jax import UserError, limits
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import UserError, limits, models
+from vit_jax.data import transforms
 from vit_jax.interop import classes, download, published
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
@@ -94,6 +100,90 @@ def test_classes():
     # ImageNet-21k as Google packed it has no teddy bear.
     assert set(classes.wnids(1000)) - set(classes.wnids(21843)) == {"n04399382"}
     assert classes.names(10) is None and classes.wnids(10) is None
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_the_list_says_how_images_are_preprocessed(one):
+    size = one.resolution
+    assert transforms.parse(one.preprocess, size).shape == (size, size, 3)
+    assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+    assert one.flexi == ("-flexibase-" in one.name)
+
+
+def test_accuracies_stand_on_the_page_with_their_preprocessing():
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    told = re.findall(r"^\| (\S*ViT\S*) \| ([\d.]+) \| `(\S+)` \| (.+) \|$", page, re.M)
+    pipes = {one.name: one.preprocess.removesuffix("|value_range(-1,1)").replace("|", r"\|") for one in ALL}
+    assert told == [
+        (one.name, f"{one.accuracy:g}", pipes[one.name], one.preprocess_source) for one in ALL if one.accuracy
+    ]
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    """Lists one checkpoint and puts a file where it would be downloaded to: `held(row, stored)` returns its name."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+
+    def put(stored, **row):
+        one = dataclasses.replace(published.find("ViT-B/16-flexibase-imagenet21k-240"), head=5, size="", **row)
+        monkeypatch.setattr(published, "_all", lambda: {one.name: one})
+        params = jax.tree.map(
+            lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
+            jax.eval_shape(stored.init, jax.random.key(0), np.zeros((1, *stored.spec.position.image_size, 3))),
+        )
+        path = tmp_path / "published" / one.address.removeprefix("https://")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        vit_jax.save(path, stored, params, layout="big_vision")
+        return one.name, one.address, path
+
+    return put
+
+
+def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
+    stored = models.create("ViT-mu/32", num_classes=5, pooling="gap")
+    name, address, path = held(stored, model="ViT-mu/16")
+    model, params = vit_jax.load(name)
+    assert (model.name, model.field("resolution"), model.spec.grid) == ("ViT-mu/16", 240, (15, 15))
+    assert params["embed"]["kernel"].shape[:2] == (16, 16) and params["position"].shape == (225, 32)
+    assert model.preprocess == "resize_small(272)|central_crop(240)|value_range(-1,1)"
+    assert "resized from 32x32 to 16x16" in capsys.readouterr().err
+    by_gs = "gs://big_vision/" + address.partition("/big_vision/")[2]
+    assert vit_jax.load(address)[0] == model and published.listed(by_gs) == published.listed(name)
+    assert vit_jax.load(name, patch_size=30)[0].spec.grid == (8, 8)
+    assert vit_jax.load(path)[0].name == "ViT-mu/32"  # of a file of one's own, nothing is known
+
+
+def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
+    pipe = "resize_small(224,'bicubic',True)|central_crop(224)|value_range(-1,1)"
+    row = {"flexi": False, "resolution": 224, "preprocess": pipe}
+    name, _, path = held(models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", **row)
+    assert vit_jax.load(name)[0].preprocess == pipe
+    assert vit_jax.load(name, preprocess="value_range(0,1)")[0].preprocess == "value_range(0,1)"
+    assert vit_jax.load(name, resolution=384)[0].preprocess == "resize((384,384))|value_range(-1,1)"
+    # Of a file of one's own the layout is known, and what its authors do.
+    assert vit_jax.load(path)[0].preprocess == "resize_small(256)|central_crop(224)|value_range(-1,1)"
+    vit_jax.save(path, *vit_jax.load(path), layout="google")
+    assert vit_jax.load(path)[0].preprocess == "resize((224,224))|value_range(-1,1)"
+
+
+@pytest.mark.parametrize(
+    ("stored", "row"),
+    [
+        ("ViT-mu/32", {"flexi": False, "model": "ViT-mu/16", "resolution": 224}),
+        ("ViT-mu/16", {"flexi": False, "model": "ViT-mu/16", "resolution": 240}),
+        ("ViT-mu/16", {"flexi": False, "model": "ViT-mu/16", "resolution": 224, "layout": "google"}),
+        ("ViT-mu/16", {"model": "ViT-Ti/16"}),
+    ],
+)
+def test_what_is_not_the_listed_model_is_refused(held, stored, row):
+    name, address, _ = held(models.create(stored, num_classes=5), **row)
+    for path in (name, address):
+        with pytest.raises(UserError, match=rf"its file holds a {stored} .*, but listed is a .*; it is not loaded$"):
+            vit_jax.load(path)
+    name, _, _ = held(
+        models.create(stored, num_classes=5), **row | {"flexi": True, "model": stored, "layout": "big_vision"}
+    )
+    assert vit_jax.load(name)[0].name == stored
 
 
 CONTENT = os.urandom(3 * 2**20 + 5)

@@ -211,6 +211,22 @@ def test_fine_tuning_on_images_of_another_shape_with_another_head(run, quick, tm
         train.train(quick, tmp_path / "wider")
 
 
+def test_patches_of_another_size_start_a_run_only_where_that_is_asked_for(run, quick, tmp_path, capsys):
+    _, workdir, _ = run
+    quick.init_from, quick.keep_head, quick.total_steps, quick.warmup_steps = str(workdir), True, 0, 0
+    quick.model.position = "learned"
+    quick.model.name = f"{quick.model.name.rpartition('/')[0]}/8"
+    with pytest.raises(
+        UserError, match=r"patch_size 4, not 8 \(--config\.resample=flexi resizes the patches, as Flexi"
+    ):
+        train.train(quick, tmp_path / "refused")
+    quick.resample = "flexi"
+    train.train(quick, tmp_path / "resized")
+    assert "patches resized from 4x4 to 8x8 pixels" in capsys.readouterr().err
+    expected, found = vit_jax.load(workdir, patch_size=8, resolution=16)[1], vit_jax.load(tmp_path / "resized")[1]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_what_differs_ends_with_the_flags_to_paste():
     source = models.create("ViT-S/16", num_classes=1000, pooling="gap", pre_logits=True)
 

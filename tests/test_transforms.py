@@ -2,6 +2,7 @@ import io
 import pickle
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -96,7 +97,8 @@ def test_shapes(pipe, shape):
         ("resize|value_range(0,1)", "missing a required argument: 'size'"),
         ("resize(-3)|value_range(0,1)", "size must be a whole number from 1 to 10,000 or"),
         ("resize_small((3,3))|value_range(0,1)", "size must be a whole number from 1 to 10,000, not"),
-        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'fast' or 'area', not 'cubic'"),
+        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'bicubic' or 'fast' or "),
+        ("resize(3,'bicubic')|value_range(0,1)", "the method 'bicubic' is there with antialias=True only"),
         ("resize(3,antialias=1)|value_range(0,1)", "antialias must be True or False"),
         ("randaug(2)|resize(3)|value_range(0,1)", "missing a required argument: 'magnitude'"),
         ("randaug(1.5,3)|resize(3)|value_range(0,1)", "num_layers must be a whole number, not 1.5"),
@@ -142,6 +144,14 @@ def test_a_size_in_proportion_is_rounded_to_the_nearest_pixel():
         assert preprocess.shape == (resolution, resolution, 3)
     halves = [transforms.fill("{resolution*1/2}|{resolution}", resolution) for resolution in (3, 4, 5)]
     assert halves == ["2|3", "2|4", "3|5"]
+
+
+@pytest.mark.parametrize("size", [(20, 30), (90, 70)])
+def test_bicubic_is_keys_cubic_that_smooths_before_it_shrinks(size):
+    image = rng().integers(90, 166, (48, 64, 3), np.uint8)  # Pillow clips after rows and after columns
+    found = transforms.parse(f"resize({size},'bicubic',True)|value_range(0,255)", 224)(image, rng())
+    expected = jax.image.resize(image.astype(np.float32), (*size, 3), "cubic")
+    assert np.abs(found - expected).max() <= 1.5
 
 
 def test_a_crop_larger_than_the_image_is_a_sentence():

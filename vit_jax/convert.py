@@ -1,4 +1,4 @@
-"""Writes a checkpoint in another layout, or at another resolution.
+"""Writes a checkpoint in another layout, or at another resolution or patch size.
 
 Example:
   python -m vit_jax.convert workdirs/digits digits.npz --layout=google
@@ -19,13 +19,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("target", help="the npz to write")
     parser.add_argument("--layout", default="ours", help=f"one of {', '.join(interop.LAYOUTS)} [ours]")
     parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
-    parser.add_argument("--resample", default="linear", help="how: linear, as published, or bicubic [linear]")
+    parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as FlexiViT's")
+    parser.add_argument("--resample", help="of positions: linear, as published, bicubic or flexi [linear]")
     args = parser.parse_args(argv[1:])
     choose("layout", args.layout, interop.LAYOUTS)
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; write to another file.")
     resolution = None if args.resolution is None else size(args.resolution)
-    model, params = interop.load(args.source, resolution=resolution, resample=args.resample)
+    model, params = interop.load(args.source, resolution=resolution, patch_size=args.patch_size, resample=args.resample)
     interop.save(args.target, model, params, layout=args.layout)
     height, width = model.spec.position.image_size
     print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")

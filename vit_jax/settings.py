@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose
 
 CHOICES = {
-    "resample": ("linear", "bicubic"),
+    "resample": ("linear", "bicubic", "flexi"),
     "decay_type": ("cosine", "linear", "rsqrt", "constant"),
     "data.bad_images": ("fail", "replace"),
     "task.loss": ("softmax", "sigmoid"),
@@ -65,13 +65,14 @@ RANGES = {
 OPTIONAL = {"batch_eval", "total_steps", "total_epochs", "warmup_steps", "warmup_epochs", "eval_every"}
 OPTIONAL |= {"eval_every_epochs", "init_from", "grad_norm_clip", "data.data_dir", "data.num_classes"}
 OPTIONAL |= {"data.num_examples", "data.max_labels", "model.width", "model.depth", "model.mlp_dim", "model.num_heads"}
+OPTIONAL |= {"model.representation_size"}
 # Metrics by which a checkpoint may be the best: the larger the better.
 BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
 
 VERSION = 1  # of config.json; it rises when what is written there changes its meaning. Version 0.1.0 wrote none
 # Field that is younger than some config.json -> the value with which a run does what it did without the field.
-YOUNGER: dict[str, Any] = {}
+YOUNGER: dict[str, Any] = {"model.representation_size": None}
 
 ACCEPT = ", or go on with other data by --config.data.accept_change=True"
 

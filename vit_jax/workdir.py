@@ -146,7 +146,10 @@ class Workdir:
     def _adapt(self, source: str) -> dict[str, Any]:
         config, program = self._config, self._program
         try:
-            model, params = interop.load(source)
+            # Resized once, from the patches as they were trained, and only if that was asked for.
+            keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
+            asked = {key: program.model.field(key) for key in keys}
+            model, params = interop.load(source, resample=config.resample, **asked)
             wanted = program.state.params
             adapted = interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
             if config.keep_head:

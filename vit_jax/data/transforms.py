@@ -305,6 +305,8 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
     values = options(op) | arguments
     if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
+    if values.get("method") == "bicubic" and not values["antialias"]:
+        return "the method 'bicubic' is there with antialias=True only"
     return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
 
 

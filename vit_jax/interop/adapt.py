@@ -9,9 +9,9 @@ from vit_jax import UserError, models, tree
 # The whole pre-training head goes; the new one starts at zero.
 HEAD = ("head/", "pre_logits/")
 
-# Fields of config.model besides the name that must be the same for the rest to carry over; with its head, one more.
+# Fields of config.model besides the name that must be the same for the rest to carry over; with its head, two more.
 SAID = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position")
-SAID_OF_HEAD = ("pre_logits",)
+SAID_OF_HEAD = ("pre_logits", "representation_size")
 UNSAID = ("patch_size", "stem", "stages", "stem_width")  # only the name says them
 
 
@@ -42,6 +42,8 @@ def adapt(
     differ = [key for key in UNSAID + said if source.field(key) != target.field(key)]
     if differ:
         found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
+        if differ == ["patch_size"] and source.field("stem") == "patches":
+            found += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
         raise UserError(f"it holds a model with {found}; {_remedy(source, target, said)}")
     classes, own = source.field("num_classes"), target.field("num_classes")
     if keep_head and classes != own:

@@ -155,9 +155,17 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
     if spec.position.position not in positions:
         raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
     if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
-        raise UserError(
-            f"the {layout.name} layout holds the positions of square images only, not of {spec.grid} patches"
-        )
+        rows, columns = spec.grid
+        if layout.name == "big_vision":
+            raise UserError(
+                f"the big_vision layout holds the positions of square images only, not of {spec.grid} patches"
+            )
+        if math.isqrt(rows * columns) ** 2 == rows * columns:
+            side = math.isqrt(rows * columns)
+            raise UserError(
+                f"the google layout does not say that there are {rows}x{columns} patches, and they would be read as "
+                f"{side}x{side}"
+            )
     if spec.head.pooling == "map" and layout.name == "google":
         raise UserError("the google layout has no attention pooling")
     if spec.stem.stem == "resnet" and layout.name == "big_vision":
@@ -214,6 +222,7 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
         "num_classes": size("head/kernel", -1) if "head/kernel" in own else 0,
         "pooling": "token" if "cls" in own else "map" if "MAPHead_0/probe" in own else "gap",
         "pre_logits": "pre_logits/kernel" in own,
+        "representation_size": size("pre_logits/kernel", -1) if "pre_logits/kernel" in own else 0,
         "position": "learned" if learned else "sincos2d",
         "patch_size": patch_size,
     }
@@ -236,16 +245,24 @@ def infer(found: table.Archive, layout: Layout, resolution: Any = None) -> tuple
     )
 
 
-def use(fields: dict[str, Any]) -> dict[str, Any]:
+def use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """Returns how a published model is used, which its file does not say: keywords of `vit_jax.create`.
 
-    Preprocessing is what the authors evaluate fine-tuned models with (vision_transformer, vit_jax/input_pipeline.py).
-    So many classes as ImageNet and ImageNet-21k have are taken for theirs; the latter was learned by a sigmoid.
+    Preprocessing is what the authors evaluate with: fine-tuned models of vision_transformer (vit_jax/input_pipeline.py)
+    see the whole image, those of big_vision (configs/load_and_eval.py) the centre; which one cannot say of another
+    shape than a square. So many classes as ImageNet and ImageNet-21k have are taken for theirs; the latter was learned
+    by a sigmoid.
     """
     height, width = fields["resolution"]
+    cropped = layout.name == "big_vision" and height == width
+    sized = (
+        f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
+        if cropped
+        else f"resize(({height},{width}))"
+    )
     names = classes.names(fields["num_classes"])
     loss = "sigmoid" if names and len(names) > 1000 else "softmax"
-    return {"preprocess": f"resize(({height},{width}))|value_range(-1,1)", "class_names": names, "loss": loss}
+    return {"preprocess": f"{sized}|value_range(-1,1)", "class_names": names, "loss": loss}
 
 
 def _near(resolution: int, patch_size: int) -> int:

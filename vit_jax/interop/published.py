@@ -11,7 +11,7 @@ each row. A name is MODEL[-RECIPE]-DATA[-RESOLUTION], DATA being what the head w
   ViT-B/16-sam-..., -gsam-...       with sharpness-aware optimizers (arXiv 2106.01548, 2203.08065), ImageNet alone
   ViT-S/16-plain-90ep-...           big_vision's baseline (arXiv 2205.01580), ImageNet alone
   ViT-B/16-deit3-...                DeiT III (arXiv 2204.07118), converted by big_vision
-  ViT-B/16-flexibase-...            what FlexiViT (arXiv 2212.08013) is compared with
+  ViT-B/16-flexibase-...            what FlexiViT (arXiv 2212.08013) is compared with; its file holds larger patches
 
 An accuracy is what the authors report, not what we measured; an empty field was not found.
 """
@@ -22,7 +22,9 @@ import difflib
 import fnmatch
 import functools
 import html
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from vit_jax.interop import download
 
@@ -47,6 +49,9 @@ class Published:
         size: as listed, `393.69 MiB`: rounded to its last digit.
         address: of the file.
         source: of the address and the figures.
+        flexi: the file holds patches and positions of other sizes, which are resized when it is loaded.
+        preprocess: the pipe of operations that the accuracy was measured with or, without one, that its authors use.
+        preprocess_source: of that.
     """
 
     name: str
@@ -60,6 +65,9 @@ class Published:
     size: str
     address: str
     source: str
+    flexi: bool
+    preprocess: str
+    preprocess_source: str
 
 
 class Table(tuple[Published, ...]):
@@ -102,6 +110,12 @@ def find(name: str) -> Published | None:
     return _all().get(name)
 
 
+def listed(path: str) -> Published | None:
+    """Returns the published checkpoint of that name or address, https:// or gs://, if there is one."""
+    address = unquote(re.sub("^gs://", f"https://{download.GOOGLE}/", path))
+    return find(path) or next((one for one in _all().values() if unquote(one.address) == address), None)
+
+
 def nearest(name: str) -> str:
     """Returns what to try instead of a name that is none."""
     folded = {known.lower(): known for known in _all()}
@@ -132,7 +146,7 @@ def _all() -> dict[str, Published]:
 def _published(row: dict[str, str]) -> Published:
     accuracy = float(row["accuracy"]) if row["accuracy"] else None
     numbers = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
-    return Published(**(row | numbers))  # type: ignore[arg-type]
+    return Published(**(row | numbers | {"flexi": row["flexi"] == "yes"}))  # type: ignore[arg-type]
 
 
 def _cells(one: Published) -> tuple[str, ...]:

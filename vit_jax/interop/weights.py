@@ -22,7 +22,7 @@ LAYOUTS = {"ours": None, "google": google.GOOGLE, "big_vision": google.BIG_VISIO
 Flat = dict[str, np.ndarray]  # parameters by name
 
 
-def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[models.Model, dict[str, Any]]:
+def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tuple[models.Model, dict[str, Any]]:
     """Returns the model and the float32 parameters that a path holds.
 
     What files of other projects do not say is inferred from their arrays, and told on stderr.
@@ -31,20 +31,30 @@ def load(path: str | Path, *, resample: str = "linear", **fields: Any) -> tuple[
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
             `<workdir>/checkpoints/<step>`, or an npz: ours beside its JSON file, vision_transformer's or big_vision's;
             local or remote; or the name of a published checkpoint, see `vit_jax.list_models`, which is downloaded.
-        resample: how learned positions go to another resolution: linear, as the authors did, or bicubic.
-        **fields: what to change of the model, as for `vit_jax.create`: resolution, dtype, class_names and the like.
+        resample: how learned positions go to another grid of patches: linear, as the authors did, bicubic, or flexi, as
+            FlexiViT does; unset: flexi if patch_size is given, else linear.
+        **fields: what to change of the model, as for `vit_jax.create`: resolution, dtype, class_names and the like. To
+            another patch_size the kernel of the patches is resized (`models.resize_patches`).
 
     Raises:
-        UserError: the path holds none of these, or not the arrays of the model: names every one that is wrong.
+        UserError: the path holds none of these, or not the arrays of the model: names every one that is wrong; or not
+            the published model of that name.
     """
-    choose("resample", resample, models.RESAMPLINGS)
+    if resample is not None:
+        choose("resample", resample, models.RESAMPLINGS)
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        where = _locate(path)
-        model, params = _read_npz(where, given) if where.is_file() else _read_checkpoint(where, given)
+        where, listed = _locate(path)
+        model, params = _read_npz(where, given, listed) if where.is_file() else _read_checkpoint(where, given)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros, so it is for fine-tuning only", path)
-        return _at_resolution(model, params, given, resample)
+        if listed and listed.flexi:
+            wanted = models.create(listed.model).field("patch_size")
+            given = {"patch_size": wanted, "resolution": listed.resolution} | given
+        model, params = _at_size(model, params, given, resample)
+        if listed and model.spec.position.image_size == models.image_size(listed.resolution):
+            model = dataclasses.replace(model, preprocess=given.get("preprocess", listed.preprocess))
+        return model, tree.unflatten(params)
     except UserError as error:
         raise UserError(f"{shown(path)}: {shown(error)}") from None  # its traceback tells a user nothing more
 
@@ -77,11 +87,13 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
             ours.write(both.enter_context(archive.replacing(path.with_suffix(".json"))), model)
 
 
-def _locate(path: str | Path) -> Path:
-    """Returns, here, the npz or the checkpoint folder that is meant."""
+def _locate(path: str | Path) -> tuple[Path, published.Published | None]:
+    """Returns, here, the npz or the checkpoint folder that is meant, and what is listed of it."""
     try:
         here = Path(path).expanduser()
-        downloaded = None if here.exists() else published.bring(str(path))
+        exists = here.exists()
+        listed = None if exists else published.listed(str(path))
+        downloaded = None if exists else published.bring(str(path))
         where = downloaded or checkpoint.weights_here(path)
         exists = where.exists()
     except (OSError, RuntimeError, ValueError) as error:  # what is no path at all
@@ -89,14 +101,14 @@ def _locate(path: str | Path) -> Path:
     if not exists:
         raise UserError(f"does not exist, nor is it a published checkpoint; {published.nearest(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
-        return where
+        return where, listed
     found = where / ours.WEIGHTS if (where / ours.WEIGHTS).is_file() else checkpoint.find(where)
     if found is None:
         raise UserError(f"holds neither {ours.WEIGHTS} nor checkpoints")
-    return found
+    return found, None
 
 
-def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
+def _read_npz(path: Path, given: dict[str, Any], listed: published.Published | None) -> tuple[models.Model, Flat]:
     with archive.open_archive(path) as file:
         layout = google.detect(file)
         if layout is None:
@@ -104,10 +116,30 @@ def _read_npz(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
             shapes = _shapes(model)
             return model, table.read(file, {name: table.Leaf(name) for name in shapes}, shapes, "")
         layout, inferred = google.infer(file, layout, given.get("resolution"))
-        model = _model(models.name_of(inferred), inferred | google.use(inferred), given)
+        if listed:
+            _check_listed(listed, layout.name, inferred)
+        model = _model(models.name_of(inferred), inferred | google.use(inferred, layout), given)
         params = google.read(file, layout, model.spec, _shapes(model))
     print(f"{path.name}: {layout.name} layout, {_describe(model, params)}", file=sys.stderr)
     return model, params
+
+
+def _check_listed(listed: published.Published, layout: str, found: dict[str, Any]) -> None:
+    """Compares what a file holds with what the catalogue says of it; of FlexiViT's, patches and positions may differ.
+
+    Raises:
+        UserError: it is another model.
+    """
+    wanted = models.create(listed.model)
+    held = found | ({"patch_size": wanted.field("patch_size")} if listed.flexi else {})
+    sized = found["position"] == "learned" and not listed.flexi  # else no array tells the resolution
+    resolution = found["resolution"] if sized else models.image_size(listed.resolution)
+    has = (layout, models.name_of(held), resolution, found["num_classes"])
+    due = (listed.layout, wanted.name, models.image_size(listed.resolution), listed.head)
+    if has != due:
+        words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
+        told = words(layout, models.name_of(found), found["resolution"], found["num_classes"])
+        raise UserError(f"its file holds {told}, but listed is {words(*due)}; it is not loaded")
 
 
 def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
@@ -118,31 +150,42 @@ def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, F
 
 
 def _model(name: str, known: dict[str, Any], given: dict[str, Any]) -> models.Model:
-    """Returns the model as the user wants it, but at the resolution that it is stored at."""
+    """Returns the model as the user wants it, but with the resolution and the patches that it is stored with."""
     if "num_classes" in given:
         known = known | {"class_names": None}
-    resolution = models.create(name, **known).field("resolution")
-    return models.create(name, **(known | given | {"resolution": resolution}))
+    stored = models.create(name, **known)
+    sizes = {key: stored.field(key) for key in ("resolution", "patch_size")}
+    return models.create(name, **(known | given | sizes))
 
 
-def _at_resolution(
-    model: models.Model, params: Flat, given: dict[str, Any], method: str
-) -> tuple[models.Model, dict[str, Any]]:
-    """Returns the model at the resolution given, if one is; its images are then resized as they are, never cropped."""
+def _at_size(model: models.Model, params: Flat, given: dict[str, Any], method: str | None) -> tuple[models.Model, Flat]:
+    """Returns the model at the resolution and with the patches given, if they are. At another resolution its images are
+    resized as they are, never cropped.
+    """
     old = model.spec
-    resolution = given.get("resolution", model.field("resolution"))
-    spec = models.create(model.name, **(model.fields | {"resolution": resolution})).spec
-    if spec.position.image_size == old.position.image_size:
-        return model, tree.unflatten(params)
-    if "position" in params:
+    sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
+    flexible = sizes["patch_size"] != model.field("patch_size")
+    name = model.name
+    if flexible:
+        if old.stem.stem != "patches":
+            raise UserError("patch_size cannot change: patches of pixels are resized, not those of a ResNet's features")
+        name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
+    spec = models.create(name, **(model.fields | sizes)).spec
+    if flexible:
+        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], spec.stem.patch_size)}
+        sides = [f"{size}x{size}" for size in (old.stem.patch_size, spec.stem.patch_size)]
+        print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
+    if "position" in params and spec.grid != old.grid:
+        method = method or ("flexi" if "patch_size" in given else "linear")
         positions = models.resample(params["position"], old.grid, spec.grid, old.class_rows, method)
         params = params | {"position": positions}
-    pipe = given.get("preprocess")
-    last = (model.preprocess or "").rpartition("|")[2]
-    if pipe is None and last.startswith("value_range"):
+    pipe = given.get("preprocess", model.preprocess)
+    last = (pipe or "").rpartition("|")[2]
+    resized = spec.position.image_size != old.position.image_size
+    if resized and "preprocess" not in given and last.startswith("value_range"):
         height, width = spec.position.image_size
         pipe = f"resize(({height},{width}))|{last}"
-    return dataclasses.replace(model, spec=spec, preprocess=pipe), tree.unflatten(params)
+    return dataclasses.replace(model, name=name, spec=spec, preprocess=pipe), params
 
 
 def _shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
@@ -178,6 +221,7 @@ def _describe(model: models.Model, params: Flat) -> str:
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
     height, width = spec.position.image_size
     words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
-    words += ["a tanh layer"] if spec.head.pre_logits else []
+    size = spec.head.representation_size
+    words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
     words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
+from vit_jax.models.patch import resize_patches
 from vit_jax.models.position import RESAMPLINGS, resample
 from vit_jax.models.spec import Spec, flatten, image_size, replace, stride
 from vit_jax.models.vit import ViT
@@ -25,6 +26,7 @@ __all__ = [
     "image_size",
     "name_of",
     "resample",
+    "resize_patches",
     "stride",
 ]
 
@@ -110,9 +112,10 @@ class Model:
 
         Returns:
             logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
-            out: `pre_logits`, the classifier's float32 input [batch, width]; `tokens` [batch, tokens, width] after the
-                encoder's norm; `blocks`, each block's output [depth, batch, tokens, width]; if captured `attention`,
-                float32 weights [depth, batch, heads, tokens, tokens]. A class token is row 0 of the tokens.
+            out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
+                [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
+                width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens]. A class token is
+                row 0 of the tokens.
 
         Raises:
             UserError: the images do not fit the model's resolution or patches, or an unknown capture.

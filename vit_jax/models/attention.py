@@ -59,7 +59,14 @@ def tokens_first(qkv: Fused) -> tuple[Mixed, Weights]:
     return mixed.reshape(batch, tokens, heads * head_dim), weights
 
 
-ATTENTIONS = {"heads_first": heads_first, "tokens_first": tokens_first}
+def auto(qkv: Fused) -> tuple[Mixed, Weights]:
+    """Returns the same by the fastest form for the platform that it is lowered for, here or elsewhere; the others leave
+    nothing behind. Differentiable in reverse only.
+    """
+    return jax.lax.platform_dependent(qkv, cpu=heads_first, default=tokens_first)
+
+
+ATTENTIONS = {"auto": auto, "heads_first": heads_first, "tokens_first": tokens_first}
 
 
 def _scaled(x: Array) -> Array:

@@ -77,19 +77,35 @@ def linear(old: int, new: int) -> np.ndarray:
 
 
 def bicubic(old: int, new: int) -> np.ndarray:
-    """Returns the [new, old] matrix of timm's interpolation: PyTorch's bicubic with `antialias=True`.
+    """Returns the [new, old] matrix of timm's interpolation: PyTorch's bicubic with `antialias=True`, by Keys' cubic
+    with a = -1/2.
+    """
+    x = _distances(old, new)
+    near, far = (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return _normal(np.where(x < 1, near, np.where(x < 2, far, 0)))
 
-    The outermost edges stay where they are (half-pixel centres); Keys' cubic with a = -1/2, widened by the factor of
-    shrinking, and cut off at the edges.
+
+def flexi(old: int, new: int) -> np.ndarray:
+    """Returns the [new, old] matrix of FlexiViT's interpolation: `jax.image.resize(method="linear")`, which smooths
+    before it shrinks.
+    """
+    return _normal(np.maximum(0, 1 - _distances(old, new)))
+
+
+def _distances(old: int, new: int) -> np.ndarray:
+    """Returns how far each new centre is from each old one [new, old]: in old steps or, where the grid shrinks, new
+    ones. The outermost edges stay where they are (half-pixel centres).
     """
     centres = (np.arange(new) + 0.5) * old / new
-    x = np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(old / new, 1)
-    near, far = (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
+    return np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(old / new, 1)
+
+
+def _normal(weights: np.ndarray) -> np.ndarray:
+    """Returns weights that sum to 1, cut off at the edges."""
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-RESAMPLINGS = {"linear": linear, "bicubic": bicubic}
+RESAMPLINGS = {"linear": linear, "bicubic": bicubic, "flexi": flexi}
 
 
 def resample(
@@ -106,7 +122,7 @@ def resample(
         old_grid: (rows, columns) of patches that the table has.
         new_grid: (rows, columns) that it shall have.
         class_rows: how many rows at the start belong to no patch.
-        method: linear, as published, or bicubic, as in timm.
+        method: linear, as published; bicubic, as in timm; or flexi, as in FlexiViT.
 
     Raises:
         ValueError: the table has not `class_rows + rows * columns` rows.

@@ -8,7 +8,7 @@ from vit_jax import UserError, choose
 POOLINGS = ("token", "gap", "map")
 POSITIONS = ("learned", "sincos2d", "sincos2d_moco", "none")
 STEMS = ("patches", "resnet")
-ATTENTIONS = ("heads_first", "tokens_first")
+ATTENTIONS = ("auto", "heads_first", "tokens_first")
 MLPS = ("jit", "shard_map")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
@@ -94,7 +94,7 @@ class Position:
 class Attention:
     """Multi-head self-attention (appendix A) and the way it is computed."""
 
-    attention: str = "heads_first"
+    attention: str = "auto"  # as the platform wants it that the model is lowered for
     num_heads: int = 12
 
     def __post_init__(self):
@@ -110,13 +110,17 @@ class Head:
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
     pooling: str = "token"
     pre_logits: bool = False
+    representation_size: int = 0  # width of the tanh layer; 0: the model's
     head_bias: float = 0.0
 
     def __post_init__(self):
-        """Raises UserError for an unknown pooling or a negative number of classes."""
+        """Raises UserError for an unknown pooling, a negative number, or the width of a layer that is not there."""
         choose("pooling", self.pooling, POOLINGS)
-        if self.num_classes < 0:
-            raise UserError(f"num_classes must be 0 or more, not {self.num_classes}.")
+        for name in ("num_classes", "representation_size"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+        if self.representation_size and not self.pre_logits:
+            raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +223,10 @@ def replace(spec: Spec, **flat: Any) -> Spec:
             changes[field.name] = dataclasses.replace(value, **inner)
         elif field.name in given:
             changes[field.name] = given[field.name]
-    return dataclasses.replace(spec, **changes)
+    changed = dataclasses.replace(spec, **changes)
+    if changed.head.representation_size == changed.width:  # one model, one spec
+        changed = dataclasses.replace(changed, head=dataclasses.replace(changed.head, representation_size=0))
+    return changed
 
 
 def image_size(resolution: Any) -> tuple[int, int]:

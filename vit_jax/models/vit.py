@@ -92,7 +92,8 @@ class ViT(nn.Module):
         x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
         if head.pre_logits:
             x = constrain(x, ("batch", "width"))
-            x = nn.tanh(Dense(self.spec.width, ("width", "hidden"), name="pre_logits")(x))
+            size = head.representation_size or self.spec.width
+            x = nn.tanh(Dense(size, ("width", "hidden"), name="pre_logits")(x))
         x = constrain(x, ("batch", "width"))
         out = out | {"tokens": tokens, "pre_logits": x}
         if head.num_classes:
