@@ -212,7 +212,8 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params)
     vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
     again, back = vit_jax.load(tmp_path / "x.npz", resolution=(16, 32))
-    assert again.spec == model.spec and equal(back, params)
+    assert again.spec == model.spec
+    chex.assert_trees_all_equal(back, params)
     assert arrays_of(tmp_path / "x.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 24)
     with pytest.raises(UserError, match="big_vision layout holds the positions of square images only"):
         vit_jax.save(tmp_path / "x.npz", model, params, layout="big_vision")
@@ -255,7 +256,8 @@ def test_the_representation_has_a_width_of_its_own(name, changed, tmp_path, caps
     for layout in ("ours", layout_of(name)):
         vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
         again, back = vit_jax.load(tmp_path / "x.npz")
-        assert again.spec == model.spec and equal(back, params)
+        assert again.spec == model.spec
+        chex.assert_trees_all_equal(back, params)
 
 
 def test_a_head_of_zeros_is_told(changed, caplog):
@@ -333,10 +335,11 @@ def test_patches_of_another_size(tmp_path, capsys):
     assert "ViT/16: patches resized from 32x32 to 16x16 pixels" in capsys.readouterr().err
     vit_jax.save(tmp_path / "x.npz", other, params)
     again, back = vit_jax.load(tmp_path / "x.npz")
-    assert again == other and equal(back, params)
+    assert again == other
+    chex.assert_trees_all_equal(back, params)
     target = str(tmp_path / "y.npz")
     convert.main(["convert", str(fixture("big_vision_flexi")), target, "--patch-size=16"])
-    assert equal(vit_jax.load(target)[1], params)
+    chex.assert_trees_all_equal(vit_jax.load(target)[1], params)
     linear = load("big_vision_flexi", patch_size=16, resample="linear")[1]
     assert not np.array_equal(linear["position"], params["position"])
     with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would do"):
