@@ -11,6 +11,7 @@ import jax
 
 from vit_jax import UserError, files
 from vit_jax.data.images import Encoded
+from vit_jax.data.splits import resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,9 @@ def open_splits(builder: Any, names: list[str]) -> Tfds:
 
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     skip = {"image": tfds.decode.SkipDecoding()}
-    return Tfds(builder.info.full_name, {name: builder.as_data_source(split=name, decoders=skip) for name in names})
+    there = {name: resolve(name, list(builder.info.splits)) for name in names}
+    opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in there.items()}
+    return Tfds(builder.info.full_name, opened)
 
 
 def find(name: str, data_dir: str | None) -> Any:
