@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -63,6 +64,20 @@ def test_exif_orientation_on_request(suffix, orientation, tmp_path):
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert np.abs(images.read_image(path).decode().astype(int) - upright).max() < 8
     assert images.decode(data, "x").shape == (40, 60, 3)
+
+
+def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
+    monkeypatch.setattr(images.PillowTold, "said", False)
+    warnings.simplefilter("always")
+    palette = picture().convert("P")
+    for transparent in (bytes([0, 100]), bytes([0, 100, 200])):
+        images.decode(encoded(palette, "PNG", transparency=transparent), "x")
+    tiff = encoded(picture(), "TIFF")
+    images.decode(tiff.replace(b"\x1c\x01\x03\x00\x01", b"\x1c\x01\x03\x00\x02"), "x")  # two planar configurations
+    assert [record.message.partition(" (")[0] for record in caplog.records] == ["an image file is not quite in order"]
+    assert not list(recwarn)
+    with pytest.warns(UserWarning, match="of others"):
+        warnings.warn("of others", stacklevel=1)
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])

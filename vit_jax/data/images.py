@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import io
+import logging
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -127,9 +129,31 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
         return upright(image, data) if exif and has_exif(data) else image
 
 
+class PillowTold:
+    """Tells of Pillow's warnings in one line, once in a process: they name no file, and come with many."""
+
+    said = False
+
+    def __init__(self, usual: Callable[..., None]):
+        """Takes what is to show all other warnings."""
+        self.usual = usual
+
+    def __call__(self, message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+        """Shows a warning, given as `warnings.showwarning` is."""
+        if f"{os.sep}PIL{os.sep}" not in filename:
+            self.usual(message, category, filename, *rest, **more)
+        elif not issubclass(category, Image.DecompressionBombWarning) and not PillowTold.said:  # we have a limit, too
+            PillowTold.said = True
+            words = "an image file is not quite in order (%s); such files are read, and no more is said of them."
+            logging.getLogger(__name__).warning(words, message)
+
+
 @contextlib.contextmanager
 def decoding(name: str) -> Iterator[None]:
     """Turns what decoders raise into a DecodeError."""
+    usual = warnings.showwarning
+    if not isinstance(usual, PillowTold):  # again where somebody has put the usual one back
+        warnings.showwarning = PillowTold(usual)
     try:
         yield
     except UnidentifiedImageError as error:
