@@ -5,11 +5,13 @@
 
 The argument holds any of
     model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS want it
-    dataset=NAME     [folder:.] imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, all of TFDS; or
-                     your own images, folder:PATH or array_record:PATTERN
+    dataset=NAME     [folder:.] imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, all of TFDS; any
+                     other classification data set of TFDS, tfds:NAME; or your own images, folder:PATH or
+                     array_record:PATTERN
     split=full|dev   full: the whole split train, evaluated on test (of ImageNet, validation); dev: a part of train is
                      held out and evaluated as val, to choose the rate by (10 % of Pets, Flowers and own images, 2 % of
-                     CIFAR, 1 % of ImageNet). Own images need splits train and test for full, so for them dev is usual
+                     CIFAR, 1 % of ImageNet). Own images need splits train and test for full, so for them dev is usual;
+                     tfds:NAME likewise
     polyak=yes       ImageNet in Table 2: a moving average of the weights (0.9999), 512 pixels; H/14 518
 
                                 steps   warm-up   rates to choose from
@@ -27,7 +29,8 @@ on CIFAR-10; dropout 0.1 for L/16, H/14 and R50+B/16; inception crops, while the
 pixels, 27 patches a side: the release's convolution leaves out the rest of 384. UNCONFIRMED, so chosen here: Flowers'
 train is TFDS's, 1,020 images, as in big_vision's transfer.py; the 1,020 of its validation are not used.
 
-Own images, of which the paper says nothing: Pets' steps with batches of 128 at 0.01, about 13 epochs of 5,000 images.
+Own images and tfds:NAME, of which the paper says nothing: Pets' steps with batches of 128 at 0.01, about 13 epochs of
+5,000 images.
 """
 
 from ml_collections import ConfigDict
@@ -42,7 +45,7 @@ DATASETS = {
     "oxford_iiit_pet": (500, 100, 37, 3_680, "test", 90),
     "oxford_flowers102": (500, 100, 102, 1_020, "test", 90),
 }
-OWN = ("folder:", "array_record:")
+OWN = ("folder:", "array_record:", "tfds:")
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1}
 CHOICES = {"split": ("full", "dev"), "polyak": ("yes", "no")}
 
@@ -55,9 +58,11 @@ def get_config(arg: str = "") -> ConfigDict:
     """
     given = {"model": "ViT-B/16", "dataset": "folder:.", "polyak": "no"} | parse(arg)
     name, dataset = given["model"], given["dataset"]
+    if dataset.removeprefix("tfds:") in DATASETS:
+        dataset = dataset.removeprefix("tfds:")
     own = dataset.startswith(OWN)
     if not own and dataset not in DATASETS:
-        raise ValueError(f"unknown dataset {dataset!r}; choose from {', '.join(DATASETS)}, folder:PATH")
+        raise ValueError(f"unknown dataset {dataset!r}; choose from {', '.join(DATASETS)}, tfds:NAME, folder:PATH")
     steps, warmup, classes, images, tested, kept = DATASETS.get(dataset, (500, 100, None, None, "test", 90))
     dev = given.get("split", "dev" if own else "full") == "dev"
     polyak = given["polyak"] == "yes"

@@ -189,8 +189,10 @@ def test_no_config_and_no_such_config(monkeypatch):
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module
     with pytest.raises(UserError, match=r"configs/jft\.py is no recipe: it defines no get_config\(\)\."):
         main.parse(["main.py", f"--config={ROOT}/configs/jft.py"])
-    with pytest.raises(UserError, match=r"^flag --config=.*: TypeError: get_config\(\) takes 0 .* given\.$"):
-        main.parse(["main.py", f"--config={ROOT}/configs/digits.py:x=3"])
+    for name in ("digits", "vit_b16_jft"):
+        sentence = rf"^the recipe \S*configs/{name}\.py takes no argument, but was given 'aug=medium1'\.$"
+        with pytest.raises(UserError, match=sentence):
+            main.parse(["main.py", f"--config={ROOT}/configs/{name}.py:aug=medium1"])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from PIL import Image
 from benchmarks import faults, input, load, loader, overhead, plans, train_step
 from configs import base
 from tests.conftest import ROOT, write_tfds
+from tests.test_folder import tiny_imagenet
 from vit_jax import convert, evaluate, guard, limits, main, pack, plan, pod, predict, settings, sweep
 from vit_jax.planning import compiler
 from vit_jax.program import unopened
@@ -125,6 +126,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_photos(folder)
+    tiny_imagenet(folder / "tiny-imagenet-200")
     shutil.copy(ROOT / "tests" / "data" / "parity" / "google_vit_in21k_tanh.npz", folder / "pretrained.npz")
     write_tfds(folder / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20})
     return folder
@@ -146,7 +148,7 @@ def test_a_reader_who_pastes_everything(reader, line, capsys):
         if name in ("vit_jax.main", "vit_jax.sweep"):
             words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
             words += SHORT[1:] if "total_steps=0" in line else SHORT
-            words += PHOTOS if "photos" in line else CIFAR if "cifar" in line else []
+            words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
             assert '"test/accuracy"' in capsys.readouterr().out
@@ -177,7 +179,7 @@ def test_the_limits_of_the_page_are_those_of_the_code():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 12 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 13 and set(ran) == set(MODULES)
 
 
 def test_links_lead_somewhere():

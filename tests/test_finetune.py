@@ -92,6 +92,9 @@ ROWS = {
     "dataset=folder:photos,split=full": TESTED | {"data.source": "folder:photos"},
     "dataset=array_record:packed/a=b,model=ViT-S/16": OWN
     | {"data.source": "array_record:packed/a=b", "model.name": "ViT-S/16"},
+    "dataset=tfds:food101": OWN | {"data.source": "tfds:food101"},
+    "dataset=tfds:beans:0.1.0,split=full": TESTED | {"data.source": "tfds:beans:0.1.0"},
+    "dataset=tfds:cifar100": CIFAR100,
     "": OWN | {"data.source": "folder:."},
 }
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -65,17 +66,31 @@ def test_exif_orientation_on_request(suffix, orientation, tmp_path):
     assert images.decode(data, "x").shape == (40, 60, 3)
 
 
+def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
+    monkeypatch.setattr(images.PillowTold, "said", False)
+    warnings.simplefilter("always")
+    palette = picture().convert("P")
+    for transparent in (bytes([0, 100]), bytes([0, 100, 200])):
+        images.decode(encoded(palette, "PNG", transparency=transparent), "x")
+    tiff = encoded(picture(), "TIFF")
+    images.decode(tiff.replace(b"\x1c\x01\x03\x00\x01", b"\x1c\x01\x03\x00\x02"), "x")  # two planar configurations
+    assert [record.message.partition(" (")[0] for record in caplog.records] == ["an image file is not quite in order"]
+    assert not list(recwarn)
+    with pytest.warns(UserWarning, match="of others"):
+        warnings.warn("of others", stacklevel=1)
+
+
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
 def test_damaged_files_are_errors_that_name_the_file(suffix):
     data = encoded(picture(), suffix)
     for end in (0, 1, 2, 20, len(data) // 2, len(data) * 9 // 10):
         with pytest.raises(images.DecodeError, match=r"cannot decode the image some/file\.x: \w"):
             images.decode(data[:end], "some/file.x")
-    with pytest.raises(images.DecodeError, match="no JPEG, PNG, WebP or GIF"):
-        images.decode(encoded(picture(), "BMP"), "x")
+    with pytest.raises(images.DecodeError, match="not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file"):
+        images.decode(encoded(picture(), "TGA"), "x")
 
 
-@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM"])
 def test_random_damage_never_raises_anything_else(suffix):
     data, random = np.frombuffer(encoded(picture(), suffix), np.uint8), rng()
     for _ in range(100):

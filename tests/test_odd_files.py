@@ -11,7 +11,8 @@ from vit_jax.data import headers, images, sources, transforms
 
 GOOD = ("cmyk.jpg", "palette.png", "sixteen bits.png", "one pixel.png", "wide.JPEG", "high.jpg", "animated.gif")
 GOOD += ("photo.webp", "hündchen 小狗 🐕.jpg", "lying.jpg", "grey.jpg", "alpha.png", "two colours.png")
-BAD = ("text.jpg", "empty.png", "cut.jpg", "loop.jpg", "gone.jpg", "folder.jpg", "huge.png")
+GOOD += ("old.BMP", "scan.tif", "cmyk.tiff", "deep.tif", "raw.ppm", "raw.pgm", "from a browser.jfif")
+BAD = ("text.jpg", "empty.png", "cut.jpg", "loop.jpg", "gone.jpg", "huge.png")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Image size")
 
@@ -43,6 +44,13 @@ def folder(tmp_path_factory):
     picture().convert("L").save(dog / "grey.jpg", progressive=True)
     picture().convert("RGBA").save(dog / "alpha.png")
     picture().convert("1").save(dog / "two colours.png")
+    picture().save(dog / "old.BMP")
+    picture().save(dog / "scan.tif", compression="tiff_lzw", exif=lying)
+    picture().convert("CMYK").save(dog / "cmyk.tiff")
+    Image.fromarray(random.integers(0, 2**16, (30, 40), np.uint16)).save(dog / "deep.tif")
+    picture().save(dog / "raw.ppm")
+    picture().convert("L").save(dog / "raw.pgm")
+    picture().save(dog / "from a browser.jfif", "JPEG")
     (dog / "notes.txt").write_text("no image, and not said to be one")
     (dog / ".hidden.jpg").write_text("hidden")
     (dog / "again").symlink_to(photos)  # a loop of folders
@@ -109,12 +117,12 @@ def test_it_fails_by_name(odd, tmp_path, share, sentence):
 
 def test_an_evaluation_leaves_nothing_out_and_says_so_before_training(odd, tmp_path):
     odd.data.bad_images, odd.data.max_bad, odd.evals.test.split = "replace", 0.4, "train"
-    shown = ("text.jpg", "empty.png", "loop.jpg", "gone.jpg", "folder.jpg", "huge.png")  # in its data alone: cut.jpg
+    shown = ("text.jpg", "empty.png", "loop.jpg", "gone.jpg", "huge.png")  # in its data alone: cut.jpg
     names = "|".join(shown)
     fault = rf"cannot (read|decode) the image \S*/({names}): [^;]+; "
     sentence = (
-        rf"^6 of 20 images of evals.test cannot be evaluated: ({fault}){{3}}"
-        r"and 3 more\. Repair or remove them: an evaluation leaves nothing out\.$"
+        rf"^5 of {len(GOOD) + len(BAD)} images of evals.test cannot be evaluated: ({fault}){{3}}"
+        r"and 2 more\. Repair or remove them: an evaluation leaves nothing out\.$"
     )
     with pytest.raises(UserError, match=sentence):
         train.train(odd, tmp_path / "run")

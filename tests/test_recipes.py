@@ -108,6 +108,7 @@ HELD_OUT = (
         "checkpoint.best_metric": "minival/accuracy",
     }
 )
+DROPPED = {"model.dropout_rate": 0.1, "model.stochastic_depth": 0.1}
 PLAIN90 = {
     "batch": 1024,
     "total_epochs": 90.0,
@@ -141,6 +142,7 @@ ROWS = {
     "vit_b32_imagenet21k": row(IMAGENET21K, "ViT-B/32"),
     "vit_l16_imagenet21k": row(IMAGENET21K, "ViT-L/16"),
     "vit_l32_imagenet21k": row(IMAGENET21K, "ViT-L/32"),
+    "vit_h14_imagenet21k": row(IMAGENET21K, "ViT-H/14"),
     "r50_vit_b16_imagenet21k": row(IMAGENET21K, "R50+ViT-B/16"),
     "r50_vit_l32_imagenet21k": row(IMAGENET21K, "R50+ViT-L/32"),
     "r26_vit_b32_imagenet21k": row(IMAGENET21K, "R26+ViT-B/32"),
@@ -153,6 +155,13 @@ ROWS = {
     "vit_ti16_imagenet21k": row(AUGREG21K, "ViT-Ti/16", **aug(0.0)),
     "r26_vit_s32_imagenet21k": row(AUGREG21K, "R26+ViT-S/32", **aug(0.0, 2, 0)),
     "r_vit_ti16_imagenet21k": row(AUGREG21K, "R+ViT-Ti/16", **aug(0.0)),
+    "vit_b16_imagenet21k_augreg": row(AUGREG21K, "ViT-B/16", **aug(0.2, 2, 10)),
+    "vit_b32_imagenet21k_augreg": row(AUGREG21K, "ViT-B/32", **aug(0.2, 2, 10)),
+    "vit_l16_imagenet21k_augreg": row(AUGREG21K, "ViT-L/16", **aug(0.5, 2, 15)),
+    "r50_vit_l32_imagenet21k_augreg": row(AUGREG21K, "R50+ViT-L/32", **aug(0.2, 2, 15), **DROPPED),
+    "vit_b16_imagenet2012_augreg": row(HELD_OUT, "ViT-B/16", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
+    "vit_b32_imagenet2012_augreg": row(HELD_OUT, "ViT-B/32", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
+    "vit_l16_imagenet2012_augreg": row(HELD_OUT, "ViT-L/16", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
     "vit_s16_imagenet2012": row(HELD_OUT, "ViT-S/16", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
     "vit_ti16_imagenet2012": row(HELD_OUT, "ViT-Ti/16", **aug(0.0, 2, 0), **{"model.head_bias": -6.9}),
     "vit_s16_imagenet2012_90ep": row(HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **PLAIN90),
@@ -240,7 +249,7 @@ def test_what_is_held_out_is_not_trained_on():
     ],
 )
 def test_levels_of_augmentation(level, fields):
-    for name in ("vit_s16_imagenet21k", "vit_ti16_imagenet2012"):
+    for name in ("vit_s16_imagenet21k", "vit_ti16_imagenet2012", "r50_vit_l32_imagenet21k_augreg"):
         default, config = settings.flatten(parse(f"{name}.py")), settings.flatten(parse(f"{name}.py:aug={level}"))
         assert config == default | fields
     assert level in augreg.LEVELS and len(augreg.LEVELS) == 7

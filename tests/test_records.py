@@ -293,6 +293,17 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
         list(source)
 
 
+def test_a_store_is_asked_once_for_each_shard_however_often_it_is_opened(tmp_path, monkeypatch):
+    write_set(tmp_path / "set", SINGLE)
+    asked = []
+    monkeypatch.setattr(shards.paths, "local", lambda path: asked.append(path) or path)
+    source = open_source(f"array_record:{tmp_path}/set", "train")
+    for _ in range(3):
+        assert numbers(source) == list(range(11))
+        shards.open_shard.cache_clear()  # as if there were more of them than may be open
+    assert len(asked) == len(set(asked)) == 3
+
+
 def test_a_remote_set_larger_than_the_cache_is_refused_at_once(tmp_path, monkeypatch):
     memory, where = fsspec.filesystem("memory"), "memory://bucket/set"
     write_set(tmp_path / "set", SINGLE)

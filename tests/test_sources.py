@@ -1,9 +1,12 @@
 import hashlib
 import io
 import pickle
+import socket
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -211,10 +214,13 @@ def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypa
             UserError, match=rf"in {tmp_path}, and TFDS cannot prepare it here \(.*{first}\); .*{build}"
         ):
             open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+        with pytest.raises(UserError, match=r"in \S*/no/where, which does not exist, and TFDS cannot prepare it here"):
+            open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "no" / "where"))
+        assert not (tmp_path / "no").exists()
     TinyPublic.fault = None
     source = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
     assert sorted(int(source[index]["image"].decode().mean()) for index in range(len(source))) == [0, 1, 2, 3, 4]
-    assert "TFDS prepares it now" in capsys.readouterr().err
+    assert "TFDS prepares it there now" in capsys.readouterr().err
     again = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
     assert again.fingerprint == source.fingerprint and "prepares" not in capsys.readouterr().err
 
@@ -222,6 +228,35 @@ def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypa
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="prepare it in an environment of its own"):
         open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("server", ["refuses", "is silent"])
+def test_a_download_is_announced_and_given_up_without_a_network(tmp_path, capsys, monkeypatch, server):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr("vit_jax.data.tfds.REACHING", 0.2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server == "is silent":
+            listener.listen()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/cifar.tar.gz"
+        infos = {url: SimpleNamespace(size=170_052_171)}
+        monkeypatch.setattr(tfds.core.DatasetBuilder, "url_infos", infos)
+        for name in ("cifar10", "food101"):
+            start = time.monotonic()
+            with pytest.raises(
+                UserError, match=rf"nowhere, which does not exist, and the network, or {url}, cannot be"
+            ):
+                open_source(f"tfds:{name}", "train", data_dir=str(tmp_path / "nowhere"))
+            assert time.monotonic() - start < 3 and not (tmp_path / "nowhere").exists()
+            told = f"no TFDS dataset '{name}' in {tmp_path}/nowhere, which does not exist: TFDS prepares it there now, "
+            assert told + "170 MB to download." in capsys.readouterr().err
+
+
+def test_a_tfds_dataset_without_classes_is_refused_before_its_download(tmp_path, capsys):
+    with pytest.raises(UserError, match="'div2k' has no image and class label, but lr, hr"):
+        open_source("tfds:div2k", "train", data_dir=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists() and "prepares" not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not TFDS.exists(), reason="needs the shared CIFAR-10")

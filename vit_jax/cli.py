@@ -61,6 +61,7 @@ def quiet_libraries() -> None:
     """Keeps libraries' remarks on their own workings off the terminal; their warnings stay."""
     logging.getLogger("absl").setLevel(logging.WARNING)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it fails at is told in a sentence
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # likewise
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # Python's tracker removes the shared memory of worker processes that ends with this one, and would tell of it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")

@@ -25,7 +25,7 @@ class Progress(Callback):
         self.last = time.monotonic()
 
 
-def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
+def within_limit(what: str, call: Callable[[Progress], Any], seconds: float | None = None) -> Any:
     """Returns what a call returns, or raises what it raises.
 
     It runs in a thread that nobody waits for afterwards: not every library gives up by itself, nor can it be stopped.
@@ -33,10 +33,12 @@ def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
     Args:
         what: it is about, for the error message.
         call: takes a callback that it may tell its progress.
+        seconds: the limit; None: `SECONDS`.
 
     Raises:
-        NoAnswer: there was neither an answer nor progress for `SECONDS`.
+        NoAnswer: there was neither an answer nor progress for so long.
     """
+    seconds = SECONDS if seconds is None else seconds
     answer: concurrent.futures.Future = concurrent.futures.Future()
     progress = Progress()
 
@@ -48,8 +50,8 @@ def within_limit(what: str, call: Callable[[Progress], Any]) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     while not answer.done():
-        left = progress.last + SECONDS - time.monotonic()
+        left = progress.last + seconds - time.monotonic()
         if left <= 0:
-            raise NoAnswer(f"{what} did not answer within {SECONDS:g} s; is it reachable from here?")
+            raise NoAnswer(f"{what} did not answer within {seconds:g} s; is it reachable from here?")
         concurrent.futures.wait([answer], timeout=left)
     return answer.result()

@@ -105,6 +105,9 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
         rest = values(argv)[1:]
     except flags.Error as error:
         told = str(error).replace("Error whilst parsing config file: ValueError: ", "")
+        if "TypeError: get_config() takes 0 positional arguments" in told:
+            argument = [word for word in argv if word.startswith("--config=")][-1].partition(":")[2]
+            raise UserError(f"the recipe {file} takes no argument, but was given {argument!r}.") from error
         first, *_, last = [line for line in told.splitlines() if line.strip(" .")] * 2
         hint = "; fields are written --config.KEY=VALUE" if isinstance(error, flags.UnrecognizedFlagError) else ""
         raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}.") from error

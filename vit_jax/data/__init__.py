@@ -184,20 +184,11 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
         source = sources.open_source(config, config.evals[name].split)
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
-    if source.name == train.name and overlap(source, train):
+    if source.name == train.name and source.overlaps(train):
         logging.getLogger(__name__).warning("evals.%s looks at images of training: its split overlaps data.split", name)
     if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
         raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} are not those of training")
     return source
-
-
-def overlap(one: sources.Source, other: sources.Source) -> bool:
-    """Returns whether two splits of the same data share examples."""
-    return any(
-        name == same and max(rows.start, others.start) < min(rows.stop, others.stop)
-        for name, rows in one.parts
-        for same, others in other.parts
-    )
 
 
 def batch_eval(config: ConfigDict) -> int:

@@ -1,11 +1,13 @@
-"""Image files to pixels: JPEG, PNG, WebP and GIF bytes to RGB uint8."""
+"""Image files to pixels: JPEG, PNG, WebP, GIF, BMP, TIFF and PPM bytes to RGB uint8."""
 
 import contextlib
 import dataclasses
 import functools
 import io
+import logging
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,8 +18,9 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from vit_jax import UserError, files
 from vit_jax.data import jpeg
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+KINDS = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file of a kind that can be read"
 MAX_PIXELS = 100_000_000  # a small file can unfold to gigabytes
 HEADER = 1 << 14  # bytes of a file that mostly hold its header
 
@@ -104,10 +107,11 @@ class Header:
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
-    """Decodes a JPEG, PNG, WebP or GIF image, of an animation the first frame.
+    """Decodes an image of one of `FORMATS`, of an animation the first frame, of a TIFF file the first page.
 
     JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. Grey images are
-    repeated over the channels, an alpha channel is dropped, 16 bits keep their upper 8, as TensorFlow does.
+    repeated over the channels, an alpha channel is dropped, 16 bits keep their upper 8, as TensorFlow does. TIFF
+    images are turned upright by Pillow, whatever `exif` says.
 
     Args:
         data: the encoded file.
@@ -125,13 +129,35 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
         return upright(image, data) if exif and has_exif(data) else image
 
 
+class PillowTold:
+    """Tells of Pillow's warnings in one line, once in a process: they name no file, and come with many."""
+
+    said = False
+
+    def __init__(self, usual: Callable[..., None]):
+        """Takes what is to show all other warnings."""
+        self.usual = usual
+
+    def __call__(self, message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+        """Shows a warning, given as `warnings.showwarning` is."""
+        if f"{os.sep}PIL{os.sep}" not in filename:
+            self.usual(message, category, filename, *rest, **more)
+        elif not issubclass(category, Image.DecompressionBombWarning) and not PillowTold.said:  # we have a limit, too
+            PillowTold.said = True
+            words = "an image file is not quite in order (%s); such files are read, and no more is said of them."
+            logging.getLogger(__name__).warning(words, message)
+
+
 @contextlib.contextmanager
 def decoding(name: str) -> Iterator[None]:
     """Turns what decoders raise into a DecodeError."""
+    usual = warnings.showwarning
+    if not isinstance(usual, PillowTold):  # again where somebody has put the usual one back
+        warnings.showwarning = PillowTold(usual)
     try:
         yield
     except UnidentifiedImageError as error:
-        raise DecodeError(f"cannot decode the image {name}: it is no JPEG, PNG, WebP or GIF file") from error
+        raise DecodeError(f"cannot decode the image {name}: {KINDS}") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
 
@@ -142,7 +168,9 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def has_exif(data: bytes) -> bool:
-    """Returns whether there may be EXIF data: a JPEG begins with it, PNG and WebP have it anywhere."""
+    """Returns whether there may be EXIF data to apply: a JPEG begins with it, PNG and WebP have it anywhere."""
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF, which Pillow turns itself
+        return False
     return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
@@ -174,6 +202,8 @@ def decode_other(data: bytes) -> RGB:
     """Decodes what Pillow reads."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         check_size(image.height, image.width)
+        if image.mode == "F":
+            raise ValueError("its pixels are floating-point numbers, of which it is not known what is white")
         if image.mode.startswith("I"):
             grey = (np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8)
             return np.repeat(grey[..., None], 3, axis=2)

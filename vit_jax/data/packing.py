@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import UserError, choose
+from vit_jax import UserError
 from vit_jax.data import classes, shards
 from vit_jax.data.encode import Form
 from vit_jax.data.images import DecodeError
 from vit_jax.data.sources import Label, Origin, Source, open_split, split_names
+from vit_jax.data.splits import resolve
 
 SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
 SAMPLE = 64  # examples of a split that tell its size
@@ -230,14 +231,14 @@ def prepare(
     for split in splits or []:
         if set(split) & set("[+"):
             raise UserError(f"cannot pack {split}: splits are packed whole, and cut when they are read")
-        choose("split", split, whole)
-    opened = {split: open_split(origin, split) for split in splits or whole}
+    splits = [resolve(split, whole) for split in splits or whole]
+    opened = {split: open_split(origin, split) for split in splits}
     first = next(iter(opened.values()))
     workers = workers or os.cpu_count() or 1
     numbers = list(range(first.num_classes))
     rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in opened.items()}
     if only is not None:
-        numbers = classes.parse(only, first.class_names, first.num_classes, origin.source)
+        numbers = classes.parse(only, first.class_ids or first.class_names, first.num_classes, origin.source)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             rows = {split: with_classes(source, split, set(numbers), pool) for split, source in opened.items()}
     info = {

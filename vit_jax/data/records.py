@@ -3,8 +3,9 @@
 The format, which `python -m vit_jax.pack` writes and other programs may:
 
 * Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split is its shards in order.
-* A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP or GIF file (bytes; upright:
-  EXIF orientation is not applied), its feature `label` an int64 list: one label, or in multi-label data any number.
+* A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file
+  (bytes; upright: EXIF orientation is not applied), its feature `label` an int64 list: one label, or in multi-label
+  data any number.
 * `info.json` beside the shards holds
     version: 1
     name: of the data set
@@ -29,9 +30,10 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError, choose
+from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, Encoded
+from vit_jax.data.splits import resolve
 
 
 class Records:
@@ -61,8 +63,7 @@ class Records:
             UserError: a split or a shard is missing, damaged or of the wrong size, or `num_classes` is not known.
         """
         found = shards.find(pattern)
-        for split in splits:
-            choose(f"split of the records {pattern}", split, found.files)
+        there = {split: resolve(split, found.files, f"split of the records {pattern}") for split in splits}
         if not found.info and num_classes is None:
             raise UserError(
                 f"the number of classes of {pattern} is not known, since no {shards.INFO} lies beside the shards: "
@@ -71,7 +72,7 @@ class Records:
         info = found.info or {"name": "", "num_classes": num_classes, "class_names": None, "max_labels": max_labels}
         self.name, self.num_classes, self.max_labels = info["name"], info["num_classes"], info["max_labels"]
         self.class_names = tuple(info["class_names"]) if info["class_names"] else None
-        self.shards = {split: shards.of_split(found, split) for split in splits}
+        self.shards = {split: shards.of_split(found, name) for split, name in there.items()}
         counts = {split: [shard.records for shard in listed] for split, listed in self.shards.items()}
         self.starts = {split: [0, *itertools.accumulate(numbers[:-1])] for split, numbers in counts.items()}
         self.counts = {split: sum(numbers) for split, numbers in counts.items()}

@@ -69,6 +69,7 @@ def find(pattern: str) -> Found:
         UserError: there are none, a name tells no split, or info.json is unreadable.
     """
     open_shard.cache_clear()  # what lies there may have been packed anew
+    located.cache_clear()
     pattern = pattern if paths.is_remote(pattern) else os.path.expanduser(pattern)
     whole = os.path.isdir(pattern) or not (re.search(r"[*?[]", pattern) or pattern.endswith(".array_record"))
     folder = pattern if whole else os.path.dirname(pattern)
@@ -176,7 +177,7 @@ def open_reader(path: str, size: int | None = None) -> ArrayRecordReader:
     Raises:
         UserError: it is truncated or no ArrayRecord file.
     """
-    here = paths.local(path)
+    here = located(path)
     check_size(here, size)
     reader = ArrayRecordReader(here, READER)
     if not reader.ok():
@@ -191,6 +192,12 @@ def open_reader(path: str, size: int | None = None) -> ArrayRecordReader:
 def count(path: str, size: int | None = None) -> int:
     """Returns the number of records of a shard; raises UserError as `open_reader` does."""
     return open_reader(path, size).num_records()
+
+
+@functools.cache
+def located(path: str) -> str:
+    """Returns where a shard lies here, or its copy, which stays as long as this process runs: a store is asked once."""
+    return paths.local(path)
 
 
 @functools.lru_cache(OPEN)

@@ -41,6 +41,7 @@ class Source:
         label: (whole split, position) -> label, where it is known without reading the image; else None.
         header: (whole split, position) -> what the image's header says, where it lies in a local file of its own; else
             None.
+        class_ids: names of the classes, for the fingerprint, where `class_names` are words; else None.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Source:
     stamp: Callable[[str, Sequence[int]], str] | None = None
     label: Callable[[str, int], Label] | None = None
     header: Callable[[str, int], images.Header] | None = None
+    class_ids: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -76,10 +78,19 @@ class Source:
         assert self.header
         return self.header(*splits.locate(self.parts, index))
 
+    def overlaps(self, other: "Source") -> bool:
+        """Returns whether two splits of the same data share examples."""
+        return any(
+            splits.whole(name) == splits.whole(same) and max(rows.start, others.start) < min(rows.stop, others.stop)
+            for name, rows in self.parts
+            for same, others in other.parts
+        )
+
     @property
     def fingerprint(self) -> str:
         """A short text that differs when data set, version, split, count, files or class names differ."""
-        identity = repr((self.name, self.parts, len(self), self.num_classes, self.class_names, self.digest))
+        names = self.class_ids or self.class_names
+        identity = repr((self.name, self.parts, len(self), self.num_classes, names, self.digest))
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
@@ -190,11 +201,16 @@ class Digits:
 def open_folder(origin: Origin, name: str, split: str) -> Source:
     """Opens image files in folders; see `folder.Folder`. EXIF orientation is applied."""
     opened = folder.Folder(name, splits.names(split))
-    parts = tuple(splits.select(split, opened.counts))
-    names = opened.class_names
-    details = len(names), names, opened.digest
+    details: dict[str, Any] = {"stamp": opened.stamp, "label": opened.label, "header": opened.headers()}
     return Source(
-        "folder", parts, opened.read, *details, stamp=opened.stamp, label=opened.label, header=opened.headers()
+        name="folder",
+        parts=tuple(splits.select(split, opened.counts)),
+        read=opened.read,
+        num_classes=len(opened.class_names),
+        class_names=opened.words,
+        class_ids=opened.class_names,
+        digest=opened.digest,
+        **details,
     )
 
 

@@ -1,7 +1,7 @@
 """Splits, written as in TFDS for every source: `train`, `train[:98%]`, `train[100:-1000]`, `train+test[:50%]`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from vit_jax import UserError, choose
 
@@ -35,6 +35,21 @@ def names(split: str) -> list[str]:
     return list(dict.fromkeys(name for name, _, _ in parse(split)))
 
 
+def whole(name: str) -> str:
+    """Returns the longer name of a split: `val` and `validation` are one."""
+    return "validation" if name == "val" else name
+
+
+def resolve(name: str, have: Collection[str], what: str = "split") -> str:
+    """Returns the one of some whole splits that a name means, by itself or as `val` means `validation`.
+
+    Raises:
+        UserError: there is none; `what` they are.
+    """
+    same = [one for one in have if whole(one) == whole(name)]
+    return choose(what, name, have) if name in have or not same else same[0]
+
+
 def boundary(bound: str, count: int) -> int:
     """Returns the example at which a slice ends; percents round to the nearest, halves to the even, as in TFDS."""
     if bound.endswith("%"):
@@ -54,7 +69,7 @@ def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
     """
     selected = []
     for name, start, stop in parse(split):
-        count = counts[choose("split", name, counts)]
+        count = counts[resolve(name, counts)]
         if not count:
             raise UserError(f"the split {name} holds no examples")
         first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count

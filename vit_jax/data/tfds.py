@@ -1,16 +1,25 @@
 """TFDS data in ArrayRecord form, read without TensorFlow: found, or prepared where that goes."""
 
+import contextlib
 import dataclasses
+import http.client
 import logging
 import os
 import re
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from vit_jax import UserError, files
+from vit_jax import UserError, files, limits
 from vit_jax.data.images import Encoded
+from vit_jax.data.splits import resolve
+
+REACHING = 10.0  # seconds for the server of a download to answer at all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +46,9 @@ def open_splits(builder: Any, names: list[str]) -> Tfds:
 
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     skip = {"image": tfds.decode.SkipDecoding()}
-    return Tfds(builder.info.full_name, {name: builder.as_data_source(split=name, decoders=skip) for name in names})
+    there = {name: resolve(name, list(builder.info.splits)) for name in names}
+    opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in there.items()}
+    return Tfds(builder.info.full_name, opened)
 
 
 def find(name: str, data_dir: str | None) -> Any:
@@ -57,12 +68,17 @@ def find(name: str, data_dir: str | None) -> Any:
     except tfds.core.DatasetNotFoundError:
         builder = prepare(name, where)
     info = builder.info
+    check_features(info, name)
     if tfds.core.FileFormat.ARRAY_RECORD not in info.available_file_formats():
         build = command(name, where)
         raise UserError(f"the TFDS dataset {name!r} in {where} is not in ArrayRecord; prepare it with {build}")
+    return builder
+
+
+def check_features(info: Any, name: str) -> None:
+    """Raises UserError if a data set, given what TFDS says of it, is not one of images with a class each."""
     if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
         raise UserError(f"the TFDS dataset {name!r} has no image and class label, but {', '.join(info.features)}")
-    return builder
 
 
 def command(name: str, where: str) -> str:
@@ -73,14 +89,15 @@ def command(name: str, where: str) -> str:
 
 
 def prepare(name: str, where: str) -> Any:
-    """Downloads and prepares a public data set.
+    """Downloads and prepares a public data set, having said so; where that fails at once, no folder is left.
 
     Raises:
         UserError: there is no such one, or TFDS needs TensorFlow, the network or files that are not here.
     """
     import tensorflow_datasets as tfds
 
-    absent = f"there is no TFDS dataset {name!r} in {where}"
+    there = files.is_remote(where) or os.path.isdir(where)
+    absent = f"there is no TFDS dataset {name!r} in {where}" + ("" if there else ", which does not exist")
     elsewhere = f"prepare it in an environment of its own with {command(name, where)}"
     if files.is_remote(where) or jax.process_count() > 1:
         raise UserError(f"{absent}; {elsewhere}")
@@ -94,14 +111,49 @@ def prepare(name: str, where: str) -> Any:
         ) from None
     except Exception as error:  # of whatever a data set's own code does
         raise UserError(f"{absent}, and TFDS cannot load its code here ({first_line(error)}); {elsewhere}") from error
-    size = builder.info.download_size
-    print(f"{absent}: TFDS prepares it now{f', {size} to download' if size else ''}.", file=sys.stderr, flush=True)
+    check_features(builder.info, name)
+    urls = {} if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else dict(builder.url_infos or {})
+    size = sum(info.size for info in urls.values()) or builder.info.download_size
+    told = f", {size / 1e6:,.0f} MB to download" if size else ""
+    print(f"{absent}: TFDS prepares it there now{told}.", file=sys.stderr, flush=True)
+    for url in [url for url in urls if url.startswith("http")][:1]:
+        if not is_reachable(url):
+            raise UserError(f"{absent}, and the network, or {url}, cannot be reached from here; {elsewhere}")
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of each of its attempts
-    try:
-        builder.download_and_prepare()
-    except Exception as error:
-        raise UserError(f"{absent}, and TFDS cannot prepare it here ({first_line(error)}); {elsewhere}") from error
+    with without_empty_folders(where):
+        try:
+            builder.download_and_prepare()
+        except Exception as error:
+            raise UserError(f"{absent}, and TFDS cannot prepare it here ({first_line(error)}); {elsewhere}") from error
     return builder
+
+
+def is_reachable(url: str) -> bool:
+    """Returns whether a server answers, whatever it answers; TFDS itself would ask for minutes."""
+
+    def ask(_: limits.Progress) -> None:
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=REACHING).close()
+
+    try:
+        limits.within_limit(url, ask, REACHING)
+    except (OSError, ValueError, http.client.HTTPException, UserError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def without_empty_folders(where: str) -> Iterator[None]:
+    """Removes the empty folders that are left at a path after an error inside, if there was no folder before."""
+    missing = [path for path in (Path(where), *Path(where).parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        inside = [folder for folder, _, _ in os.walk(where, topdown=False)] if missing else []
+        for folder in [*inside, *map(str, missing[1:])]:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        raise
 
 
 def first_line(error: Exception) -> str:
