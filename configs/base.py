@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
 
     config.log_every = 50  # steps between two lines of metrics
     config.eval_every = placeholder(int)  # steps between two evaluations; both unset: at the end only
-    config.eval_every_epochs = placeholder(float)  # or epochs
+    config.eval_every_epochs = placeholder(float)  # or epochs, but at least log_every steps
     config.checkpoint_every = 1000  # steps between two checkpoints; the last step is always saved
     config.checkpoint_every_minutes = 15.0  # or minutes since the last one, whichever comes first; 0: by steps only
     config.stall_limit = 1800.0  # seconds without progress on a host, compiling included, after which the run is ended

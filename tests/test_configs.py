@@ -246,7 +246,11 @@ def test_durations_in_epochs():
         {"total_epochs": 2.5, "batch": 100, "warmup_epochs": 0.5, "eval_every_epochs": 0.001, "data.num_examples": 1010}
     )
     resolved = settings.resolve(config)
-    assert (resolved.total_steps, resolved.warmup_steps, resolved.eval_every) == (25, 5, 1)
+    assert (resolved.total_steps, resolved.warmup_steps, resolved.eval_every) == (25, 5, config.log_every)
+    config.update_from_flattened_dict({"eval_every_epochs": 20.0})
+    assert settings.resolve(config).eval_every == 202
+    config.update_from_flattened_dict({"eval_every_epochs": None, "eval_every": 2})
+    assert settings.resolve(config).eval_every == 2  # what is said in steps holds
 
 
 def test_a_run_whose_evaluation_was_written_otherwise_goes_on():

@@ -177,6 +177,14 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     assert guard.Guard.limit == base.get_config().stall_limit
 
 
+def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
+    page = PAGES[ROOT / "docs" / "checkpoints.md"]
+    rows = re.search(r"^\| fields \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.M)[1].splitlines()
+    fixed, fatal, accepted, free = (set(re.findall(r"`([\w.]+)`", row.split("|")[1])) for row in rows)
+    assert (fixed, free) == (settings.FIXED, settings.FREE)
+    assert fatal | accepted | (fixed & settings.IDENTITY) == settings.IDENTITY and accepted == {"data"}
+
+
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
     assert ran.count("vit_jax.main") == 13 and set(ran) == set(MODULES)

@@ -81,7 +81,8 @@ def test_it_trains_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
     words += ["--config.resolution=16", "--config.model.depth=1", "--config.batch=8", "--config.total_steps=2"]
     words += ["--config.warmup_steps=1", "--config.model.stochastic_depth=0.0", "--config.eval_every=2"]
     metrics = train.train(*main.parse(["main.py", *words]))
-    assert metrics["test/n"] == 4
+    assert metrics["test/n"] == 4 and metrics["test/top5"] == 1  # of three classes, which nobody needs to be told
+    assert "accuracy" in (run / "train.log").read_text() and "top5" not in (run / "train.log").read_text()
     assert json.loads((run / "model.json").read_text())["class_names"] == list(IN_WORDS)
     assert evaluate.evaluate(run)["test/n"] == 4
     predict.main(["predict", str(run), str(next((root / "test").rglob("*.JPEG"))), "--top=3"])

@@ -300,6 +300,17 @@ def digits_config():
     return config
 
 
+def test_a_batch_larger_than_the_data_is_told(caplog):
+    config = digits_config()
+    config.batch = 1438
+    data.complete(config)
+    assert not caplog.records
+    config.batch = 1440
+    data.complete(config)
+    told = "a batch of 1440 images is more than the 1438 of digits train, of which a step then sees some twice"
+    assert [record.message for record in caplog.records] == [f"{told}; lower --config.batch"]
+
+
 def test_complete_fills_in_what_the_data_tells():
     config = digits_config()
     with pytest.raises(UserError, match=r"set --config.data.num_classes"):

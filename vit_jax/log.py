@@ -32,6 +32,7 @@ class Log:
         evaluated: bool,
         total: int,
         batch: int,
+        classes: int,
         wrote: Callable[[], None] = lambda: None,
         watch: Watch | None = None,
     ):
@@ -43,6 +44,7 @@ class Log:
             evaluated: the last of them was evaluated, if that was due.
             total: steps of the whole run.
             batch: images of a step.
+            classes: of the data; of five or fewer the top-5 accuracy, which is 100 %, is not told.
             wrote: called after each line of metrics.
             watch: called with the metrics of each line, those kept included; they are then not told on the terminal,
                 where a bar is drawn.
@@ -50,6 +52,7 @@ class Log:
         self._wrote, self._watch = wrote, watch
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
+        self._untold = ("norm/", "/top5") if classes <= 5 else ("norm/",)
         self._bar = None
         self.start_clock(start)
         if not self._writes:
@@ -130,9 +133,12 @@ class Log:
         for file in (self._text, self._jsonl, self._events):
             file.close()
 
+    def _shown(self, name: str) -> bool:
+        return not (name.startswith(self._untold) or name.endswith(self._untold))
+
     def _line(self, step: int, metrics: Metrics) -> str:
         words = [f"step {step}/{self._total}"]
-        words += [f"{_label(name)} {_number(name, value)}" for name, value in metrics.items() if _shown(name)]
+        words += [f"{_label(name)} {_number(name, value)}" for name, value in metrics.items() if self._shown(name)]
         if "train/images_per_sec" in metrics:
             left = (self._total - step) * self._batch / max(metrics["train/images_per_sec"], 1e-9)
             words.append(f"ETA {duration(left)}")
@@ -144,10 +150,6 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _shown(name: str) -> bool:
-    return not name.startswith("norm/")
 
 
 def _label(name: str) -> str:

@@ -143,11 +143,14 @@ def resolve(config: ConfigDict) -> ConfigDict:
     """
     config = config.copy_and_resolve_references()
     with config.unlocked():
+        passes = config.eval_every_epochs
         steps = {key: duration(config, key) for key in DURATIONS}
         for key, value in steps.items():
             config[key], config[epochs(key)] = value, None
         config.warmup_steps = config.warmup_steps or 0
         config.eval_every = config.eval_every or max(config.total_steps, 1)
+        if passes:  # an epoch of few images is no reason to fill disk and log
+            config.eval_every = max(config.eval_every, config.log_every)
     if config.warmup_steps > config.total_steps > 0:
         excess = f"{config.warmup_steps} steps of warm-up are more than the run's {config.total_steps}"
         raise UserError(f"{excess}; set --config.warmup_steps or --config.warmup_epochs.")

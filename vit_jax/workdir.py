@@ -169,7 +169,8 @@ class Workdir:
         complete = 0 < self.start == total  # then what was changed had no part in it
         if jax.process_index() == 0 and not complete:
             settings.save(self._config, self.path / "config.json")
-        log = self._log = Log(self.path, self.start, self.evaluated, total, batch, self._mirror.push, watch)
+        classes = self._config.data.num_classes
+        log = self._log = Log(self.path, self.start, self.evaluated, total, batch, classes, self._mirror.push, watch)
         log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
             log.say(f"WARNING: {line}", aloud=False)

@@ -95,6 +95,12 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     max_labels = agreed("max_labels", config.data.max_labels, source.max_labels, config.data.source)
     num_examples = agreed("num_examples", config.data.num_examples, len(source), split)
 
+    if config.batch > num_examples:
+        words = (
+            "a batch of %d images is more than the %d of %s, of which a step then sees some twice; lower --config.batch"
+        )
+        logging.getLogger(__name__).warning(words, config.batch, num_examples, split)
+
     completed = config.copy_and_resolve_references()
     kind, colon, path = config.data.source.partition(":")
     # Absolute, so that the run is evaluated from wherever one stands.
