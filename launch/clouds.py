@@ -7,8 +7,6 @@ import dataclasses
 
 from vit_jax.planning.chips import Slice
 
-SMALL = 8  # chips of a flat slice, at most, that one machine holds alone
-
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
@@ -43,8 +41,7 @@ def accelerator(tpu: Slice) -> list[str]:
 
 def hosts(tpu: Slice) -> int:
     """Returns how many machines hold a slice."""
-    alone = tpu.chip.dimensions == 2 and tpu.chips <= SMALL
-    return 1 if alone else tpu.chips // tpu.chip.chips_per_host
+    return tpu.hosts
 
 
 def chips_per_host(tpu: Slice) -> int:

@@ -1,11 +1,16 @@
 """Exit codes of the command lines."""
 
+import importlib.util
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from vit_jax import NonFiniteLoss, Preempted, UserError, cli
+from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
+
+ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
 
 
 @pytest.mark.parametrize(
@@ -43,3 +48,23 @@ def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):
     cli.use_compilation_cache()
     assert kept == {"jax_compilation_cache_dir": str(tmp_path / ".cache" / "vit_jax" / "xla")}
     assert (tmp_path / ".cache" / "vit_jax" / "xla").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("here", "platforms", "asked"), [(False, None, False), (True, None, True), (False, "tpu,cpu", True)]
+)
+def test_libtpu_is_asked_only_where_a_tpu_may_be(here, platforms, asked, monkeypatch):
+    replaced = {}
+    monkeypatch.setattr(cli, "has_tpu", lambda: here)
+    monkeypatch.setattr(cli, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms=platforms)))
+    monkeypatch.setattr(cli, "register_backend_factory", replaced.__setitem__)
+    cli.skip_absent_tpu()
+    assert replaced == ({} if asked else {"tpu": cli.no_tpu})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None or machine.has_tpu(), reason="no libtpu, or a TPU")
+def test_libtpu_says_nothing_where_no_tpu_is():
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    said = subprocess.run([sys.executable, "-c", ASKS], env=environment, capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")

@@ -87,8 +87,41 @@ def test_what_extras_bring_is_read_from_the_packages(monkeypatch):
     monkeypatch.setattr(doctor, "_version", {"jax": "1", "libtpu": "1", "vit_jax": "1"}.get)
     assert (doctor._missing("tpu"), doctor._missing("cuda"), doctor._missing("gcs")) == ([], ["plugin"], ["gcsfs"])
     found = {finding.subject: finding for finding in doctor.features()}
-    assert found["training on TPUs"].mark == "ok"
     assert found["gs:// paths"] == Finding("missing", "gs:// paths", "wants gcsfs", "pip install 'vit_jax[gcs]'")
+
+
+def test_libtpu_alone_trains_on_no_tpu(monkeypatch):
+    monkeypatch.setattr(doctor, "_missing", lambda extra: [])
+    here = {"TPU": True, "NVIDIA GPU": False}
+    for subject, (name, _) in doctor.DEVICES.items():
+        monkeypatch.setitem(doctor.DEVICES, subject, (name, lambda name=name: here[name]))
+    found = {finding.subject: finding for finding in doctor.features()}
+    assert found["training on TPUs"] == Finding("ok", "training on TPUs", "[tpu]")
+    assert found["compiling for TPUs that are not here"].mark == "ok"
+    told = "no NVIDIA GPU seems to be here; what [cuda] brings is installed"
+    assert found["training on NVIDIA GPUs"] == Finding("missing", "training on NVIDIA GPUs", told)
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "here"),
+    [
+        ({}, {}, False),
+        ({"dev/accel0": ""}, {}, True),
+        ({"dev/vfio/0": ""}, {}, True),
+        ({"dev/vfio/vfio": ""}, {}, False),  # lies there on any machine that can pass devices on
+        ({}, {"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({}, {"TPU_SKIP_MDS_QUERY": "1"}, False),  # jax sets it where it finds no TPU
+        ({"vendor": "0x1ae0\n", "class": "0x020000\n"}, {}, False),  # the network card of Google's machines
+        ({"vendor": "0x1ae0\n", "class": "0x010802\n"}, {}, False),  # their disks
+        ({"vendor": "0x1ae0\n", "class": "0x088000\n"}, {}, True),
+        ({"vendor": "0x10de\n", "class": "0x030200\n"}, {}, False),
+    ],
+)
+def test_signs_of_a_tpu(files, environment, here, tmp_path):
+    for name, text in files.items():
+        place = name if "/" in name else f"sys/bus/pci/devices/0000:00:04.0/{name}"
+        touch(tmp_path / place).write_text(text)
+    assert machine.has_tpu(tmp_path, environment) is here
 
 
 def test_devices_that_do_not_start():

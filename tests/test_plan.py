@@ -37,8 +37,11 @@ def pieces(facts):
 
 
 def test_the_compiler_here_is_asked_once(cache, monkeypatch):
-    before, facts = compiler.answer([*WORDS, *FSDP], "cpu", False)
+    before, between, facts = compiler.answer([*WORDS, *FSDP], "cpu", False)
+    assert (before.pop("compiling"), between) == ("train step", {"compiling": "evaluation step"})
     assert before.items() <= facts.items() and facts["fits"] and not facts["remembered"]
+    assert facts["images_per_host"] == facts["batch"] == 8 * facts["images_per_device"]
+    assert facts["waiting_bytes"] == facts["images_per_device"] * 16 * 16 * 3 * 7
     params, moments = pieces(facts)
     assert facts["parameter_bytes"] == params and facts["devices"] == 8
     assert 0 < facts["state_bytes"] - params * (1 + moments) < 100  # and counters
@@ -81,6 +84,12 @@ def test_an_absent_slice(capsys):
     assert found["evaluation"]["fits"] and found["evaluation"]["images_per_device"] == 2
     assert found["state_bytes"] < found["evaluation"]["peak_bytes"] < found["memory_bytes"]
     assert found["cycles"] > 0 and found["exchange_seconds"] > 0 and 0 < found["mfu"] < 1
+    assert found["images_per_host"] == found["batch"] / 4 and found["host_cores"] == 112  # machines of four chips
+    rows = found["collectives"]
+    most = sum(2 * row["bytes"] for row in rows.values())
+    assert most / 4 < found["exchange_seconds"] * 50e9 < most  # a chip of 4x4 has two links or more, groups have one
+    assert found["command"].startswith("python -m launch.tpu_vm run smoke --topology=v5e:4x4 --zone=ZONE -- python -m ")
+    assert " --config.mesh.fsdp=8 " in found["command"] and found["command"].endswith("/smoke")
     assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
     assert {"all-gather", "all-reduce"} <= set(found["collectives"])
     assert 0.9 < found["flops"] / found["model_flops"] < 1  # images need no gradient
@@ -130,12 +139,24 @@ def test_what_the_compilers_process_says_is_passed_on(child):
 
 
 def test_what_is_compiled_is_told_while_it_lasts(child, capsys, monkeypatch):
-    facts = {"model": "ViT-B/16", "images_per_device": 16, "accum_steps": 2, "remat": "full", "mesh": {"data": 4}}
-    child(f"echo '{json.dumps(facts)}'; sleep 0.3; echo '{json.dumps(facts | {'fits': True})}'")
+    facts = {
+        "compiling": "train step",
+        "model": "ViT-B/16",
+        "images_per_device": 16,
+        "accum_steps": 2,
+        "remat": "full",
+        "mesh": {"data": 4},
+    }
+    second = {"compiling": "evaluation step"}
+    lines = [json.dumps(each) for each in (facts, second, {"fits": True})]
+    child(f"echo '{lines[0]}'; sleep 0.3; echo '{lines[1]}'; sleep 0.3; echo '{lines[2]}'")
     monkeypatch.setattr(ask, "PATIENCE", 0.1)
-    assert ask.ask([], "v5e:2x2")["fits"]
-    told = capsys.readouterr().err
-    assert told == "compiling ViT-B/16, 16 images a device in 2 parts, remat=full, v5e:2x2, data=4: 0 s\n"
+    found = ask.ask([], "v5e:2x2")
+    assert found["fits"] and "compiling" not in found
+    assert capsys.readouterr().err.splitlines() == [
+        "compiling the train step of ViT-B/16, 16 images a device in 2 parts, remat=full, v5e:2x2, data=4: 0 s",
+        "compiling the evaluation step of ViT-B/16, v5e:2x2, data=4: 0 s",
+    ]
 
 
 def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
-from vit_jax import UserError, models
-from vit_jax.planning import advice, chips, collectives, estimate, executable, flops, hlo, table
+from launch import tpu_vm
+from tests.conftest import ROOT
+from vit_jax import UserError, main, models
+from vit_jax.planning import advice, chips, collectives, estimate, executable, flops, hlo, links, table
+from vit_jax.planning.command import next_command
 
 HLO = """HloModule jit_step
 
@@ -143,15 +148,88 @@ def test_exaflops_are_those_of_table_6(name):
 
 def test_slices_by_name():
     assert [chips.parse(text).chips for text in ("v5e:16x16", "v4:2x2x4", "v6e:1x1")] == [256, 16, 1]
-    shares = {"v5e:16x16": 1, "v5e:8x16": 3 / 4, "v5e:8x8": 1 / 2, "v6e:1x1": 0, "v4:2x2x1": 1 / 3, "v4:4x4x4": 1}
-    for text, share in shares.items():
-        assert chips.parse(text).ici_bandwidth == pytest.approx(share * chips.parse(text).chip.ici_bandwidth)
+    for text, ring in {"v5e:16x16": (1, 1), "v5e:8x16": (0, 1), "v5e:8x8": (0, 0), "v4:2x2x4": (0, 0, 0)}.items():
+        assert chips.parse(text).ring == ring
+    assert chips.parse("v4:4x4x8").ring == (True, True, True)
+    assert [chips.parse(text).link_bandwidth for text in ("v4:2x2x1", "v5e:2x4")] == [50e9, 50e9]
     assert str(chips.parse("v5p:2x2x2")) == "v5p:2x2x2"
     for text in ("v5e", "v5e:4x4x4", "v4:4x4", "v5e:0x4", "v5e:4x", "v5e:4x4 "):
         with pytest.raises(UserError, match="dimensions: --topology=v"):
             chips.parse(text)
     with pytest.raises(UserError, match="did you mean 'v5e'"):
         chips.parse("v5ee:4x4")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("v5e-8", r"'v5e-8' \(8 chips\) is written with its shape here: --topology=v5e:2x4\.$"),
+        ("v5litepod-256", "--topology=v5e:16x16"),
+        ("v6e-1", "--topology=v6e:1x1"),
+        ("v5e:8", "--topology=v5e:2x4"),
+        ("TPU-v5-lite-4", "--topology=v5e:2x2"),
+        ("v4-32", r"\(32 cores, 16 chips\) is written with its shape here: --topology=v4:2x2x4"),
+        ("v5p-8", "--topology=v5p:2x2x1"),
+        ("v5e-2x4", "'v5e-2x4' is written with its shape here: --topology=v5e:2x4"),
+        ("v5e-5", "no cloud has a v5e of 5 chips; choose from 1x1, 2x2"),
+        ("v4-4", "no cloud has a v4 of 4 cores, 2 chips; choose from 2x2x1"),
+        ("v3-8", "unknown TPU 'v3-8'"),
+    ],
+)
+def test_names_that_clouds_give_lead_to_ours(text, told):
+    with pytest.raises(UserError, match=told):
+        chips.parse(text)
+
+
+def line(*steps):
+    """Places along the second axis of a flat slice."""
+    return [(0, 0, step) for step in steps]
+
+
+SQUARE = [(0, x, y) for x in range(4) for y in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "places", "ring", "shape", "expected"),
+    [
+        # Of 80 bytes in a group of n a chip sends (n - 1) / n, of an all-reduce twice that; over so many links.
+        ("all-reduce", [], SQUARE, (False, False), (4, 4), 2 * 80 * 15 / 16 / 2),
+        ("all-reduce", [], SQUARE, (True, True), (4, 4), 2 * 80 * 15 / 16 / 4),
+        ("all-gather", [], SQUARE, (False, True), (4, 4), 80 * 15 / 16 / 3),
+        (
+            "all-reduce",
+            [(0, 1), (2, 3)],
+            line(0, 1, 2, 3),
+            (False, False),
+            (1, 4),
+            2 * 80 / 2 / 1,
+        ),  # one link of a chip
+        ("reduce-scatter", [(0, 2), (1, 3)], line(0, 1, 2, 3), (False, False), (1, 4), 80 / 2 * 2),  # two share it
+        ("all-gather", [(0, 2), (1, 3)], line(0, 1, 2, 3), (False, True), (1, 4), 80 / 2),  # there is a way round, too
+        ("all-gather", [(0, 3)], line(0, 1, 2, 3), (False, True), (1, 4), 80 / 2),  # neighbours where it closes
+        ("all-gather", [(0, 1, 2, 3)], line(0, 1, 2, 3), (False, True), (1, 4), 80 * 3 / 4 / 2),
+        ("all-gather", [range(i, i + 4) for i in range(0, 16, 4)], SQUARE, (False, False), (4, 4), 80 * 3 / 4),
+        ("all-gather", [(0, 1, 4, 5), (2, 3, 6, 7)], SQUARE, (False, False), (4, 4), 80 * 3 / 4 / 2),
+        ("all-gather", [(0, 1, 2)], [(0, 0, 0), (0, 0, 1), (0, 1, 1)], (False, False), (2, 2), 80 * 2 / 3),  # no box
+        ("all-reduce", [(0,), (1,)], line(0, 1), (False, False), (1, 2), 0),
+        ("all-reduce", [(0, 1)], [(0, 0, 0), (1, 0, 0)], (False, False), (1, 1), 0),  # of two slices
+        ("collective-permute", [(0, 1), (1, 2), (2, 3)], line(0, 1, 2, 3), (False, False), (1, 4), 80),
+        ("collective-permute", [(0, 1), (1, 2), (2, 3), (3, 0)], line(0, 1, 2, 3), (False, True), (1, 4), 80),
+        ("collective-permute", [(0, 2), (1, 3)], line(0, 1, 2, 3), (False, False), (1, 4), 2 * 80),
+        (
+            "collective-permute",
+            [(0, 1), (2, 3)],
+            [(0, 0, 0), (0, 1, 1), (0, 0, 1), (0, 1, 0)],
+            (False,) * 2,
+            (2, 2),
+            80,
+        ),
+        ("collective-permute", [(1, 1)], line(0, 1), (False, False), (1, 2), 0),
+        ("all-to-all", [(0, 1, 2, 3)], line(0, 1, 2, 3), (False, False), (1, 4), 80 / 4 * 4),  # four cross the middle
+    ],
+)
+def test_an_exchange_takes_the_links_that_its_group_has(kind, groups, places, ring, shape, expected):
+    assert links.link_bytes(kind, 80, groups, places, ring, shape) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", chips.CHIPS)
@@ -168,7 +246,9 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
         "steps": 1000,
         "macs_per_image": macs,
         "cycles": 6 * macs * 16 / chip.flops * chip.clock,
-        "collectives": {"all-reduce between slices": {"count": 1, "bytes": 10**12}},
+        "collectives": {"all-reduce between slices": {"count": 1, "bytes": 10**12, "link_bytes": 0.0}},
+        "images_per_host": 64,
+        "fast": True,
     }
     tpu = chips.Slice(kind, (16, 16) if chip.dimensions == 2 else (4, 8, 8))
     found = estimate.estimate(facts, tpu)
@@ -176,11 +256,104 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     assert found["images_per_second_per_chip"] == pytest.approx(chip.flops / (6 * macs))
     assert found["chip_hours"] == pytest.approx(256 * 1000 * found["compute_seconds"] / 3600)
     assert found["paper_tpuv3_core_days"] == 680
-    facts["collectives"] = {"all-reduce": {"count": 2, "bytes": chip.ici_bandwidth}}  # sent twice
+    assert found["images_per_second_per_host"] == pytest.approx(64 / found["compute_seconds"])
+    assert found["host_cores"] == chip.cores[4] and found["input_cores"] == found["images_per_second_per_host"] / 1106
+    facts["collectives"] = {"all-reduce": {"count": 2, "bytes": 1, "link_bytes": 2 * tpu.link_bandwidth}}
     assert estimate.estimate(facts, tpu)["exchange_seconds"] == pytest.approx(2)
     assert estimate.estimate(facts | {"inference": True}, tpu)["mfu"] < found["mfu"] / 3
-    small = chips.Slice(kind, (2, 4) if chip.dimensions == 2 else (2, 2, 2))  # with ends: half of the links
-    assert estimate.estimate(facts, small)["exchange_seconds"] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "days"),
+    [("vit_l16_jft", 680), ("vit_h14_jft", 2500), ("vit_l16_imagenet21k", 230), ("vit_b16_jft", None)],
+)
+def test_recipes_of_table_2_are_told_its_core_days(recipe, days):
+    config, _ = main.parse(["plan", f"--config={ROOT}/configs/{recipe}.py"])
+    images = config.data.num_examples
+    steps = int(config.total_epochs * images / config.batch)  # settings.resolve
+    facts = {
+        "inference": False,
+        "model": config.model.name,
+        "num_examples": images,
+        "epochs": steps * config.batch / images,
+        "devices": 8,
+        "batch": config.batch,
+        "steps": steps,
+        "macs_per_image": 1,
+        "cycles": 1,
+        "collectives": {},
+        "images_per_host": 8,
+        "fast": False,
+    }
+    assert estimate.estimate(facts, chips.parse("v5e:2x4"))["paper_tpuv3_core_days"] == days
+
+
+def test_the_rate_of_reading_is_the_one_that_was_measured():
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert f"| ours, `data.fast`, with `.[fast]` | {estimate.READ[True]:,} (" in page
+    assert f"| ours, exact pixels, with `.[fast]` | {estimate.READ[False]:,} (" in page
+
+
+@pytest.fixture
+def shown():
+    """A plan that fits, as `table.render` takes it."""
+    return {
+        **facts_of(1000, mesh={"data": 8}, target="v5e:2x4", model="ViT-B/16", dtype="bfloat16"),
+        **{"peak_bytes": 4 << 30, "memory_bytes": 10 << 30, "waiting_bytes": 1 << 30, "flops": 1.0},
+        **{"device_kind": "TPU v5 lite", "collectives": {}, "compiler_flops": None, "kernels": 0, "resolution": 224},
+        **{"cycles_per_image": 1e6, "compute_seconds": 0.08, "exchange_seconds": 0.02, "mfu": 0.3},
+        **{"images_per_second_per_chip": 160.0, "steps": 7000, "hours": 5.0, "chip_hours": 40.0},
+        **{"images_per_second_per_host": 1280.0, "images_per_second_per_core": 834, "host_cores": 224},
+        **{"input_cores": 1280 / 834, "command": "python -m all"},
+    }
+
+
+def cells(plan):
+    """Label and value of the lines that `table.render` gives of a plan."""
+    lines = (re.split("  +", line.strip(), maxsplit=1) for line in table.render([plan]).splitlines())
+    return dict(line for line in lines if len(line) == 2)
+
+
+def test_what_a_step_and_a_run_take_is_told(shown):
+    told = cells(shown)
+    assert told["step"] == "100.0 ms = 80.0 of compute + 20.0 of exchange"
+    assert (told["run"], told["order of magnitude"]) == ("7,000 steps", "5.0 hours, 40 chip-hours")
+    assert table.render([shown]).endswith("v5e:2x4, data=8, to run it; yours for what is in capitals:\npython -m all")
+
+
+def test_the_limit_is_told(shown):
+    told = cells(shown)
+    assert (told["read by each host"], told["cores for it"], told["limit"]) == ("1,280 images/s", "1.5 of 224", "chips")
+    assert "cores: 834 images/s a core, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md)." in table.render(
+        [shown, shown]
+    )
+    assert cells(shown | {"host_cores": 1})["limit"] == "input"
+    assert "384 pixels were not measured." in table.render([shown | {"resolution": 384}])
+
+
+def test_what_is_left_of_the_memory_is_told(shown):
+    assert cells(shown)["left"] == "6.00 GiB, enough for 1.00 GiB of batches read ahead"
+    evaluation = {"evaluation": {"peak_bytes": (9 << 30) + 2**20, "images_per_device": 8}}
+    assert cells(shown | evaluation)["left"] == "1,023.00 MiB, too little for 1.00 GiB of batches read ahead"
+
+
+def test_the_command_to_run_next():
+    facts = {"target": "v5e:2x4", "mesh": {"slice": 1}, "source": "array_record:jft300m", "data_dir": None}
+    words = ["--config=configs/vit_l16_jft.py", "--config.batch=512"]
+    start = "python -m launch.tpu_vm run vit-l16-jft --topology=v5e:2x4 --zone=ZONE -- python -m vit_jax.main "
+    there = " --config.data.source=array_record:gs://BUCKET/DATA --workdir=gs://BUCKET/vit_l16_jft"
+    assert next_command(words, facts) == start + " ".join(words) + there
+    python, option, module, verb, *rest = shlex.split(next_command(words, facts))
+    assert (python, option, module, verb) == ("python", "-m", "launch.tpu_vm", "run")
+    tpu_vm.main(["tpu_vm", verb, "--dry-run", *rest])  # it takes such a command
+    kept = [*words, "--config.data.source=folder:gs://b/photos", "--workdir=gs://b/run"]
+    asked = facts | {"source": "folder:gs://b/photos", "mesh": {"slice": 2}}
+    assert next_command(kept, asked) == start.replace("2x4", "2x4 --slices=2") + " ".join(kept)
+    assert "--config.data.data_dir=gs://BUCKET/" in next_command(words, facts | {"source": "tfds:cifar10"})
+    assert next_command(words, facts | {"target": "gpu"}) == "python -m vit_jax.main " + " ".join(words)
+    count = "XLA_FLAGS=--xla_force_host_platform_device_count=8"
+    here = next_command(words, facts | {"target": "cpu"}, 8)
+    assert here == f"JAX_PLATFORMS=cpu {count} python -m vit_jax.main {' '.join(words)}"
 
 
 def facts_of(need, **fields):

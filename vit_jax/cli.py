@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend.backend import register_backend_factory
 
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
+from vit_jax.machine import has_tpu
 
 AGAIN = "the same command goes on from what was saved last, if anything was."
 
@@ -33,6 +35,7 @@ def run(command: Callable[[list[str]], None], again: str = AGAIN) -> None:
     sentence; 42 preempted, what was learnt is saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host.
     """
     quiet_libraries()
+    skip_absent_tpu()
     signal.signal(signal.SIGTERM, terminate)
     try:
         return command(sys.argv)
@@ -65,6 +68,26 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # Python's tracker removes the shared memory of worker processes that ends with this one, and would tell of it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+
+
+def skip_absent_tpu() -> None:
+    """Keeps jax from asking libtpu for TPUs where there is none: it would print errors at every start.
+
+    libtpu is there to compile for TPUs that are elsewhere. Where a TPU seems to be, by our signs or by jax's, or where
+    JAX_PLATFORMS names it, nothing is changed; neither is what jax knows of clusters.
+    """
+    if has_tpu() or "tpu" in (jax.config.jax_platforms or ""):
+        return
+    register_backend_factory("tpu", no_tpu)
+
+
+def no_tpu() -> None:
+    """Answers jax in libtpu's place.
+
+    Raises:
+        RuntimeError: as backends that do not start do, which jax passes over.
+    """
+    raise RuntimeError("no TPU seems to be here; JAX_PLATFORMS=tpu lets libtpu look for one")
 
 
 def use_compilation_cache() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from vit_jax.machine import Finding, cluster, devices, lock, room
+from vit_jax.machine import Finding, cluster, devices, has_gpu, has_tpu, lock, room
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")  # others only if something is wrong
 
@@ -32,6 +32,8 @@ FEATURES = {
     "s3:// paths": ("s3",),
     "notebooks and pictures": ("notebook",),
 }
+# What some of them are good for only where it is.
+DEVICES = {"training on TPUs": ("TPU", has_tpu), "training on NVIDIA GPUs": ("NVIDIA GPU", has_gpu)}
 
 
 def versions() -> Iterator[Finding]:
@@ -57,14 +59,19 @@ def versions() -> Iterator[Finding]:
 
 
 def features() -> Iterator[Finding]:
-    """Tells which extras are whole."""
+    """Tells which extras are whole, and whether the device is here that they are for."""
     for purpose, extras in FEATURES.items() if _version("vit_jax") else ():
         missing = {extra: _missing(extra) for extra in extras}
         if all(missing.values()):
             told = f"wants {', '.join(missing[extras[0]])}"
             yield Finding("missing", purpose, told, f"pip install 'vit_jax[{extras[0]}]'")
+            continue
+        whole = f"[{next(extra for extra in extras if not missing[extra])}]"
+        name, here = DEVICES.get(purpose, ("", bool))
+        if name and not here():
+            yield Finding("missing", purpose, f"no {name} seems to be here; what {whole} brings is installed")
         else:
-            yield Finding("ok", purpose, f"[{next(extra for extra in extras if not missing[extra])}]")
+            yield Finding("ok", purpose, whole)
 
 
 def main(argv: list[str]) -> None:

@@ -20,6 +20,9 @@ from vit_jax import UserError, cache, shown
 SECONDS = 60.0  # that the devices may take to start
 GPU_REMEDY = "pip install 'vit_jax[cuda]', or [cuda12] if nvidia-smi shows a driver older than 580"
 TPU_REMEDY = "pip install 'vit_jax[tpu]'; who holds the device: sudo lsof /dev/accel* /dev/vfio/*"
+TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "JAX_FORCE_TPU_INIT")
+GOOGLE = "0x1ae0"  # PCI vendor
+NO_TPU = ("0x01", "0x02")  # how PCI classes of disks and network cards begin
 
 # Name, how its variables begin, those that jax wants (number and count of processes first), what sets them all.
 CLUSTERS = (
@@ -85,10 +88,29 @@ def devices(
         yield from _unused(said, root, environment)
 
 
+def has_tpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether a TPU seems to be here: its device files, a PCI device of Google's that is no network card or
+    disk, as all their machines have, or the variables of a TPU's host. libtpu alone is no sign: `[plan]` brings it too.
+    """
+    if set(TPU_VARIABLES) & set(environment) or _exist(root, "dev/accel[0-9]*", "dev/vfio/[0-9]*"):
+        return True
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        with contextlib.suppress(OSError):
+            kind = (vendor.parent / "class").read_text()
+            if vendor.read_text().strip() == GOOGLE and not kind.startswith(NO_TPU):
+                return True
+    return False
+
+
+def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether an NVIDIA GPU seems to be here."""
+    found = which("nvidia-smi", path=environment.get("PATH", ""))
+    return bool(found) or _exist(root, "dev/nvidia[0-9]*", "dev/dxg")
+
+
 def _unused(said: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Names the accelerators that seem to be here although jax, which has said this, has only the CPU."""
-    gpu = which("nvidia-smi", path=environment.get("PATH", "")) or _exist(root, "dev/nvidia[0-9]*", "dev/dxg")
-    tpu = "TPU_WORKER_ID" in environment or _exist(root, "dev/accel[0-9]*", "dev/vfio/[0-9]*")
+    gpu, tpu = has_gpu(root, environment), has_tpu(root, environment)
     for name, here, package, remedy in (("GPU", gpu, "jax-cuda", GPU_REMEDY), ("TPU", tpu, "libtpu", TPU_REMEDY)):
         if not here:
             continue

@@ -17,6 +17,7 @@ from vit_jax import UserError, choose, cli
 from vit_jax.planning import chips, table
 from vit_jax.planning.advice import STRATEGIES, Change, advise, largest_batch
 from vit_jax.planning.ask import Facts, ask
+from vit_jax.planning.command import next_command
 from vit_jax.planning.estimate import estimate
 
 Plan = dict[str, Any]
@@ -31,7 +32,7 @@ def plan(
     price: float | None = None,
 ) -> Plan:
     """Returns what is known of a program: what the compiler tells (`planning.compiler`), the estimates that follow
-    from it (`planning.estimate`), and what to change if it does not fit.
+    from it (`planning.estimate`), what to change if it does not fit, and the command that trains so.
 
     Args:
         words: flags of `vit_jax.main`.
@@ -48,13 +49,18 @@ def plan(
     facts = compile({})
     hbm = facts["memory_bytes"]
     found = _estimated(facts, price)
+    change: Change | None = {} if facts["fits"] else None  # to a program that fits
     if not found["fits"] and not fit:
         advice = advise(facts, hbm, compile)
         found["advice"] = {"change": advice[0], **_estimated(advice[1], price)} if advice else None
+        change = advice[0] if advice else None
     if fit:
         best, refused = largest_batch(facts, hbm, compile)
         largest = _estimated(best, price) if best else None
         found["fit"] = {"largest": largest, "refused_images_per_device": refused}
+        change = {"batch": str(best["batch"])} if best else None
+    if change is not None and not inference:
+        found["command"] = next_command([*words, *flags(change)], facts, emulated)
     return found
 
 

@@ -40,24 +40,29 @@ def ask(words: list[str], target: str, inference: bool = False, emulated: int = 
         ) as process:
             try:
                 assert process.stdout
-                first = process.stdout.readline()
-                if first:
-                    facts = json.loads(first)
+                line = process.stdout.readline()
+                while line:
+                    facts |= json.loads(line)
+                    if "fits" in facts:
+                        break
                     with told(what(facts, target)):
-                        facts |= json.loads(process.stdout.readline() or "{}")
+                        line = process.stdout.readline()
             except BaseException:
                 process.kill()
                 raise
         if process.returncode or "fits" not in facts:
             raise UserError(_reason(said, process.returncode))
-    return facts
+    return {key: value for key, value in facts.items() if key != "compiling"}
 
 
 def what(facts: Facts, target: str) -> str:
     """Returns what is compiled, in words."""
+    if facts["compiling"] == "evaluation step":
+        return f"the evaluation step of {facts['model']}, {target}, {axes(facts)}"
     parts = f" in {facts['accum_steps']} parts" if facts["accum_steps"] > 1 else ""
     remat = f", remat={facts['remat']}" if facts["remat"] != "none" else ""
-    return f"{facts['model']}, {facts['images_per_device']} images a device{parts}{remat}, {target}, {axes(facts)}"
+    of = f"the {facts['compiling']} of {facts['model']}, {facts['images_per_device']} images a device"
+    return f"{of}{parts}{remat}, {target}, {axes(facts)}"
 
 
 def axes(facts: Facts) -> str:

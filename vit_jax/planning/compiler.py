@@ -1,6 +1,7 @@
 """Compiles what a run would run, and tells what the compiler says of it: a process of its own, since libtpu may end it.
 
-It is given a request in JSON and answers with lines of JSON: what it compiles, then what came of it. What was compiled
+It is given a request in JSON and answers with lines of JSON: what it compiles, a line for each function, then what came
+of it. What was compiled
 once is remembered by the program itself, in the cache's folder `plans`.
 """
 
@@ -21,7 +22,7 @@ from vit_jax.main import parse
 from vit_jax.planning import executable, flops, targets
 from vit_jax.program import Program, unopened
 
-FORM = 4  # of what is remembered; another number forgets it all
+FORM = 5  # of what is remembered; another number forgets it all
 
 
 def main(argv: list[str]) -> None:
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
 
 
 def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str, Any]]:
-    """Yields what is known of a program before it is compiled, and then all.
+    """Yields what is known of a program before each of its functions is compiled (`compiling`), and then all.
 
     Args:
         words: flags of `vit_jax.main`.
@@ -48,14 +49,15 @@ def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str,
     config, program = unopened(config, devices)
     facts: dict[str, Any] = {"target": target, "inference": inference}
     facts["memory_bytes"] = targets.memory(target, devices)
-    facts |= describe(config, program)
-    yield facts
+    facts |= describe(config, program, target)
+    yield facts | {"compiling": "prediction" if inference else "train step"}
     state, places = program.state, program.state_shardings
     if inference:
         images = program.batch["image"]
         facts |= compiled(program, program.predict, (state.params, images), places.params, target)
     else:
         facts |= compiled(program, program.train_step, (state, program.batch), places, target)
+        yield {"compiling": "evaluation step"}
         facts["evaluation"] = evaluation(program, target, facts["state_bytes"] - facts["parameter_bytes"])
     parts = [facts, facts["evaluation"]] if "evaluation" in facts else [facts]
     for part in parts:
@@ -80,10 +82,12 @@ def evaluation(program: Program, target: str, kept: int) -> dict[str, Any]:
     return facts | {key: found[key] for key in ("fits", "compile_seconds", "remembered")}
 
 
-def describe(config: Any, program: Program) -> dict[str, Any]:
+def describe(config: Any, program: Program, target: str) -> dict[str, Any]:
     """Returns what is known before anything is compiled; bytes and images are those of one device."""
     state, places = program.state, program.state_shardings
     params = _bytes(state.params, places.params)
+    images = program.batch["image"]
+    share = math.prod(program.batch_sharding.shard_shape(images.shape))
     return {
         "model": program.model.name,
         "mesh": dict(program.mesh.shape),
@@ -91,6 +95,13 @@ def describe(config: Any, program: Program) -> dict[str, Any]:
         "device_kind": program.mesh.devices.flat[0].device_kind,
         "batch": config.batch,
         "images_per_device": program.batch_sharding.shard_shape((config.batch,))[0],
+        "images_per_host": targets.images_per_host(target, program.batch_sharding, config.batch),
+        # Beside what a step holds: the next batch, and three more as they were read (`data.loader.Ahead`).
+        "waiting_bytes": share * (images.dtype.itemsize + 3),
+        "source": config.data.source,
+        "data_dir": config.data.data_dir,
+        "fast": config.data.fast,
+        "resolution": config.resolution,
         "accum_steps": config.accum_steps,
         "remat": program.model.spec.remat,
         "dtype": program.model.spec.dtype,
@@ -134,7 +145,7 @@ def compiled(program: Program, function: Any, arguments: tuple[Any, ...], places
         return json.loads(path.read_text()) | counted | {"remembered": True}
     began = time.monotonic()
     try:
-        facts = executable.read(lowered.compile(), target)
+        facts = executable.read(lowered.compile(), target, list(program.mesh.devices.flat))
     except jax.errors.JaxRuntimeError as error:
         facts = executable.refusal(str(error), _bytes(arguments[0], places))
     facts |= {"compile_seconds": round(time.monotonic() - began, 1), "versions": versions}

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from vit_jax import UserError
-from vit_jax.planning import collectives, hlo
+from vit_jax.planning import chips, collectives, hlo, links
 
 KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
 
@@ -16,8 +16,17 @@ BESIDES = re.compile(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def read(executable: jax.stages.Compiled, target: str) -> dict[str, Any]:
-    """Returns what stands in a compiled program; `kernels`: those of which a TPU's compiler estimates no cycles."""
+def read(executable: jax.stages.Compiled, target: str, devices: list[jax.Device]) -> dict[str, Any]:
+    """Returns what stands in a compiled program.
+
+    `kernels` are those of which a TPU's compiler estimates no cycles; `link_bytes`, what the busiest link between chips
+    carries for the exchanges of a kind, one after the other.
+
+    Args:
+        executable: the program.
+        target: see `targets.devices`.
+        devices: in the order of the mesh.
+    """
     memory, text = executable.memory_analysis(), executable.as_text()
     costs = executable.cost_analysis() or {}
     executed = [each for each in hlo.read(text) if not each.fused]
@@ -27,11 +36,16 @@ def read(executable: jax.stages.Compiled, target: str) -> dict[str, Any]:
     if ":" not in target:  # there it leaves out what a step needs besides its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         peak = memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
-    exchanged: dict[str, dict[str, int]] = {}
-    for exchange in collectives.read(text):
-        row = exchanged.setdefault(exchange.kind, {"count": 0, "bytes": 0})
-        row["count"] += exchange.times
-        row["bytes"] += exchange.bytes * exchange.times
+    tpu = chips.parse(target) if ":" in target else None
+    places = [(getattr(chip, "slice_index", 0), *chip.coords[: len(tpu.shape)]) for chip in devices] if tpu else []
+    exchanged: dict[str, dict[str, float]] = {}
+    for each in collectives.read(text):
+        row = exchanged.setdefault(each.kind, {"count": 0, "bytes": 0, "link_bytes": 0.0})
+        row["count"] += each.times
+        row["bytes"] += each.bytes * each.times
+        if tpu and not each.kind.endswith(collectives.BETWEEN):
+            over = links.link_bytes(each.kind, each.bytes, each.groups, places, tpu.ring, tpu.shape)
+            row["link_bytes"] += over * each.times
     return {
         "fits": True,
         "temp_bytes": memory.temp_size_in_bytes,

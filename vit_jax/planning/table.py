@@ -16,7 +16,8 @@ def render(plans: list[dict[str, Any]]) -> str:
     cells = [[label, *(column.get(label, "") for column in columns)] for label in labels]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, *(line for plan in plans for line in notes(plan))])
+    measured = dict.fromkeys(line for plan in plans for line in reading(plan))
+    return "\n".join([*lines, *measured, *(line for plan in plans for line in notes(plan))])
 
 
 def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -39,6 +40,10 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{needed(step)}, evaluation", of
     if "needed_bytes" in plan:
         return
+    if plan["fits"]:
+        free, waiting = left(plan), plan["waiting_bytes"]
+        enough = "enough" if free >= waiting else "too little"
+        yield "left", f"{amount(free)}, {enough} for {amount(waiting)} of batches read ahead"
     yield "FLOPs of matmuls", f"{plan['flops']:.4g}"
     if plan["compiler_flops"]:
         yield "FLOPs, compiler's", f"{plan['compiler_flops']:.4g}"
@@ -52,16 +57,36 @@ def rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "kernels", f"{plan['kernels']:,}, of unknown cycles, left out below"
     yield ESTIMATE, ""
     yield "  cycles an image", f"{plan['cycles_per_image'] / 1e6:.2f} million"
-    yield "  step", f"{plan['compute_seconds'] * 1e3:.1f} ms, and {plan['exchange_seconds'] * 1e3:.1f} ms of exchange"
+    compute, exchange = plan["compute_seconds"] * 1e3, plan["exchange_seconds"] * 1e3
+    yield "  step", f"{compute + exchange:.1f} ms = {compute:.1f} of compute + {exchange:.1f} of exchange"
     yield "  images/s/chip", f"{plan['images_per_second_per_chip']:,.0f}"
     yield "  MFU", f"{plan['mfu']:.0%}"
     if "hours" in plan:
-        yield "  run", f"{plan['steps']:,} steps, {plan['hours']:,.1f} hours, {plan['chip_hours']:,.0f} chip-hours"
+        yield "  run", f"{plan['steps']:,} steps"
+        yield "  order of magnitude", f"{plan['hours']:,.1f} hours, {plan['chip_hours']:,.0f} chip-hours"
     if "price" in plan:
         yield "  price", f"{plan['price']:,.0f}"
+    if "images_per_second_per_host" in plan:
+        yield "read by each host", f"{plan['images_per_second_per_host']:,.0f} images/s"
+        yield "  cores for it", f"{plan['input_cores']:.1f} of {plan['host_cores']}"
+        yield "  limit", "chips" if plan["input_cores"] <= plan["host_cores"] else "input"
     if plan.get("paper_tpuv3_core_days"):
         days = plan["paper_tpuv3_core_days"]
         yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
+
+
+def left(plan: dict[str, Any]) -> int:
+    """Returns the bytes of a device that the larger of the steps leaves."""
+    parts = [plan, plan["evaluation"]] if "evaluation" in plan else [plan]
+    return plan["memory_bytes"] - max(map(needs, parts))
+
+
+def reading(plan: dict[str, Any]) -> Iterator[str]:
+    """Yields of what the cores that read images are reckoned."""
+    if "input_cores" in plan:
+        other = f"; {plan['resolution']} pixels were not measured" if plan["resolution"] != 224 else ""
+        rate = f"{plan['images_per_second_per_core']:,} images/s a core"
+        yield f"cores: {rate}, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md){other}."
 
 
 def needed(facts: dict[str, Any]) -> str:
@@ -70,7 +95,7 @@ def needed(facts: dict[str, Any]) -> str:
 
 
 def notes(plan: dict[str, Any]) -> Iterator[str]:
-    """Yields what to change in a plan that does not fit, and how large a batch may be."""
+    """Yields what to change in a plan that does not fit, how large a batch may be, and the command to run next."""
     subject = f"{plan['target']}, {axes(plan)}"
     if "advice" in plan:
         yield ""
@@ -89,6 +114,11 @@ def notes(plan: dict[str, Any]) -> Iterator[str]:
         else:
             yield f"{subject}: the largest batch has {largest['images_per_device']:,} images a device{against}:"
             yield render([largest])
+    if "command" in plan:
+        yield ""
+        own = "; yours for what is in capitals" if plan["target"].count(":") else ""
+        yield f"{subject}, to run it{own}:"
+        yield plan["command"]
 
 
 def amount(size: float) -> str:

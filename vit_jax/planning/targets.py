@@ -59,6 +59,16 @@ def devices(target: str, slices: int) -> list[jax.Device]:
     return list(topology.devices)
 
 
+def images_per_host(target: str, sharding: jax.sharding.Sharding, batch: int) -> int:
+    """Returns how many images of a batch the host reads that reads most, each once whatever devices share it."""
+    alone = ":" in target and chips.parse(target).hosts == 1  # libtpu would have machines of four chips
+    parts: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
+    for device, (rows,) in sharding.devices_indices_map((batch,)).items():
+        host = getattr(device, "slice_index", 0), 0 if alone else device.process_index
+        parts.setdefault(host, set()).add(rows.indices(batch))
+    return max(sum(len(range(*rows)) for rows in found) for found in parts.values())
+
+
 def memory(target: str, devices: list[jax.Device]) -> int:
     """Returns the bytes that one of the devices has for a program."""
     if ":" in target:
