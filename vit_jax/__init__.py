@@ -13,6 +13,8 @@ from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import choose as choose
 from vit_jax.errors import exit_code as exit_code
+from vit_jax.errors import nearest as nearest
+from vit_jax.errors import nearest_path as nearest_path
 from vit_jax.errors import shown as shown
 
 __version__ = "0.1.0"
