@@ -145,4 +145,4 @@ def _config_file(argv: list[str]) -> Path:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, again=cli.AGAIN)
