@@ -13,14 +13,23 @@ from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
 ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
 
 
+def noted(error, *notes):
+    """An error with notes."""
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
         (UserError("a sentence."), 2, "vit_jax: a sentence.\n"),
         (NonFiniteLoss("a sentence."), 1, "vit_jax: a sentence.\n"),
         (Preempted("a sentence."), 42, "vit_jax: a sentence.\n"),
-        (KeyboardInterrupt(), 130, f"vit_jax: interrupted; {cli.AGAIN}\n"),
-        (cli.Terminated(), 143, f"vit_jax: terminated; {cli.AGAIN}\n"),
+        (KeyboardInterrupt(), 130, "vit_jax: interrupted; what the same command does.\n"),
+        (cli.Terminated(), 143, "vit_jax: terminated; what the same command does.\n"),
+        (noted(KeyboardInterrupt(), "goes on after step 48."), 130, "vit_jax: interrupted; goes on after step 48.\n"),
+        (noted(cli.Terminated(), "goes on after step 48."), 143, "vit_jax: terminated; goes on after step 48.\n"),
     ],
 )
 def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
@@ -31,8 +40,19 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)  # this process keeps its own
 
     with pytest.raises(SystemExit) as end:
-        cli.run(command)
+        cli.run(command, again="what the same command does.")
     assert (end.value.code, capsys.readouterr().err) == (code, text)
+
+
+def test_a_command_that_saves_nothing_promises_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "leave", lambda sentence, code: print(sentence))
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+
+    def command(argv):
+        raise KeyboardInterrupt
+
+    cli.run(command)
+    assert capsys.readouterr().out == "interrupted.\n"
 
 
 def test_bugs_keep_their_traceback():

@@ -10,8 +10,9 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, models, settings
+from vit_jax import UserError, data, main, models, nearest, settings
 from vit_jax.data import transforms
+from vit_jax.synonyms import ADVICE, FIELDS, SYNONYMS
 
 BASE = base.get_config()
 DECLARED = set(settings.flatten(BASE))
@@ -156,7 +157,21 @@ def test_overrides():
     [
         (["--config.btch=3"], "unknown config field 'btch'; did you mean 'batch'?"),
         (["--config.model.nmae=3"], "unknown config field 'model.nmae'; did you mean 'model.name'?"),
-        (["--config.learning_rate=3"], "unknown config field 'learning_rate'"),
+        (["--config.batch_size=3"], "unknown config field 'batch_size'; did you mean 'batch'?"),
+        (["--config.learning_rate=3"], "unknown config field 'learning_rate'; did you mean 'base_lr'?"),
+        (["--config.optim.lr=3"], "unknown config field 'optim.lr'; did you mean 'base_lr'?"),
+        (["--config.model=ViT-Ti/16"], "unknown config field 'model'; did you mean 'model.name'?"),
+        (["--config.data.augment=x"], "unknown config field 'data.augment'; did you mean 'data.preprocess'?"),
+        (["--config.mixup=0.2"], "unknown config field 'mixup'; did you mean 'task.mixup'?"),
+        (["--config.evals.val.split=x"], "unknown config field 'evals.val.split'; did you mean 'evals.test.split'?"),
+        (["--config.resume=True"], "unknown config field 'resume'; the same command with the same --workdir goes on"),
+        (["--batch-size", "3"], "Unknown command line flag 'batch-size'; did you mean --config.batch=VALUE?"),
+        (["--lr=3"], "Unknown command line flag 'lr'; did you mean --config.base_lr=VALUE?"),
+        (
+            ["--output_dir=x"],
+            "Unknown command line flag 'output_dir'; the folder of the run is a flag of its own, --work",
+        ),
+        (["--zzz=x"], "Unknown command line flag 'zzz'; fields are written --config.KEY=VALUE."),
         (["--config.batch=abc"], "--config.batch=abc: the field takes a whole number."),
         (["--config.batch=1.5"], "--config.batch=1.5: the field takes a whole number."),
         (["--config.base_lr=fast"], "--config.base_lr=fast: the field takes a number."),
@@ -168,6 +183,49 @@ def test_overrides():
 def test_mistakes_on_the_command_line(words, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         parse(*words)
+
+
+def test_a_letter_too_few_leads_to_the_field():
+    fields = settings.flatten(base.get_config())
+    for field in fields:
+        for place in range(1, len(field) - 1):  # without the last letter it may be one of two
+            word = field[:place] + field[place + 1 :]
+            assert word in fields or nearest(word, fields, SYNONYMS) == field, word
+
+
+def test_the_names_of_other_trainers_lead_to_ours():
+    fields = settings.flatten(base.get_config())
+    assert set(FIELDS) <= set(fields)
+    assert len(SYNONYMS) == sum(len(names.split()) for names in (FIELDS | ADVICE).values())  # each stands there once
+    for name, ours in SYNONYMS.items():
+        group = name in base.get_config()
+        assert group or name not in {field.rpartition(".")[2] for field in fields}, f"{name} needs no row"
+        for word in (name, name.upper(), *([] if group else [f"train.{name}", name.replace("_", "-")])):
+            assert nearest(word, fields, SYNONYMS) == ours, word
+    words = "batch_size lr learning_rate epochs num_epochs weight_decay wd img_size image_size arch dataset num_workers"
+    words += " mixup label_smoothing drop_path output_dir resume per_device_train_batch_size num_train_epochs seed"
+    known = SYNONYMS.keys() | {field.rpartition(".")[2] for field in fields}
+    assert set(words.split()) <= known
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("configs/digit.py", "configs/digits.py"),
+        ("configs/digits", "configs/digits.py"),
+        ("config/digits.py", "configs/digits.py"),
+        ("digits.py", "configs/digits.py"),
+        ("vit_b16_imagnet21k.py", "configs/vit_b16_imagenet21k.py"),
+        (f"{ROOT}/configs/Digits.py:x=1", f"{ROOT}/configs/digits.py"),
+        ("configs/nothing-like-it.py", None),
+        ("no/such/folder/x.py", None),
+    ],
+)
+def test_a_misspelt_recipe_leads_to_the_nearest(typed, meant, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    hint = f"; did you mean {meant!r}?" if meant else "."
+    with pytest.raises(UserError, match=re.escape(f"there is no config file {typed.partition(':')[0]}{hint}") + "$"):
+        main.parse(["main.py", f"--config={typed}"])
 
 
 def test_the_stages_of_cifar5():

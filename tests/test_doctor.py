@@ -196,3 +196,16 @@ def test_no_room(monkeypatch, tmp_path):
     monkeypatch.setenv("VIT_JAX_CACHE", str(touch(tmp_path / "file")))
     [finding] = [finding for finding in machine.room() if finding.subject == "cache"]
     assert finding.mark == "warning" and "VIT_JAX_CACHE" in finding.remedy
+
+
+def test_a_clone_that_hides_the_package_is_named(tmp_path, monkeypatch):
+    clone = tmp_path / "vit_jax"
+    touch(clone / "vit_jax" / "__init__.py")
+    monkeypatch.setattr(sys, "path", [""])
+    [finding] = doctor.hidden(clone)
+    assert finding.mark == "warning" and str(tmp_path) in finding.told
+    assert finding.remedy == f"pip install -e {clone}"
+    monkeypatch.setattr(sys, "path", ["", str(clone)])  # as an editable install has it
+    assert not list(doctor.hidden(clone))
+    monkeypatch.setattr(sys, "path", [""])
+    assert not list(doctor.hidden(clone.rename(tmp_path / "vit-jax")))

@@ -1,5 +1,6 @@
 """Checkpoints in and out: the authors' logits from their files, the same after every layout, and clear refusals."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -285,6 +286,11 @@ def test_convert(tmp_path, capsys):
     model, params = vit_jax.load(target)
     assert model.field("resolution") == 64
     chex.assert_trees_all_equal(params, load("big_vision_tok", resolution=64, resample="bicubic")[1])
+    named = str(tmp_path / "named.npz")
+    vit_jax.save(named, dataclasses.replace(model, class_names=tuple("abcdefghijk")), params)
+    for layout, lost in (("google", True), ("big_vision", True), ("ours", False)):
+        convert.main(["convert", named, target, f"--layout={layout}"])
+        assert ("vit_jax: the names of its 11 classes are lost" in capsys.readouterr().err) == lost
     with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
         convert.main(["convert", source, target, "--layout=googel"])
     with pytest.raises(UserError, match="is the source itself"):

@@ -1,10 +1,13 @@
 """Runs from the command line on: training, resuming, evaluating, predicting, fine-tuning."""
 
+import csv
 import dataclasses
+import io
 import json
 import shutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,6 +19,7 @@ from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, pod, predict, report, train, tree
 from vit_jax import program as program_module
 from vit_jax.data import loader
+from vit_jax.workdir import Workdir
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -76,6 +80,34 @@ def test_the_command_lines_agree_with_the_run(run, tmp_path, capsys):
         predict.predict(workdir, [tmp_path / "nothing.png"])
 
 
+def test_predicting_a_folder(run, tmp_path, capsys):
+    workdir, photos = str(run[1]), tmp_path / "photos"
+    for number, name in enumerate(["b.png", "a.JPG", "cats/c.png", ".hidden/d.png"]):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((20, 12, 3), 60 * number, np.uint8)).save(photos / name)
+    (photos / "notes.txt").touch()
+    names = [str(photos / name) for name in ("a.JPG", "b.png", "cats/c.png")]
+    predict.main(["predict.py", workdir, str(photos), "--json", "--top=2"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["image"] for result in found] == names
+    predict.main(["predict.py", workdir, str(photos / "cats"), names[0], "--csv", "--top=2"])
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(line["image"], line["rank"]) for line in lines] == [(names[i], rank) for i in (2, 0) for rank in "12"]
+    for line, entry in zip(lines, [*found[2]["classes"], *found[0]["classes"]], strict=True):
+        assert line["class"] == entry["class"] and float(line["probability"]) == pytest.approx(
+            entry["probability"], rel=1e-5
+        )
+
+    (photos / "cats" / "e.png").write_bytes(b"no image")  # what comes before it is told
+    with pytest.raises(UserError, match=r"e\.png"):
+        predict.main(["predict.py", workdir, str(photos), "--batch=1"])
+    assert capsys.readouterr().out.count(str(photos)) == 3
+    for wrong, sentence in (("fotos", "no folder .*fotos; did you mean '.*photos'"), ("none", "no images .* lie in")):
+        (tmp_path / "none").mkdir(exist_ok=True)
+        with pytest.raises(UserError, match=sentence):
+            predict.main(["predict.py", "not even opened", str(tmp_path / wrong)])
+
+
 @pytest.fixture
 def large(run, tmp_path):
     """The same run as if it had been one of a slice: a batch of 4,096, 16 worker processes, and a second evaluation."""
@@ -128,6 +160,22 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["test/n"] == 144
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
         evaluate.evaluate(large, split="tset")
+
+
+def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(pod, "join", pod.Pod)
+    monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
+    for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
+        evaluate.main(["evaluate.py", *words, "--json"])
+        assert json.loads(capsys.readouterr().out) == {"step": "run"}
+    for words in ([], ["run", "--workdir=other"], [""]):
+        with pytest.raises(UserError, match="say which run to evaluate, once"):
+            evaluate.main(["evaluate.py", *words])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no folder runn; did you mean 'run'"):
+        evaluate.evaluate("runn")
 
 
 @pytest.mark.parametrize(
@@ -389,6 +437,22 @@ def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monk
     assert exit.value.code == 2, text
     assert sentence in text and text.startswith("vit_jax: ") and text.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interruption_tells_from_where_the_same_command_goes_on(quick, tmp_path):
+    def interrupt(step, values):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    quick.total_steps, quick.warmup_steps, quick.log_every, quick.checkpoint_every = 8, 1, 1, 2
+    quick.eval_every = 8
+    with pytest.raises(KeyboardInterrupt) as end:
+        train.train(quick, tmp_path / "run", watch=interrupt)
+    assert end.value.__notes__ == ["the same command goes on after step 4, which is saved."]
+    assert checkpoint.latest(str(tmp_path / "run")) == 4
+    with pytest.raises(KeyboardInterrupt) as end, train.closing(Mock(spec=Workdir, saved=None)):
+        raise KeyboardInterrupt
+    assert end.value.__notes__ == ["nothing was saved yet: the same command begins anew."]
 
 
 def test_a_workdir_of_another_model_is_refused(run, quick):

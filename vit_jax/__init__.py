@@ -8,11 +8,22 @@ ones, `save(path, model, params)` writes one;
 import importlib
 from typing import Any
 
-from vit_jax.errors import BUGS, LostHosts, NoAnswer, NonFiniteLoss, Preempted, UserError, choose, exit_code, shown
+from vit_jax.errors import BUGS as BUGS
+from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
+from vit_jax.errors import NoAnswer as NoAnswer
+from vit_jax.errors import choose as choose
+from vit_jax.errors import exit_code as exit_code
+from vit_jax.errors import nearest as nearest
+from vit_jax.errors import nearest_path as nearest_path
+from vit_jax.errors import shown as shown
 
 __version__ = "0.1.0"
-__all__ = ["BUGS", "LostHosts", "NoAnswer", "NonFiniteLoss", "Preempted", "UserError", "choose", "create"]
-__all__ += ["exit_code", "list_models", "load", "save", "shown", "train"]
+# What users need; the names imported above beside it are for the package itself.
+__all__ = ["LostHosts", "NonFiniteLoss", "Preempted", "UserError", "create", "list_models", "load", "save", "train"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

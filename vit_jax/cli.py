@@ -16,6 +16,7 @@ from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
 from vit_jax.machine import has_tpu
 
 AGAIN = "the same command goes on from what was saved last, if anything was."
+TERMINATED = "terminated", signal.SIGTERM
 
 
 class Terminated(BaseException):
@@ -27,9 +28,11 @@ def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def run(command: Callable[[list[str]], None], again: str = AGAIN) -> None:
-    """Calls a command with this process's arguments and ends the process; `again` tells what the same command does
-    when it is given again after an interruption.
+def run(command: Callable[[list[str]], None], again: str = "") -> None:
+    """Calls a command with this process's arguments and ends the process.
+
+    `again` is a sentence on what the same command does when it is given again after an interruption; a note that the
+    command adds to the interruption is told instead: it knows what is saved.
 
     Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
     sentence; 42 preempted, what was learnt is saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host.
@@ -41,10 +44,10 @@ def run(command: Callable[[list[str]], None], again: str = AGAIN) -> None:
         return command(sys.argv)
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
         sentence, code = str(error), exit_code(error)
-    except KeyboardInterrupt:
-        sentence, code = f"interrupted; {again}", 128 + signal.SIGINT
-    except Terminated:
-        sentence, code = f"terminated; {again}", 128 + signal.SIGTERM
+    except (KeyboardInterrupt, Terminated) as error:
+        word, number = ("interrupted", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else TERMINATED
+        told = next(iter(getattr(error, "__notes__", [])), again)
+        sentence, code = f"{word}; {told}" if told else f"{word}.", 128 + number
     except Exception:
         if not jax.distributed.is_initialized():
             raise

@@ -5,6 +5,7 @@ Example:
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from vit_jax import UserError, choose, cli, interop
@@ -30,6 +31,9 @@ def main(argv: list[str]) -> None:
     interop.save(args.target, model, params, layout=args.layout)
     height, width = model.spec.position.image_size
     print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")
+    if interop.LAYOUTS[args.layout] and model.class_names:
+        lost = f"the names of its {len(model.class_names):,} classes are lost: the layout {args.layout} holds none"
+        print(f"vit_jax: {lost}; keep {args.source}, or convert it with --layout=ours.", file=sys.stderr)
 
 
 def size(text: str) -> int | tuple[int, ...]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -42,6 +43,7 @@ def versions() -> Iterator[Finding]:
         yield Finding("broken", "vit_jax", "not installed, only found: what it wants is not known", "pip install -e .")
         return
     yield Finding("ok", "vit_jax", f"{metadata.version('vit_jax')}, {Path(__file__).parent}")
+    yield from hidden(Path(__file__).parents[1])
     wanted = SpecifierSet(metadata.metadata("vit_jax")["Requires-Python"])
     mark = "ok" if platform.python_version() in wanted else "broken"
     yield Finding(mark, "Python", f"{platform.python_version()} ({wanted} wanted), {sys.executable}")
@@ -56,6 +58,18 @@ def versions() -> Iterator[Finding]:
             yield Finding("broken", bound.name, f"{found or 'not installed'} ({bound.specifier} wanted)", remedy)
         elif bound.name in SHOWN:
             yield Finding("ok", bound.name, found)
+
+
+def hidden(clone: Path) -> Iterator[Finding]:
+    """Tells whether the folder of the code hides the package from a Python that is started in the folder above it.
+
+    Python takes a folder without an `__init__.py` for a package unless it finds a real one of that name on its path; it
+    does not ask the hook that an editable install of earlier versions of this project left.
+    """
+    found = PathFinder.find_spec("vit_jax", [str(clone.parent), *sys.path[1:]])
+    if clone.name == "vit_jax" and found and found.loader is None:
+        told = f"started in {clone.parent}, Python takes the folder {clone.name}/ for the package"
+        yield Finding("warning", "import vit_jax", told, f"pip install -e {clone}")
 
 
 def features() -> Iterator[Finding]:

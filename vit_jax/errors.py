@@ -1,10 +1,14 @@
 """Errors that a run may end with, told in one sentence."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 # What no store and no file says, whatever library speaks with it: these keep their traceback.
 BUGS = (AssertionError, AttributeError, KeyError, TypeError)
+
+NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 class UserError(Exception):
@@ -46,7 +50,9 @@ def shown(text: object, most: int = 20_000) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
 
 
-def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str:
+def choose(
+    what: str, word: str, options: Iterable[str], where: str = "", synonyms: Mapping[str, str] = NO_SYNONYMS
+) -> str:
     """Returns `word` if it is one of `options`; `where` says where they are listed, if they are many.
 
     Raises:
@@ -55,8 +61,43 @@ def choose(what: str, word: str, options: Iterable[str], where: str = "") -> str
     options = list(options)
     if word in options:
         return word
-    folded = {option.lower(): option for option in options}
-    near = [folded[found] for found in difflib.get_close_matches(str(word).lower(), folded, n=1)]
     otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
-    hint = f"did you mean {near[0]!r}?" if near else otherwise
+    near = nearest(word, options, synonyms)
+    hint = f"did you mean {near!r}?" if near in options else near or otherwise
     raise UserError(f"unknown {what} {word!r}; {hint}")
+
+
+def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_SYNONYMS) -> str | None:
+    """Returns the option that a word which is none may stand for, or None.
+
+    Args:
+        word: as typed; of GROUP.NAME the name counts where the group is wrong.
+        options: what there is.
+        synonyms: what is called otherwise elsewhere -> an option, or a sentence to return instead of one.
+    """
+    folded = {**synonyms, **{option.lower(): option for option in options}}
+    word = str(word).lower()
+    name = word.rpartition(".")[2].replace("-", "_")
+    same = [one for one in folded if name and one.rpartition(".")[2] == name]
+    near = [word] if word in folded else difflib.get_close_matches(word, same, n=1, cutoff=0.0)
+    near = near or difflib.get_close_matches(word, folded, n=1)
+    return folded[near[0]] if near else None
+
+
+def nearest_path(path: Path) -> Path | None:
+    """Returns the path here that one which does not exist may stand for, or None."""
+    found, suffix = Path(path.anchor), path.suffix
+    for part in path.relative_to(path.anchor).parts:
+        try:
+            names = [part] if (found / part).exists() else [entry.name for entry in found.iterdir()]
+        except OSError:
+            return None
+        if part not in names:
+            # Without their suffixes, which are alike of most files; one of the same suffix comes before others.
+            stems = {Path(name).stem.lower(): name for name in sorted(names, key=lambda n: n.endswith(suffix))}
+            names = [stems[one] for one in difflib.get_close_matches(Path(part).stem.lower(), stems, n=1)]
+            if not names:
+                return None
+            part = names[0]
+        found /= part
+    return found

@@ -1,7 +1,7 @@
 """Evaluates a run's newest checkpoint on its own splits, or on another one, exactly, on whatever devices are here.
 
 Example:
-  python -m vit_jax.evaluate --workdir=workdirs/digits --json
+  python -m vit_jax.evaluate workdirs/digits --json
 """
 
 import argparse
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, evals, pod, settings
+from vit_jax import UserError, checkpoint, cli, data, evals, nearest_path, pod, settings
 from vit_jax.program import Program, refit
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
@@ -51,6 +51,9 @@ def evaluate(
         if number is not None and number < least:
             raise UserError(f"{name} must be at least {least}, not {number}.")
     path = checkpoint.here(workdir, best)
+    if not path.exists():
+        near = nearest_path(path)
+        raise UserError(f"there is no folder {workdir}{f'; did you mean {str(near)!r}?' if near else '.'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
     folder = checkpoint.find(path, best)
@@ -111,7 +114,8 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", required=True, help="folder of the run")
+    parser.add_argument("folder", nargs="?", metavar="workdir", help="folder of the run")
+    parser.add_argument("--workdir", help="the same")
     parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
     parser.add_argument("--split", help="evaluate this split instead of the run's, as train[:10%%] [the run's]")
     parser.add_argument("--batch", type=int, help="images per step over all devices [what fits here]")
@@ -120,10 +124,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
+    [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
+    if others or not workdir:
+        raise UserError("say which run to evaluate, once: python -m vit_jax.evaluate WORKDIR.")
     pod.join()
     cli.use_compilation_cache()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
-    metrics = evaluate(args.workdir, args.best, args.fsdp, args.source, **chosen)
+    metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)
     if args.json:
         print(json.dumps(metrics))
     else:

@@ -22,8 +22,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax import UserError, choose, cli, settings
+from vit_jax import UserError, choose, cli, nearest, nearest_path, settings
 from vit_jax.guard import Guard
+from vit_jax.synonyms import SYNONYMS
 from vit_jax.train import train
 
 # Type of a field -> what reads it, and its name.
@@ -75,7 +76,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str]:
     given = {}
     for word in overrides:
         key, _, value = word.removeprefix("--config.").partition("=")
-        given[choose("config field", key, fields, where="configs/base.py")] = value
+        given[choose("config field", key, fields, "configs/base.py", SYNONYMS)] = value
         _check_type(config, key, value)
     values = _parse_flags([word for word in argv if word not in overrides or not word.endswith("=None")])
     values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
@@ -104,13 +105,13 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
     try:
         rest = values(argv)[1:]
     except flags.Error as error:
-        told = str(error).replace("Error whilst parsing config file: ValueError: ", "")
+        told = str(error).replace("Error whilst parsing config file: ValueError: ", "").partition(". Did you mean:")[0]
         if "TypeError: get_config() takes 0 positional arguments" in told:
             argument = [word for word in argv if word.startswith("--config=")][-1].partition(":")[2]
             raise UserError(f"the recipe {file} takes no argument, but was given {argument!r}.") from error
         first, *_, last = [line for line in told.splitlines() if line.strip(" .")] * 2
-        hint = "; fields are written --config.KEY=VALUE" if isinstance(error, flags.UnrecognizedFlagError) else ""
-        raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}.") from error
+        hint = _field(error.flagname, values) if isinstance(error, flags.UnrecognizedFlagError) else "."
+        raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}") from error
     except AttributeError as error:
         if error.name != "get_config":
             raise
@@ -122,6 +123,15 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
     return values
 
 
+def _field(flag: str, values: flags.FlagValues) -> str:
+    """Returns what to write instead of a flag that is none, as the end of a sentence."""
+    config = values["config"].value
+    near = nearest(flag, settings.flatten(config) if config else (), SYNONYMS)
+    if near is None:
+        return "; fields are written --config.KEY=VALUE."
+    return f"; {near}" if " " in near else f"; did you mean --config.{near}=VALUE?"
+
+
 def _config_file(argv: list[str]) -> Path:
     words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
     if "--config" in argv:
@@ -130,9 +140,12 @@ def _config_file(argv: list[str]) -> Path:
         raise UserError("say what to train with --config=FILE, for example --config=configs/digits.py.")
     file = Path(words[-1].partition(":")[0])
     if not file.is_file():
-        raise UserError(f"there is no config file {file}.")
+        places = [file, Path("configs", file.name)]  # a bare name is first sought among the recipes
+        near = next(filter(None, map(nearest_path, places if len(file.parts) > 1 else reversed(places))), None)
+        hint = f"; did you mean {str(near)!r}?" if near and near.suffix == ".py" else "."
+        raise UserError(f"there is no config file {file}{hint}")
     return file
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, again=cli.AGAIN)

@@ -83,4 +83,4 @@ def positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, again=cli.AGAIN)

@@ -1,18 +1,23 @@
 """Prints the most probable classes of images.
 
-Example:
+Examples:
   python -m vit_jax.predict workdirs/digits photo.png --top=3
+  python -m vit_jax.predict workdirs/digits photos --top=1 --csv > photos.csv
 """
 
 import argparse
+import csv
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from vit_jax import UserError, cli, data, interop, shown
+from vit_jax import UserError, cli, data, files, interop, nearest_path, shown
+from vit_jax.data.images import SUFFIXES
 
 
 def predict(
@@ -27,6 +32,13 @@ def predict(
     Raises:
         UserError: the checkpoint or an image cannot be read, or a number is too small.
     """
+    return list(results(checkpoint, images, top, batch))
+
+
+def results(
+    checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5, batch: int = 8
+) -> Iterator[dict]:
+    """Iterates over what `predict` returns, as it is known: what comes before an unreadable image is not lost."""
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
         raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
@@ -40,7 +52,6 @@ def predict(
     params = jax.device_put(params)  # once, not with every batch
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     size = max(1, min(batch, len(images)))
-    results = []
     for start in range(0, len(images), size):
         given = [data.read(image, model.preprocess) for image in images[start : start + size]]
         full = np.stack(given + given[-1:] * (size - len(given)))  # of one shape, so that there is one compilation
@@ -48,8 +59,27 @@ def predict(
             order = np.argsort(-row, kind="stable")[:top]
             classes = [{"class": names[i], "probability": float(row[i])} for i in order]
             path = number if isinstance(images[number], np.ndarray) else images[number]
-            results.append({"image": str(path), "classes": classes})
-    return results
+            yield {"image": str(path), "classes": classes}
+
+
+def find_images(place: str) -> list[str]:
+    """Returns a file's path itself, and of a folder the paths of all images in and below it, sorted, but hidden ones.
+
+    Raises:
+        UserError: there is no such file, or no image in the folder.
+    """
+    remote = files.is_remote(place)
+    folder = place if remote else os.path.expanduser(place)
+    if (remote and place.lower().endswith(SUFFIXES)) or os.path.isfile(folder):
+        return [place]
+    if not remote and not os.path.isdir(folder):
+        near = nearest_path(Path(folder))
+        raise UserError(f"there is no image and no folder {place}{f'; did you mean {str(near)!r}?' if near else '.'}")
+    below = files.find(place) if remote else (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+    names = sorted(name for name in below if name.lower().endswith(SUFFIXES) and "/." not in f"/{name}")
+    if not names:
+        raise UserError(f"no images ({' '.join(SUFFIXES)}) lie in {place}.")
+    return [files.join(folder, name) for name in names]
 
 
 def main(argv: list[str]) -> None:
@@ -58,18 +88,31 @@ def main(argv: list[str]) -> None:
         prog="python -m vit_jax.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", help="workdir, checkpoint folder or model.npz, local or remote")
-    parser.add_argument("images", nargs="+", metavar="image", help="JPEG, PNG or WebP file")
+    parser.add_argument(
+        "images", nargs="+", metavar="image", help="JPEG, PNG or WebP file, or a folder: all images in and below it"
+    )
     parser.add_argument("--top", type=int, default=5, help="how many classes to print [5]")
     parser.add_argument("--batch", type=int, default=8, help="images to predict at once [8]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object a line")
+    form.add_argument("--csv", action="store_true", help="print CSV, a line for each image and class, the best first")
     args = parser.parse_args(argv[1:])
-    for result in predict(args.checkpoint, args.images, args.top, args.batch):
+    images = [path for place in args.images for path in find_images(place)]
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    if args.csv:
+        table.writerow(["image", "rank", "class", "probability"])
+    for result in results(args.checkpoint, images, args.top, args.batch):
         if args.json:
             print(json.dumps(result))
             continue
-        print(result["image"])
-        for entry in result["classes"]:
-            print(f"  {entry['probability']:7.2%}  {shown(entry['class'])}")
+        if not args.csv:
+            print(shown(result["image"]))
+        for rank, entry in enumerate(result["classes"], 1):
+            name, probability = shown(entry["class"]), entry["probability"]
+            if args.csv:
+                table.writerow([shown(result["image"]), rank, name, f"{probability:.6g}"])
+            else:
+                print(f"  {probability:7.2%}  {name}")
 
 
 if __name__ == "__main__":

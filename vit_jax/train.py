@@ -34,6 +34,21 @@ def keeping(step: int) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def closing(folder: Workdir) -> Iterator[Workdir]:
+    """Closes a run's folder at the end, and adds to an interruption what the same command does."""
+    try:
+        with contextlib.closing(folder):
+            yield folder
+    except Exception:
+        raise
+    except BaseException as interruption:
+        unsaved = "nothing was saved yet: the same command begins anew."
+        goes_on = f"the same command goes on after step {folder.saved}, which is saved."
+        interruption.add_note(unsaved if folder.saved is None else goes_on)
+        raise
+
+
 def train(
     config: ConfigDict,
     workdir: str | Path,
@@ -67,7 +82,7 @@ def train(
         stack.enter_context(passed)
         evaluators = evals.make(config, program, info.opened)
         guard.at("opening the workdir", patient=True)
-        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
+        folder = stack.enter_context(closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
         state, origin = folder.begin()
         guard.at("beginning")

@@ -112,6 +112,11 @@ class Workdir:
                 f"checkpoints; {advice}."
             )
 
+    @property
+    def saved(self) -> int | None:
+        """The last step whose checkpoint is whole, as far as is known; None: there is none yet."""
+        return self._checkpoints.latest
+
     def begin(self) -> tuple[Any, str]:
         """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from.
 
