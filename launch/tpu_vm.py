@@ -137,7 +137,10 @@ class Launcher:
                 return code
             if seconds > LONG:  # it was no failure to begin
                 pause, restart = POLL, 0
-            if code == PREEMPTED or self._state() != "ACTIVE":  # no fault: it is not counted
+            state = self._state()
+            if state is None:
+                raise UserError(f"the machines of {self._job.name} were deleted; the same command asks for new ones.")
+            if code == PREEMPTED or state != "ACTIVE":  # no fault: it is not counted
                 tell(f"ended with {code}, preempted; again in {POLL:g} s")
                 self._sleep(POLL)
                 continue

@@ -57,8 +57,24 @@ class Checkpoints:
             None: there is none yet.
     """
 
-    def __init__(self, config: ConfigDict, workdir: str | Path, here: Path | None = None, share: Share = alone):
-        """Looks at the checkpoints of a workdir, those of s3:// by way of the folder `here`. Writes nothing there.
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: str | Path,
+        here: Path | None = None,
+        share: Share = alone,
+        evaluations: retention.Evaluations | None = None,
+        scores_are_named: bool = False,
+    ):
+        """Looks at the checkpoints of a workdir. Writes nothing there.
+
+        Args:
+            config: of the run.
+            workdir: its folder.
+            here: a folder here by way of which those of s3:// are read and written.
+            share: how the hosts agree.
+            evaluations: what they look at; None: only what the configuration says of it is known.
+            scores_are_named: scores without a name, of version 0.1.0, are of `checkpoint.best_metric` as it is now.
 
         Raises:
             UserError: they are remote, and the store refuses or does not answer; or there are none but such as were
@@ -67,8 +83,10 @@ class Checkpoints:
         self._share = share
         self._spool = spool.open_spool(str(workdir), here)
         self._shelf = Shelf(str(workdir), self._spool)
-        self._config, keep = config, config.checkpoint
-        self._retention = retention.Retention(keep.keep_last, keep.keep_best, retention.best_measure(config))
+        keep, self._scores_are_named = config.checkpoint, scores_are_named
+        self._metric, self._evaluations = keep.best_metric, evaluations or _told(config)
+        measure = retention.measure_of(self._evaluations, self._metric)
+        self._retention = retention.Retention(keep.keep_last, keep.keep_best, measure)
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
         self._writing: list[concurrent.futures.Future] = []  # in their order
         self._manager_: ocp.CheckpointManager | None = None
@@ -77,8 +95,9 @@ class Checkpoints:
         look = self._survey if jax.process_index() == 0 else lambda: ""  # the first host's list decides
         found = json.loads(together(self._share, "checkpoints", look)[0])
         self.steps: list[int] = found["steps"]
+        self._bare = [int(step) for step, about in found["evaluations"].items() if "metrics" not in about]
         for step, about in found["evaluations"].items():
-            self._retention.measured[int(step)] = retention.from_json(about)
+            self._retention.measured[int(step)] = retention.from_json(self._named(about))
         self.latest: int | None = max(self._retention.measured, default=None)
         if found["aside"] and not self.steps:
             raise UserError(
@@ -103,7 +122,7 @@ class Checkpoints:
                 f"{self._last_good()}."
             )
         arrays = integrity.table(state, marks)
-        self._about = about | {"step": step, **retention.to_json(self._config, {}), "arrays": arrays}
+        self._about = about | {"step": step, **self._evaluated({}), "arrays": arrays}
         sealed = integrity.sealed(self._about)
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(sealed))
         self._retention.measured[step] = retention.from_json(self._about)
@@ -113,7 +132,7 @@ class Checkpoints:
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Starts to add what was measured of the newest checkpoint, saved or restored, once that is whole."""
-        self._about |= retention.to_json(self._config, metrics)
+        self._about |= self._evaluated(metrics)
         self._retention.measured[self._about["step"]] = retention.from_json(self._about)
         self._writing.append(self._writer.submit(self._write_about, dict(self._about)))
 
@@ -172,6 +191,8 @@ class Checkpoints:
                     preservation_policy=self._retention, cleanup_tmp_directories=True, lightweight_initialize=True
                 )
                 self._manager_ = ocp.CheckpointManager(self._shelf.path, options=options, item_handlers=_handlers())
+                for step in self._bare if self._scores_are_named else ():
+                    self._write_name(step)
 
     def close(self) -> None:
         """Finishes saving and ends the background threads."""
@@ -217,6 +238,21 @@ class Checkpoints:
         writing = self._writing.pop(0)
         self._failed |= writing.exception() is not None
         writing.result()
+
+    def _evaluated(self, metrics: dict[str, float]) -> dict[str, Any]:
+        return retention.to_json(self._evaluations, self._metric, metrics)
+
+    def _named(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Returns what a checkpoint of version 0.1.0 says of itself with the name of its score, if that is known."""
+        if "metrics" in about or not self._scores_are_named:
+            return about
+        metrics = {} if about["score"] is None else {self._metric: about["score"]}
+        return about | self._evaluated(metrics) | {"evaluated": about["evaluated"]}
+
+    def _write_name(self, step: int) -> None:
+        """Writes the name of its score into a checkpoint: later the configuration may be another."""
+        with contextlib.suppress(Damaged):  # it was set aside
+            self._shelf.write_about(step, integrity.sealed(self._named(self._shelf.about(step))))
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -287,6 +323,11 @@ class Checkpoints:
             new = self._shelf.set_aside(step)
             told.append(f"checkpoint {step} is damaged and was set aside as {new}: {reason}.")
         return json.dumps(told)
+
+
+def _told(config: ConfigDict) -> retention.Evaluations:
+    """Returns what a configuration says of its evaluations."""
+    return {name: {"split": e.split, "preprocess": e.preprocess, "contents": ""} for name, e in config.evals.items()}
 
 
 def _handlers(**options: Any) -> dict[str, ocp.CheckpointHandler]:

@@ -12,6 +12,8 @@ import jax
 import tensorboardX
 from tqdm import tqdm
 
+from vit_jax import UserError
+
 Metrics = dict[str, float]
 Watch = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
@@ -180,9 +182,16 @@ def _read(path: Path) -> Iterator[tuple[int, Metrics]]:
 
 
 def last_step(workdir: Path) -> int:
-    """Returns the step of the last line of metrics that a run has left in a folder; 0: it has left none."""
+    """Returns the step of the last line of metrics that a run has left in a folder; 0: it has left none.
+
+    Raises:
+        UserError: the file is not one of ours, or is damaged.
+    """
     path = workdir / METRICS
-    return max((json.loads(line)["step"] for line in _lines(path)), default=0) if path.exists() else 0
+    try:
+        return max((int(json.loads(line)["step"]) for line in _lines(path)), default=0) if path.exists() else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not what a run writes; move it away, or choose another --workdir.") from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -31,8 +31,10 @@ def check_place(workdir: str | Path) -> str:
 
 
 def check_apart(source: str | None, place: str) -> None:
-    """Raises UserError if what a run starts from lies in its workdir, where it would be replaced."""
-    if source and f"{files.absolute(source)}/".startswith(f"{files.absolute(place)}/"):
+    """Raises UserError if what a run starts from is what it would replace: its own workdir's model or checkpoints."""
+    own = files.absolute(place).rstrip("/")
+    path = files.absolute(source).rstrip("/") if source else ""
+    if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{OTHERS}/"):
         raise UserError(
             f"init_from={source} lies in the workdir {place}, where this run would replace it; "
             "choose another --workdir."
@@ -62,7 +64,7 @@ class Here:
         return (self.path / name).exists()
 
     def unlink(self, name: str) -> None:
-        """Removes a file."""
+        """Removes a file that exists."""
         (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -126,10 +128,13 @@ class Mirror:
         return files.exists(files.join(self._place, name))
 
     def unlink(self, name: str) -> None:
-        """Removes a file here and there."""
+        """Removes a file that exists in the remote workdir.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
         (self.path / name).unlink(missing_ok=True)
-        if name in files.find(self._place):
-            files.remove(self._place, [name])
+        files.remove(self._place, [name])
 
     def close(self) -> None:
         """Removes what is here."""

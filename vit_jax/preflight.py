@@ -87,7 +87,8 @@ def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[s
 def source_digest(package: Path) -> str:
     """Returns a short digest of the names and contents of a package's source and data files."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in package.rglob("*") if path.suffix in SHIPPED):
+    found = [path for path in package.rglob("*") if path.suffix in SHIPPED and path.is_file()]
+    for path in sorted(path for path in found if "/." not in f"/{path.relative_to(package).as_posix()}"):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:12]

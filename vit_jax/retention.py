@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
+Evaluations = Mapping[str, Mapping[str, str]]  # name -> `split`, `preprocess` and `contents`: what it looks at, and how
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,16 +14,18 @@ class Measure:
 
     Attributes:
         metric: its name, `test/accuracy`.
-        split: the evaluation's, as the configuration states it.
-        preprocess: likewise.
+        split: of the evaluation.
+        preprocess: likewise, the resolution filled in.
+        contents: fingerprint of the images and labels.
     """
 
     metric: str
     split: str
     preprocess: str
+    contents: str
 
 
-UNNAMED = Measure("", "", "")  # version 0.1.0 did not say of what its scores were
+UNNAMED = Measure("", "", "", "")  # version 0.1.0 did not say of what its scores were
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,38 +41,28 @@ class Measured:
     values: dict[Measure, float]
 
 
-def best_measure(config: ConfigDict) -> Measure:
-    """Returns by which measure a configuration ranks its checkpoints."""
-    metric = config.checkpoint.best_metric
-    evaluation = config.evals[metric.partition("/")[0]]
-    return Measure(metric, evaluation.split, evaluation.preprocess)
+def measure_of(evaluations: Evaluations, metric: str) -> Measure:
+    """Returns what a metric measures."""
+    return Measure(metric, **evaluations[metric.partition("/")[0]])
 
 
-def to_json(config: ConfigDict, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a checkpoint tells of its evaluation: all metrics, and the split and pipe that each is of."""
+def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what a checkpoint tells of its evaluation: all metrics, and what each is of."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    evaluations = {name: {"split": one.split, "preprocess": one.preprocess} for name, one in config.evals.items()}
-    metric = config.checkpoint.best_metric
-    return {
+    told = {
         "evaluated": bool(metrics),
         "metrics": finite,
-        "evals": evaluations,
-        "best_metric": metric,
-        "score": finite.get(metric),
+        "evals": {name: {**one} for name, one in evaluations.items()},
     }
+    return told | {"best_metric": best_metric, "score": finite.get(best_metric)}
 
 
 def from_json(about: Mapping[str, Any]) -> Measured:
     """Returns what was measured of a checkpoint that says this of itself: what `to_json` gave, or a mere score."""
     if "metrics" not in about:
         return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
-    measures = {metric: _measure(about["evals"], metric) for metric in (*about["metrics"], about["best_metric"])}
-    values = {measures[metric]: value for metric, value in about["metrics"].items() if value is not None}
-    return Measured(measures[about["best_metric"]], values)
-
-
-def _measure(evaluations: Mapping[str, Any], metric: str) -> Measure:
-    return Measure(metric, **evaluations[metric.partition("/")[0]])
+    values = {measure_of(about["evals"], name): value for name, value in about["metrics"].items() if value is not None}
+    return Measured(measure_of(about["evals"], about["best_metric"]), values)
 
 
 class Retention:
@@ -110,3 +102,9 @@ def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
         rest = {step: one for step, one in rest.items() if step not in values and one.by in one.values}
         measure = rest[max(rest)].by if rest else measure
     return order
+
+
+def newest_measure(measured: Mapping[int, Measured], metric: str) -> Measure:
+    """Returns what a metric measured where it was told last, as far as is known."""
+    told = [measure for step in sorted(measured) for measure in measured[step].values if measure.metric == metric]
+    return told[-1] if told else UNNAMED

@@ -71,7 +71,8 @@ BEST = ("accuracy", "top5")
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")
 
 VERSION = 1  # of config.json; it rises when what is written there changes its meaning. Version 0.1.0 wrote none
-# Field that is younger than some config.json -> the value with which a run does what it did without the field.
+# Field that is younger than some config.json -> the value with which a run does what it did without the field. Of each
+# evaluation: `evals.*.field`.
 YOUNGER: dict[str, Any] = {"model.representation_size": None}
 
 ACCEPT = ", or go on with other data by --config.data.accept_change=True"
@@ -179,19 +180,38 @@ def load(path: Path) -> ConfigDict:
     """Reads a configuration that `save` wrote, now or in an earlier version of this package.
 
     Raises:
-        UserError: it is damaged, or of a later version.
+        UserError: it cannot be read, is damaged, or of a later version.
     """
     try:
-        fields = json.loads(path.read_text())
+        return loads(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def loads(text: bytes, path: str) -> ConfigDict:
+    """Returns the configuration in the text of a file; raises as `load`."""
+    try:
+        fields = json.loads(text)
         later = fields.pop("version", 0) > VERSION
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path} is damaged: it is not a JSON object. Put an intact copy in its place.") from error
     if later:
         raise UserError(f"{path} was written by a later version of vit_jax; install that one to go on with the run.")
-    config = ConfigDict(fields)
-    missing = {key: value for key, value in YOUNGER.items() if key not in flatten(config)}
-    config.update_from_flattened_dict(missing)
-    return config.lock()
+    for key, value in YOUNGER.items():
+        *groups, field = key.split(".")
+        _fill(fields, groups, field, value)
+    return ConfigDict(fields).lock()
+
+
+def _fill(fields: dict[str, Any], groups: list[str], field: str, value: Any) -> None:
+    """Gives a field its value where it has none; a group `*` stands for all that there are."""
+    if not groups:
+        fields.setdefault(field, value)
+    elif groups[0] == "*":
+        for inner in fields.values():
+            _fill(inner, groups[1:], field, value)
+    else:
+        _fill(fields.setdefault(groups[0], {}), groups[1:], field, value)
 
 
 def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:

@@ -158,14 +158,14 @@ def _pick(found: list[Path], best: bool) -> Path | None:
         return max(found, key=lambda path: int(path.name), default=None)
     if not found:
         return None
+    config = settings.load(found[0].parent.parent / "config.json")
     measured, by_step = {}, {int(path.name): path for path in found}
-    measure = retention.best_measure(settings.load(found[0].parent.parent / "config.json"))
     for step, path in by_step.items():
         try:
             measured[step] = retention.from_json(_checked(files.read(str(path / ABOUT)), step))
         except Damaged as error:
             raise UserError(f"the checkpoint {path} is damaged: {error}{others(path)}") from error
-    order = retention.ranked(measured, measure)
+    order = retention.ranked(measured, retention.newest_measure(measured, config.checkpoint.best_metric))
     return by_step[order[0]] if order else None
 
 

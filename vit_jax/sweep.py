@@ -7,7 +7,7 @@ Example:
   --sweep.KEY=VALUE,VALUE,...   the values of a field to try; several fields: all combinations
   --workdir  folder of the sweep, local, gs:// or s3:// [workdirs/<config name>]; each combination trains in a folder
              in it
-  --json     print one JSON object
+  --json     print one JSON object, that of sweep.json in the workdir
 
 The same command goes on where it was stopped: what is finished, or has diverged, is not run again. The best is that of
 the largest checkpoint.best_metric at the end. Exit codes as of vit_jax.main.
@@ -28,10 +28,10 @@ import jax
 from ml_collections import ConfigDict
 
 import vit_jax
-from vit_jax import NonFiniteLoss, UserError, cli, files
+from vit_jax import NonFiniteLoss, UserError, cli, data, files, settings
 from vit_jax.main import Guard, parse, watched
 
-RESULT = "sweep.json"  # in the folder of a combination, once it is finished
+RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
 Grid = dict[str, list[str]]  # field -> values as written
 
 
@@ -90,10 +90,16 @@ def finished(run: Run) -> Row | None:
     begun, result = (files.join(run.folder, name) for name in ("config.json", RESULT))
     if not files.exists(begun):
         return None
-    old, new = _read(begun), json.loads(json.dumps(config.to_dict()))
+    old, new = _meaning(settings.loads(files.read(begun), begun)), _meaning(config)
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
     return _row(run, result) if files.exists(result) else None
+
+
+def _meaning(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields by name, the pipes of evaluations with the resolution filled in: they may be written anew."""
+    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.told_evals(config).items()}
+    return settings.flatten(config) | pipes
 
 
 def _row(run: Run, path: str) -> Row:
@@ -226,6 +232,7 @@ def main(argv: list[str]) -> None:
         rows = sweep(runs, guard)
     told = report(rows, runs)
     if jax.process_index() == 0:
+        files.write(files.join(posixpath.dirname(runs[0].folder), RESULT), (json.dumps(told, indent=2) + "\n").encode())
         print(json.dumps(told) if "--json" in argv else f"{told['metric']}\n{table(rows)}")
     if rows[0].last is None:
         raise NonFiniteLoss("every combination diverged; try lower rates, or set grad_norm_clip.")

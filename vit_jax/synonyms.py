@@ -29,7 +29,7 @@ FIELDS = {
     "model.mlp_dim": "intermediate_size mlp_ratio",
     "model.num_heads": "num_attention_heads n_heads heads",
     "model.pooling": "pool pool_type global_pool classifier",
-    "model.pre_logits": "representation_size rep_size",
+    "model.representation_size": "rep_size",
     "model.head_bias": "init_head_bias head_init_bias",
     "model.position": "posemb pos_emb pos_embed position_embedding positional_embedding",
     "model.dropout_rate": "dropout drop drop_rate hidden_dropout_prob",

@@ -85,12 +85,12 @@ def train(
         folder = stack.enter_context(closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
         state, origin = folder.begin()
+        if folder.start < config.total_steps:
+            guard.at("trying the evaluation step")
+            evals.check_fits(program, state.weights)
         guard.at("beginning")
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
-        if start < end:
-            guard.at("trying the evaluation step")
-            evals.check_fits(program, state.weights)
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
@@ -124,6 +124,7 @@ def train(
                 except UserError:  # an unreadable image, say: what was learnt until then is kept
                     if done == start or guard.pod.hosts > 1:  # the other hosts do not know, and would not save
                         raise
+                    report.flush()
                     save(state, done)
                     with keeping(done):
                         raise

@@ -79,14 +79,18 @@ class Workdir:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
             before = settings.load(saved) if saved.exists() else None
-            self._checkpoints = Checkpoints(config, place, self.path, share)
+            named = before is not None and _ranks_alike(before, config)
+            self._checkpoints = Checkpoints(config, place, self.path, share, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
+            first = jax.process_index() == 0
+            self._has_model = first and self._mirror.exists(interop.WEIGHTS)
+            # Checkpoints may have been damaged or removed since it was written: the metrics tell how far the run was.
+            self._model_step = max(self.start, *self._checkpoints.steps, last_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
-            if not resumes:
+            if not resumes and first:
                 self._check_new(before)
             self._changes = settings.check_resumes(before, config, place) if before and resumes else []
             self._given = {} if resumes or source is None else self._adapt(source)
-            self._outdated = jax.process_index() == 0  # `model.npz`, if there is one: once the run has gone on
             undone.pop_all()
 
     def _check_new(self, before: ConfigDict | None) -> None:
@@ -96,14 +100,14 @@ class Workdir:
             UserError: the model of a run lies here, or metrics of steps that were saved once, or another run began.
         """
         advice = "choose another --workdir, or move what is to be kept to another folder"
-        if before is not None:
+        reached = last_step(self.path)
+        if before is not None and (reached or self._has_model):  # or there is nothing to lose: it failed at once
             settings.check_resumes(before, self._config, self.place)
         untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
-        if self._mirror.exists(interop.WEIGHTS) and not untrained:
+        if self._has_model and not untrained:
             raise UserError(
                 f"the workdir {self.place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}."
             )
-        reached = last_step(self.path)
         if before is None and reached:
             raise UserError(f"the workdir {self.place} holds the metrics of a run, but no config.json; {advice}.")
         if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may not be whole
@@ -213,9 +217,12 @@ class Workdir:
         """
         with self._writing():
             self._checkpoints.poll()
-            if self._outdated and (self._checkpoints.latest or 0) > self.start:
+        if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
+            self._has_model = False
+            try:
                 self._mirror.unlink(interop.WEIGHTS)  # of a shorter run; the newest checkpoint holds more
-                self._outdated = False
+            except UserError as error:
+                logging.getLogger(__name__).warning("the older %s stays: %s", interop.WEIGHTS, error)
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""
@@ -256,3 +263,10 @@ class Workdir:
         except UserError as error:
             self._failed = error
             raise
+
+
+def _ranks_alike(one: ConfigDict, other: ConfigDict) -> bool:
+    """Returns whether two configurations find the best checkpoint by the same measure."""
+    evaluations = [data.told_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)]
+    same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
+    return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data

@@ -52,12 +52,14 @@ class Info:
         fingerprint: data set and version, split, count, contents, preprocessing, seed and batch, in words and numbers:
             what a resumed run must find unchanged.
         preprocess: the pipe of the first evaluation, with the resolution filled in: what the model is used with.
+        evals: name of an evaluation -> what it looks at: `told_evals` and a fingerprint of the `contents`.
         opened: the sources by split, so that a large folder need not be listed again.
     """
 
     class_names: tuple[str, ...] | None
     fingerprint: dict[str, str | int]
     preprocess: str
+    evals: dict[str, dict[str, str]]
     opened: dict[str, sources.Source] = dataclasses.field(compare=False)
 
 
@@ -124,8 +126,19 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
         "seed": config.seed,
         "batch": config.batch,
     }
-    pipe = transforms.parse(config.evals[next(iter(config.evals))].preprocess, config.resolution)
-    return completed, Info(source.class_names, fingerprint, pipe.text, opened)
+    evals = {
+        name: told | {"contents": opened[config.evals[name].split].fingerprint}
+        for name, told in told_evals(config).items()
+    }
+    return completed, Info(source.class_names, fingerprint, evals[next(iter(evals))]["preprocess"], evals, opened)
+
+
+def told_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
+    """Returns what a config says of each evaluation: `split`, and `preprocess` with the resolution filled in."""
+    return {
+        name: {"split": one.split, "preprocess": transforms.fill(one.preprocess, config.resolution)}
+        for name, one in config.evals.items()
+    }
 
 
 def read(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
