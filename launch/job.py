@@ -201,6 +201,20 @@ def _check_place(what: str, value: str, instead: str, inside: bool = False) -> N
         raise UserError(f"{what}={value} would be sought on new machines, which do not have it; say {instead}.")
 
 
+def check_known(job: Job) -> None:
+    """Sees to it that git knows the config file of a command that trains, where only such files are copied.
+
+    Raises:
+        UserError: it does not.
+    """
+    name, words = program(job.command) or ("", [])
+    file = _given(words, "config").partition(":")[0]
+    if name in ("vit_jax.main", "vit_jax.sweep") and file:
+        known = call(["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if known.returncode == 1:  # 128: this is no repository, which is told when the code is packed
+            raise UserError(f"git does not know {file}, so the machines would not get it; git add {file}.")
+
+
 def _given(words: Sequence[str], flag: str) -> str:
     """Returns the last value of a flag, written --flag=VALUE or --flag VALUE; without one, nothing."""
     value = ""

@@ -31,6 +31,7 @@ from launch.job import (
     again,
     call,
     check_config,
+    check_known,
     check_output,
     line,
     make,
@@ -326,6 +327,7 @@ def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float],
     job, tpu = make(args, command), chips.parse(args.topology)
     check_output(job, shared=False, allowed=args.allow_local_output)
     check_config(job, shared=False, devices=tpu.chips * job.slices)
+    check_known(job)
     steps = plan(job, tpu, args.zone, args.project, args.spot, args.runtime)
     if args.dry_run:
         return show({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})

@@ -245,7 +245,8 @@ FINE = [
 @pytest.mark.parametrize(("words", "sentence"), [*MISTAKES, *NOT_THERE, *[(words, None) for words in FINE]])
 def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, sentence, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(job.subprocess, "run", lambda *args, **options: pytest.fail("a cloud was asked"))
+    git = SimpleNamespace(returncode=0)  # knows every file
+    monkeypatch.setattr(job.subprocess, "run", lambda argv, **_: git if argv[0] == "git" else pytest.fail("asked"))
     command = ["python", "-m", f"vit_jax.{module}", *words.split(), "--workdir=gs://b/r"]
     command += ["--sweep.seed=1,2"] if module == "sweep" else []
     ways = [["tpu_vm", "run", "r", "--zone=z", "--topology=v5e:4x4"], ["gke", "r", "--image=i", "--topology=v5e:4x4"]]
@@ -255,6 +256,30 @@ def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, s
         for dry in ([], ["--dry-run"]) if fails else (["--dry-run"],):
             with pytest.raises(UserError, match=re.escape(fails)) if fails else contextlib.nullcontext():
                 MAINS[way[0]]([*way, *dry, "--", *command])
+
+
+def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "tpu_vm",
+        "run",
+        "r",
+        "--zone=z",
+        "--topology=v5e:4x4",
+        "--dry-run",
+        "--",
+        "python",
+        "-m",
+        "vit_jax.main",
+    ]
+    command += [*REMOTE.split(), "--workdir=gs://b/r"]
+    tpu_vm.main(command)  # no repository
+    subprocess.run(["git", "init", "-q"], check=True)
+    with pytest.raises(UserError, match=r"git does not know configs/folder\.py, .*; git add configs/folder\.py\."):
+        tpu_vm.main(command)
+    subprocess.run(["git", "add", "configs"], check=True)
+    tpu_vm.main(command)
 
 
 def test_every_command_of_the_project_is_known_by_what_it_writes():
