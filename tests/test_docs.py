@@ -155,7 +155,8 @@ def test_a_reader_who_pastes_everything(tmp_path, monkeypatch, capsys):
     for code in [text for language, text in BLOCKS if language == "python"]:
         exec(code, scope)
     assert (tmp_path / "copy.npz").exists() and scope["source"].field("resolution") == 48
-    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
+    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16) and (tmp_path / "attention.png").exists()
+    assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
     assert scope["model"].spec.position.resolution == 384 and (tmp_path / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
 
@@ -171,6 +172,13 @@ def test_the_limits_of_the_page_are_those_of_the_code():
         ("for a bucket's answer", limits.SECONDS),
     ]
     assert guard.Guard.limit == base.get_config().stall_limit
+
+
+def test_the_last_paragraph_says_what_is_not_covered():
+    last = README.rstrip().rpartition("\n\n")[2]
+    words = "BiT timm Hugging few-shot linear-probe nearest-neighbour ReaL ObjectNet VTAB masked axial figures JFT-300M"
+    for word in [*words.split(), "relative", "registers"]:
+        assert re.search(rf"\b{word}\b", last), word
 
 
 def test_links_lead_somewhere():
