@@ -1,8 +1,8 @@
 """Runs a command on TPU slices of a GKE cluster, as a JobSet that is started again when machines are taken away.
 
 Example:
-  python -m launch.gke l16 --topology=v5e:16x16 --image=us-docker.pkg.dev/my-project/my-images/vit_jax -- \\
-      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=gs://my-bucket/l16
+  python -m launch.gke l16 --topology=v5e:16x16 --image=REGISTRY/vit_jax -- python -m vit_jax.main \\
+      --config=configs/vit_l16_jft.py --config.data.source=array_record:gs://my-bucket/jft --workdir=gs://my-bucket/l16
 
 Hands a manifest to kubectl, which knows the cluster; the cluster knows JobSet, and has a node pool for each slice or
 makes them itself. launch/Dockerfile makes the image. The same command, given again, changes nothing.
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.job import PREEMPTED, Job, add_arguments, again, call, check_output, make, parser, split
+from launch.job import PREEMPTED, Job, add_arguments, again, call, check_config, check_output, make, parser, split
 from vit_jax import UserError, cli
 from vit_jax.planning import chips
 
@@ -120,6 +120,7 @@ def main(argv: list[str]) -> None:
     args = flags.parse_args(options)
     job, tpu = make(args, command), chips.parse(args.topology)
     check_output(job, shared=False, allowed=args.allow_local_output)
+    check_config(job, shared=False, devices=tpu.chips * job.slices)
     if job.slices > 1 and clouds.hosts(tpu) == 1:
         raise UserError(f"GKE joins slices of several machines only, and {tpu} is one; choose larger slices.")
     jobset = manifest(job, tpu, args.image, args.spot, args.service_account)

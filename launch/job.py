@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from vit_jax import Preempted, UserError, exit_code
+from vit_jax import Preempted, UserError, exit_code, list_models
 
 PREEMPTED = exit_code(Preempted())
 SLICE = "--config.mesh.slice="
@@ -148,6 +148,73 @@ def check_output(job: Job, shared: bool, allowed: bool) -> None:
         told = f"{name} writes to local folders only" if output else "nobody can tell where this command writes"
         hint = "if it keeps nothing, or copies that elsewhere itself, say --allow-local-output"
         raise UserError(f"{told}, and the disks of the machines are deleted with them; {hint}.")
+
+
+def check_config(job: Job, shared: bool, devices: int) -> None:
+    """Parses the configuration of a command that trains, and checks what needs no data, before machines cost.
+
+    Args:
+        job: the run.
+        shared: whether its machines share the disk that this stands on.
+        devices: of all its machines.
+
+    Raises:
+        UserError: there it would end with it, or look for data on the disk of a machine that is new.
+    """
+    name, words = program(job.command) or ("", [])
+    if name not in ("vit_jax.main", "vit_jax.sweep") or {"--help", "-h"} & set(words):
+        return
+    # They import what trains: seconds, of which other commands have no need.
+    from vit_jax import data, main, models, settings, sharding, sweep
+    from vit_jax.data import sources
+
+    argv = [name, *words]
+    configs = [run.config for run in sweep.combinations(argv)] if name == "vit_jax.sweep" else [main.parse(argv)[0]]
+    for config in configs:
+        settings.check(config)
+        models.create(config.model.name)
+        shape = data.train_preprocess(config).shape
+        for evaluation in config.evals:
+            data.eval_preprocess(config, evaluation, shape)
+        sharding.axis_sizes(config, devices)
+        kind, _ = sources.parse(config.data.source)
+        if not shared:
+            bucket = "gs://BUCKET/FOLDER"
+            _check_place("--config", _given(words, "config"), "a path in the folder of the code", inside=True)
+            if kind in ("folder", "array_record"):
+                _check_place("data.source", config.data.source, f"{kind}:{bucket}")
+            if config.data.data_dir:
+                _check_place("data.data_dir", config.data.data_dir, bucket)
+            if config.init_from and config.init_from not in {one.name for one in list_models()}:
+                _check_place("init_from", config.init_from, bucket)
+
+
+def _check_place(what: str, value: str, instead: str, inside: bool = False) -> None:
+    """Refuses a path that is of this machine alone; an absolute one may be a disk that is mounted on the new ones too.
+
+    Args:
+        what: names it.
+        value: the path, after the kind of a data source.
+        instead: to write.
+        inside: whether it must lie in the folder of the code, which the machines get.
+    """
+    path = value if inside or "://" in value else value.rpartition(":")[2]
+    if "://" not in value and (path.startswith(("~", "..")) or PurePath(path).is_absolute() == inside):
+        raise UserError(f"{what}={value} would be sought on new machines, which do not have it; say {instead}.")
+
+
+def check_known(job: Job) -> None:
+    """Sees to it that git knows the config file of a command that trains, where only such files are copied.
+
+    Raises:
+        UserError: it does not.
+    """
+    name, words = program(job.command) or ("", [])
+    file = _given(words, "config").partition(":")[0]
+    if name in ("vit_jax.main", "vit_jax.sweep") and file:
+        known = call(["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if known.returncode == 1:  # 128: this is no repository, which is told when the code is packed
+            raise UserError(f"git does not know {file}, so the machines would not get it; git add {file}.")
 
 
 def _given(words: Sequence[str], flag: str) -> str:

@@ -1,8 +1,8 @@
 """Runs a command on the GPUs of a Slurm cluster, and again when the time is over or machines are taken away.
 
 Example:
-  python -m launch.slurm l16 --nodes=4 --gpus=8 --time=24:00:00 --option=partition=gpu -- \\
-      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=/shared/l16
+  python -m launch.slurm l16 --nodes=4 --gpus=8 --option=partition=gpu -- python -m vit_jax.main \\
+      --config=configs/vit_l16_jft.py --config.data.source=array_record:/shared/jft --workdir=/shared/l16
 
 Hands a script to sbatch, in the folder of the code and the environment that the command needs, which the cluster's
 machines see too. Each GPU has a process, as JAX wants it there. The same command, given again, waits for the first to
@@ -11,7 +11,7 @@ end.
 
 import re
 
-from launch.job import PREEMPTED, Job, add_arguments, call, check_output, line, make, parser, split
+from launch.job import PREEMPTED, Job, add_arguments, call, check_config, check_output, line, make, parser, split
 from vit_jax import UserError, cli
 
 NOTICE = 120  # seconds before the end of its time that a run gets SIGTERM, to save
@@ -98,6 +98,7 @@ def main(argv: list[str]) -> None:
     check_output(job, shared=True, allowed=args.allow_local_output)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
         raise UserError("--nodes, --gpus and --cpus are at least 1, and --nodes a multiple of --slices.")
+    check_config(job, shared=True, devices=args.nodes * args.gpus)
     for option in (f"time={args.time}", *args.option):
         if not re.fullmatch(r"[a-z][a-z-]*(=\S+)?", option):
             raise UserError(f"{option!r} is not an option of sbatch; write it as in --option=partition=gpu.")

@@ -2,7 +2,7 @@
 
 Examples:
   python -m launch.tpu_vm run l16 --topology=v5e:16x16 --zone=us-west4-a --spot -- python -m vit_jax.main \\
-      --config=configs/vit_l16_jft.py --workdir=gs://my-bucket/l16
+      --config=configs/vit_l16_jft.py --config.data.source=array_record:gs://my-bucket/jft --workdir=gs://my-bucket/l16
   python -m launch.tpu_vm delete l16 --zone=us-west4-a
 
 In the folder of the code: asks for the machines (a queued resource), waits for them, copies the files that git knows,
@@ -24,7 +24,21 @@ import time
 from collections.abc import Callable
 
 from launch import clouds
-from launch.job import PREEMPTED, Job, add_arguments, again, call, check_output, line, make, parser, split, verdict
+from launch.job import (
+    PREEMPTED,
+    Job,
+    add_arguments,
+    again,
+    call,
+    check_config,
+    check_known,
+    check_output,
+    line,
+    make,
+    parser,
+    split,
+    verdict,
+)
 from vit_jax import UserError, cli
 from vit_jax.planning import chips
 
@@ -315,6 +329,8 @@ def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float],
     """Runs a command, and ends this process as it has ended."""
     job, tpu = make(args, command), chips.parse(args.topology)
     check_output(job, shared=False, allowed=args.allow_local_output)
+    check_config(job, shared=False, devices=tpu.chips * job.slices)
+    check_known(job)
     steps = plan(job, tpu, args.zone, args.project, args.spot, args.runtime)
     if args.dry_run:
         return show({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})

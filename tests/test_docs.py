@@ -159,7 +159,8 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     for code in [text for language, text in BLOCKS if language == "python"]:
         exec(code, scope)
     assert (place / "copy.npz").exists() and scope["source"].field("resolution") == 48
-    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16)
+    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16) and (place / "attention.png").exists()
+    assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
     assert scope["model"].spec.position.resolution == 384 and (place / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
 
@@ -188,6 +189,13 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
     assert ran.count("vit_jax.main") == 13 and set(ran) == set(MODULES)
+
+
+def test_the_last_paragraph_says_what_is_not_covered():
+    last = README.rstrip().rpartition("\n\n")[2]
+    words = "BiT timm Hugging few-shot linear-probe nearest-neighbour ReaL ObjectNet VTAB masked axial figures JFT-300M"
+    for word in [*words.split(), "relative", "registers"]:
+        assert re.search(rf"\b{word}\b", last), word
 
 
 def test_links_lead_somewhere():

@@ -1,5 +1,6 @@
 """The ways of launching: what they would do, and what they do before programs that stand in for a cloud."""
 
+import contextlib
 import copy
 import json
 import os
@@ -210,6 +211,75 @@ def test_where_a_command_writes_is_sure_or_the_user_answers_for_it(command, caps
             MAINS[way[0]]([*way, *argv])
         MAINS[way[0]]([*way, "--allow-local-output", *argv])
         assert capsys.readouterr().out
+
+
+REMOTE = "--config=configs/folder.py --config.batch=512 --config.data.source=folder:gs://b/d"
+MISTAKES = [
+    ("--config=configs/foldr.py", "did you mean 'configs/folder.py'"),
+    (f"{REMOTE} --config.batch_size=512", "unknown config field 'batch_size'; did you mean 'batch'"),
+    (f"{REMOTE} --config.base_lr=-1", "base_lr=-1.0 must be at least 0"),
+    (f"{REMOTE} --config.model.name=ViT-B16", "unknown model 'ViT-B16'"),
+    (f"{REMOTE} --config.data.preprocess=resise(224)", "did you mean 'resize'"),
+    (f"{REMOTE} --config.data.source=fodler:gs://b/d", "unknown data source 'fodler'"),
+    (f"{REMOTE} --config.mesh.fsdp=3", "does not multiply to the 16 devices"),
+    (f"{REMOTE} --config.batch=12", "batch=12 is not divisible by"),
+]
+NOT_THERE = [
+    ("--config=configs/folder.py --config.data.source=folder:photos", "data.source=folder:photos would be sought"),
+    (f"{REMOTE} --config.data.source=folder:~/photos", "say folder:gs://BUCKET/FOLDER."),
+    ("--config=configs/vit_b16_imagenet21k.py", "data.source=array_record:imagenet21k would be sought"),
+    (f"{REMOTE} --config.data.data_dir=tfds", "data.data_dir=tfds would be sought"),
+    (f"{REMOTE} --config.init_from=workdirs/b16", "init_from=workdirs/b16 would be sought"),
+    (REMOTE.replace("configs", f"{ROOT}/configs"), "say a path in the folder of the code."),
+]
+FINE = [
+    REMOTE,
+    f"{REMOTE} --config.data.source=folder:/mnt/photos --config.init_from=ViT-B/16-imagenet21k",
+    f"{REMOTE} --config.init_from=gs://b/run",
+    "--config=configs/smoke.py --config.data.source=digits --config.batch_eval=None",
+    "--help",
+]
+
+
+@pytest.mark.parametrize("module", ["main", "sweep"])
+@pytest.mark.parametrize(("words", "sentence"), [*MISTAKES, *NOT_THERE, *[(words, None) for words in FINE]])
+def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, sentence, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    git = SimpleNamespace(returncode=0)  # knows every file
+    monkeypatch.setattr(job.subprocess, "run", lambda argv, **_: git if argv[0] == "git" else pytest.fail("asked"))
+    command = ["python", "-m", f"vit_jax.{module}", *words.split(), "--workdir=gs://b/r"]
+    command += ["--sweep.seed=1,2"] if module == "sweep" else []
+    ways = [["tpu_vm", "run", "r", "--zone=z", "--topology=v5e:4x4"], ["gke", "r", "--image=i", "--topology=v5e:4x4"]]
+    ways += [["slurm", "r", "--nodes=2", "--gpus=8"]]
+    for way in ways:
+        fails = sentence if way[0] != "slurm" or (words, sentence) in MISTAKES else None  # its disk is this one
+        for dry in ([], ["--dry-run"]) if fails else (["--dry-run"],):
+            with pytest.raises(UserError, match=re.escape(fails)) if fails else contextlib.nullcontext():
+                MAINS[way[0]]([*way, *dry, "--", *command])
+
+
+def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "tpu_vm",
+        "run",
+        "r",
+        "--zone=z",
+        "--topology=v5e:4x4",
+        "--dry-run",
+        "--",
+        "python",
+        "-m",
+        "vit_jax.main",
+    ]
+    command += [*REMOTE.split(), "--workdir=gs://b/r"]
+    tpu_vm.main(command)  # no repository
+    subprocess.run(["git", "init", "-q"], check=True)
+    with pytest.raises(UserError, match=r"git does not know configs/folder\.py, .*; git add configs/folder\.py\."):
+        tpu_vm.main(command)
+    subprocess.run(["git", "add", "configs"], check=True)
+    tpu_vm.main(command)
 
 
 def test_every_command_of_the_project_is_known_by_what_it_writes():

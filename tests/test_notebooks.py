@@ -98,6 +98,15 @@ def test_every_cell_runs_and_draws(path, photos, tmp_path, monkeypatch):
     assert set(extras.split(",")) <= set(extras_of_the_project())
 
 
+def test_a_notebook_and_a_recipe_do_not_share_their_default_workdir():
+    """A run in a notebook would meet the run of a command line, and be refused."""
+    recipes = {path.stem for path in (ROOT / "configs").glob("*.py")}
+    found = [re.search(r'^workdir = "workdirs/(\w+)"', code(path, "parameters")[0].source, re.M) for path in NOTEBOOKS]
+    names = [match[1] for match in found]
+    assert len({*names}) == len(names) and recipes.isdisjoint(names)
+    assert all(name.startswith("notebook_") for name in names)
+
+
 def extras_of_the_project():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 

@@ -77,25 +77,33 @@ _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", defa
 _cut: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("cut", default=frozenset())
 
 
-def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config.mesh` over `devices` (all of the program's by default).
+def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
+    """Returns the sizes of the axes of `config.mesh` over a number of devices.
 
     Raises:
-        UserError: the axes' sizes do not multiply to the number of devices, `mesh.slice` is not the number of slices,
-            or the batch cannot be split over them.
+        UserError: they do not multiply to that number, or the batch cannot be split over them.
     """
-    devices = jax.devices() if devices is None else devices
     asked_sizes = (config.mesh.slice, config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     sizes = dict(zip(AXES, asked_sizes, strict=True))
     asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if len(free) == 1 and fixed > 0:
-        sizes[free[0]] = len(devices) // fixed
-    shape = tuple(sizes.values())
-    if min(shape) < 1 or math.prod(shape) != len(devices):
-        raise UserError(f"{asked} does not multiply to the {len(devices)} devices here; -1 stands for all the others.")
+        sizes[free[0]] = devices // fixed
+    if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
+        raise UserError(f"{asked} does not multiply to the {devices} devices here; -1 stands for all the others.")
     _check_batch(config, sizes)
+    return sizes
+
+
+def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of `config.mesh` over `devices` (all of the program's by default).
+
+    Raises:
+        UserError: see `axis_sizes`; or `mesh.slice` is not the number of slices.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = tuple(axis_sizes(config, len(devices)).values())
     return Mesh(_arranged(devices, shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

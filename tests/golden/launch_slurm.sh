@@ -13,7 +13,7 @@
 #SBATCH --partition=gpu
 
 # Processes that lose another one end by themselves, and say why.
-srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=8 python -m vit_jax.main --config=configs/vit_b16_imagenet21k.py --config.data.data_dir=/shared/tensorflow_datasets --workdir=/shared/b16
+srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=8 python -m vit_jax.main --config=configs/vit_b16_imagenet21k.py --config.data.source=array_record:/shared/imagenet21k --workdir=/shared/b16
 code=$?
 
 # Infrastructure: again, 10 times at most. They are counted in a file that stays when the job is queued again.
