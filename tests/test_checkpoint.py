@@ -482,9 +482,10 @@ def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
     assert (find(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
 
 
-def kept_as_best(config, folder, steps):
+def kept_as_best(config, folder, steps, evaluations=None, named=False):
     """Saves and measures steps; returns which checkpoints are there then."""
-    checkpoints = Checkpoints(config, folder)
+    checkpoints = Checkpoints(config, folder, evaluations=evaluations, scores_are_named=named)
+    checkpoints.open()
     for step, metrics in steps.items():
         checkpoints.save({"weights": np.arange(3.0)}, step, {})
         checkpoints.add_metrics(metrics)
@@ -503,22 +504,25 @@ def test_the_best_is_the_best_by_one_metric(quick, tmp_path):
     assert kept_as_best(quick, tmp_path, better) == [2, 5, "2"]
 
 
-@pytest.mark.parametrize("field", ["split", "preprocess"])
+@pytest.mark.parametrize("field", ["split", "preprocess", "contents"])
 def test_what_is_measured_otherwise_is_not_compared(field, quick, tmp_path):
     quick.checkpoint.keep_last = 1
-    assert kept_as_best(quick, tmp_path, {1: {"test/accuracy": 0.9}, 2: {"test/accuracy": 0.5}}) == [1, 2, "1"]
-    quick.evals.test[field] += " "
-    assert kept_as_best(quick, tmp_path, {3: {}, 4: {}}) == [1, 4, "1"]  # the old best stays
+    told = {"split": "test", "preprocess": "value_range(0,1)", "contents": "a"}
+    was, now = {"test": told}, {"test": told | {field: "b"}}
+    assert kept_as_best(quick, tmp_path, {1: {"test/accuracy": 0.9}, 2: {"test/accuracy": 0.5}}, was) == [1, 2, "1"]
+    assert kept_as_best(quick, tmp_path, {3: {}, 4: {}}, now) == [1, 4, "1"]  # the old best stays
     # As soon as another is measured in the new way, that is the best, however good the old one was in the old way.
-    assert kept_as_best(quick, tmp_path, {5: {"test/accuracy": 0.1}, 6: {}, 7: {}}) == [5, 7, "5"]
+    assert kept_as_best(quick, tmp_path, {5: {"test/accuracy": 0.1}, 6: {}, 7: {}}, now) == [5, 7, "5"]
 
 
-def test_a_score_without_a_name_is_compared_with_none_that_has_one(quick, tmp_path):
+@pytest.mark.parametrize(("named", "best"), [(True, "10"), (False, "13")])
+def test_a_score_without_a_name_counts_where_the_run_is_measured_as_before(named, best, quick, tmp_path):
     workdir = shutil.copytree(ROOT / "tests/golden/workdir", tmp_path / "run")
     quick.checkpoint.keep_last = 1
     assert find(workdir, best=True).name == "10"
-    assert kept_as_best(quick, workdir, {11: {}, 12: {}}) == [10, 12, "10"]
-    assert kept_as_best(quick, workdir, {13: {"test/accuracy": 0.05}, 14: {}, 15: {}}) == [13, 15, "13"]
+    assert kept_as_best(quick, workdir, {11: {}, 12: {}}, named=named) == [10, 12, "10"]
+    assert kept_as_best(quick, workdir, {13: {"test/accuracy": 0.05}, 14: {}}, named=named)[-1] == best
+    assert kept_as_best(quick, workdir, {15: {}})[0] == int(best)  # it is written there, whatever comes later
 
 
 def test_what_was_measured_after_resuming_is_added(quick, saved, state):

@@ -128,9 +128,14 @@ def test_a_config_file_of_another_version(tmp_path, monkeypatch):
     path.write_text(json.dumps(written))
     monkeypatch.setattr(settings, "YOUNGER", {"seed": 7, "data.fast": True})
     assert settings.flatten(settings.load(path)) == settings.flatten(config) | {"seed": 7, "data.fast": True}
+    monkeypatch.setattr(settings, "YOUNGER", {"seed": 7, "data.fast": True, "new.group.field": 1, "evals.*.every": 2})
+    younger = settings.load(path)
+    assert (younger.new.group.field, younger.evals.test.every) == (1, 2)
     path.write_text(json.dumps(written | {"version": settings.VERSION + 1}))
     with pytest.raises(UserError, match=r"config\.json was written by a later version"):
         settings.load(path)
+    with pytest.raises(UserError, match=r"cannot read .*nothing\.json"):
+        settings.load(tmp_path / "nothing.json")
     for text in ("", "[]", "null", '{"version": "x"}', path.read_text()[:-20]):
         path.write_text(text)
         with pytest.raises(UserError, match=r"config\.json is damaged"):

@@ -97,6 +97,18 @@ def test_the_source_is_all_that_the_package_ships():
     assert {f"*{suffix}" for suffix in preflight.SHIPPED} == {"*.py", *patterns}
 
 
+def test_what_editors_leave_is_no_source(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    before = preflight.source_digest(tmp_path)
+    (tmp_path / ".#train.py").symlink_to("nobody@nowhere")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "train.py").write_text("")
+    assert preflight.source_digest(tmp_path) == before
+    (tmp_path / "train.py").write_text("#")
+    assert preflight.source_digest(tmp_path) != before
+
+
 def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "PATIENCE", 0.2)
     places = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]

@@ -99,7 +99,7 @@ def test_what_is_printed(whole, capsys):
 def test_another_configuration_in_the_folder_is_refused(whole):
     workdir, _ = whole
     with pytest.raises(
-        UserError, match=r"base_lr=0\.02 was run with another optim, warmup_steps; choose a new --workd"
+        UserError, match=r"base_lr=0\.02 was run with another optim\.beta1, warmup_steps; choose a new --workd"
     ):
         rows(workdir, "--sweep.base_lr=0.02", "--config.warmup_steps=2", "--config.optim.beta1=0.8")
 
@@ -156,8 +156,16 @@ def test_files_that_are_not_ours_are_told(tmp_path, monkeypatch, file, text):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(run.config.to_dict()))
     (folder / file).write_text(text, errors="surrogateescape")
-    with pytest.raises(UserError, match=rf"/{re.escape(file)} is not what a run leaves there; remove it, or choose"):
+    with pytest.raises(UserError, match=rf"/{re.escape(file)} is (not what a run leaves there; remove it|damaged)"):
         sweep.finished(run)
+
+
+def test_a_pipe_may_be_written_otherwise(tmp_path):
+    [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
+    before = run.config.copy_and_resolve_references()
+    before.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop(16)|value_range(-1,1)"
+    run.config.evals.test.preprocess = "resize_small(18)|central_crop({resolution})|value_range(-1,1)"
+    assert sweep._meaning(before) == sweep._meaning(run.config)
 
 
 def test_folders_and_the_command_of_the_whole_split(tmp_path):

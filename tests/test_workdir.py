@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import vit_jax
 from configs import smoke
 from tests.test_train import rows
-from vit_jax import UserError, checkpoint, train
+from vit_jax import UserError, checkpoint, mirror, train
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.data import loader
+from vit_jax.data import loader, sources
 
 
 def configured(**fields):
@@ -145,6 +146,17 @@ def test_the_model_of_a_run_stays_until_there_is_a_newer_checkpoint(finished, mo
     jax.tree.map(np.testing.assert_array_equal, params, newest)
 
 
+def test_a_model_stays_though_its_checkpoint_was_lost(finished):
+    model = (finished / "model.npz").read_bytes()
+    shutil.rmtree(finished / "checkpoints" / "10")
+    start = steps(finished)[-1]  # the run goes on from here, and saves the next step before it fails
+    with pytest.MonkeyPatch.context() as patch:
+        failing(patch, train.evals, "run", UserError("unreadable."), call=1)
+        with pytest.raises(UserError, match=f"step {start + 1} is saved"):
+            train.train(configured(total_steps=14, eval_every=start + 1), finished)
+    assert steps(finished)[-1] == start + 1 < 10 and (finished / "model.npz").read_bytes() == model
+
+
 @pytest.mark.parametrize("part", ["", "/model.npz", "/checkpoints/8"])
 def test_a_run_does_not_replace_what_it_starts_from(part, finished):
     before = contents(finished)
@@ -153,10 +165,39 @@ def test_a_run_does_not_replace_what_it_starts_from(part, finished):
     assert contents(finished) == before
 
 
+def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
+    for source, place in (("run/pretrained.npz", "run"), ("runs/photos", "runs"), ("ViT-B/16", "."), (None, ".")):
+        mirror.check_apart(source, place)
+    for source, place in (
+        ("run/", "./run"),
+        ("gs://b/r/checkpoints/5", "gs://b/r/"),
+        ("r/model.npz", f"{Path.cwd()}/r"),
+    ):
+        with pytest.raises(UserError, match="lies in the workdir"):
+            mirror.check_apart(source, str(place))
+
+
+def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        failing(patch, train.data, "make", UserError("no memory."), call=1)
+        with pytest.raises(UserError, match="no memory"):
+            train.train(configured(), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").exists()
+    train.train(configured(batch=16, total_steps=2), tmp_path / "run")
+    assert steps(tmp_path / "run") == [2]
+
+
+def test_metrics_of_another_program_are_left_alone(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not what a run writes; move it away"):
+        train.train(configured(), tmp_path)
+
+
 def test_a_checkpoint_says_what_was_measured_and_how(whole):
     about = json.loads((whole / "checkpoints" / "8" / "about" / "metadata").read_text())
     [measured] = [line for line in rows(whole) if line["step"] == 8 and "test/accuracy" in line]
     assert about["metrics"] == {name: value for name, value in measured.items() if name != "step"}
-    evaluation = configured().evals.test
+    evaluation, contents = configured().evals.test, about["evals"]["test"].pop("contents")
     assert about["evals"] == {"test": {"split": evaluation.split, "preprocess": evaluation.preprocess}}
+    assert contents == sources.open_source(configured(), "test").fingerprint
     assert checkpoint.find(whole, best=True).name in ("4", "8", "10")

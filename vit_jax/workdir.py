@@ -199,15 +199,24 @@ class Workdir:
             UserError: the disk or store refuses it, or did so with the one before, or does not answer.
             NonFiniteLoss: the state is not finite; nothing is written.
         """
-        if self._log:
-            self._log.flush()
+        self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
-            self._mirror.flush()  # a run that resumes from the checkpoint finds the metrics before it
             self._checkpoints.save(state, step, self._about)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Starts to add the metrics of its evaluation to the newest checkpoint; they decide whether it is the best."""
+        """Starts to add the metrics of its evaluation to the newest checkpoint; they decide whether it is the best.
+
+        Raises:
+            UserError: the store refuses the logs or does not answer.
+        """
+        self._flush()  # a checkpoint that says it was evaluated has its line of metrics
         self._checkpoints.add_metrics(metrics)
+
+    def _flush(self) -> None:
+        if self._log:
+            self._log.flush()
+        with self._writing():
+            self._mirror.flush()
 
     def poll(self) -> None:
         """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing.
