@@ -44,9 +44,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.faults": Output("write"),
     "benchmarks.plans": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
-    **dict.fromkeys(
-        [f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "preemptions", "train_step")]
-    ),
+    **dict.fromkeys([f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "train_step")]),
 }
 
 

@@ -260,7 +260,7 @@ def swept_here(tmp_path_factory):
     return swept(tmp_path_factory.mktemp("sweep"))
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.slow), "gs"])
 def test_a_sweep_stopped_and_resumed_on_a_bucket_is_never_stopped_here(servers, swept_here, kind, monkeypatch):
     workdir, run, begun = f"{BUCKETS[kind]}/sweep", train.train, []
 
