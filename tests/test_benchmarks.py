@@ -18,6 +18,7 @@ SMALL = {
 SHOWN = [command for line in LINES for command in commands(line) if command[0] in BENCHMARKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", SHOWN, ids=" ".join)
 def test_it_runs(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def changed(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("attention", ["heads_first", "tokens_first"])
+@pytest.mark.parametrize("attention", ["heads_first", pytest.param("tokens_first", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(HERE | ELSEWHERE))
 def test_logits_equal_the_authors(name, attention):
     model, params = load(name, attention=attention)

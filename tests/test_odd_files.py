@@ -93,7 +93,8 @@ def test_which_are_readable(odd):
     assert sum(readable(source, index) for index in range(len(source))) == len(GOOD)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # that an image is replaced is tried in test_train too
+@pytest.mark.parametrize("workers", [0, 2])
 def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
     odd.data.bad_images, odd.data.max_bad, odd.data.workers = "replace", 0.4, workers
     metrics = train.train(odd, tmp_path / "run")

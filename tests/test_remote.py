@@ -42,6 +42,7 @@ from vit_jax import (
 from vit_jax.data import loader
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
+SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]  # of those that start processes
 WORDS = [
     "--config.data.split=train",
     "--config.evals.test.split=train[:16]",
@@ -130,23 +131,26 @@ def source(name, photos):
 
 
 @pytest.fixture(scope="module")
-def runs(photos, tmp_path_factory):
-    """One configuration, run three times: here, and on each bucket, where it is killed between its checkpoints (after
-    10 and 20 steps) and gone on with here. Gives the folder of the first.
+def runs(photos, tmp_path_factory, request):
+    """One configuration, run here and on each bucket that is asked for, where it is killed between its checkpoints
+    (after 10 and 20 steps) and gone on with here. Gives the folder of the first.
     """
     folder = tmp_path_factory.mktemp("runs")
+    asking = [item for item in request.session.items if "runs" in item.fixturenames]
+    kinds = {item.callspec.params["kind"] for item in asking if hasattr(item, "callspec")} | {"s3"}
+    buckets = {kind: bucket for kind, bucket in BUCKETS.items() if kind in kinds}
 
     def words(name, workdir):
         given = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *WORDS]
         return ["-m", "vit_jax.main", *given, f"--config.data.source={source(name, photos)}"]
 
     processes = {}
-    for name, bucket in BUCKETS.items():
+    for name, bucket in buckets.items():
         output = (folder / f"{name}.out").open("w")
         command = [sys.executable, *words(name, f"{bucket}/run")]
         processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
     deadline = time.monotonic() + 180
-    waiting = set(BUCKETS)
+    waiting = set(buckets)
     while waiting and time.monotonic() < deadline:
         for name in list(waiting):
             if spool.finished(f"{BUCKETS[name]}/run"):
@@ -154,7 +158,7 @@ def runs(photos, tmp_path_factory):
             if processes[name].poll() is not None:
                 waiting.remove(name)
         time.sleep(0.02)
-    for name in BUCKETS:
+    for name in buckets:
         assert processes[name].wait() in (0, -signal.SIGKILL), (folder / f"{name}.out").read_text()
         run = f"{BUCKETS[name]}/run"
         # Were the machine too quick, its second half is forgotten. A checkpoint that was cut short lies there.
@@ -164,14 +168,14 @@ def runs(photos, tmp_path_factory):
         assert spool.finished(run) == [10]
     for name, workdir in {
         "here": folder / "here",
-        **{name: f"{bucket}/run" for name, bucket in BUCKETS.items()},
+        **{name: f"{bucket}/run" for name, bucket in buckets.items()},
     }.items():
         config, _ = main.parse(words(name, workdir)[1:])
         train.train(config, workdir)
     return folder
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", SOME)
 def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind, tmp_path):
     run = f"{BUCKETS[kind]}/run"
     assert f"Resuming {run} after step 10." in files.read(f"{run}/train.log").decode()
@@ -185,7 +189,7 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
     chex.assert_trees_all_equal(vit_jax.load(run)[1], vit_jax.load(runs / "here")[1])
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", SOME)
 def test_what_lies_on_the_bucket(runs, photos, kind):
     run = f"{BUCKETS[kind]}/run"
     found = files.find(run)
@@ -197,7 +201,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
     assert json.loads(files.read(f"{run}/config.json"))["data"]["source"] == source(kind, photos)
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", SOME)
 def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, capsys):
     run = f"{BUCKETS[kind]}/run"
     for best in (False, True):
@@ -260,7 +264,8 @@ def swept_here(tmp_path_factory):
     return swept(tmp_path_factory.mktemp("sweep"))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.slow), "gs"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BUCKETS)
 def test_a_sweep_stopped_and_resumed_on_a_bucket_is_never_stopped_here(servers, swept_here, kind, monkeypatch):
     workdir, run, begun = f"{BUCKETS[kind]}/sweep", train.train, []
 
@@ -364,7 +369,7 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     assert closed and spool.finished("s3://bkt/silent") == [1]
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.slow), "gs"])
 def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kind, tmp_path):
     run = f"{BUCKETS[kind]}/damaged"
     quick.mesh.data, quick.total_steps, quick.warmup_steps = 8, 2, 0
