@@ -14,7 +14,7 @@ from vit_jax import Preempted, UserError, exit_code, list_models
 
 PREEMPTED = exit_code(Preempted())
 SLICE = "--config.mesh.slice="
-BUCKET = re.compile(r"(gs|s3)://.")
+BUCKET = re.compile(r"gs://.")  # to s3:// one host alone can write checkpoints, and machines of Google's have no need
 SHARED = re.compile(r"(gs|s3)://.|/")
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"python[\d.]*")
@@ -27,7 +27,7 @@ class Output:
 
     Attributes:
         flag: that says where; None: a word without a flag does.
-        bucket: whether that can be gs:// or s3://. Such a command writes without the flag too, to a folder of its own
+        bucket: whether that can be a bucket. Such a command writes without the flag too, to a folder of its own
             choice; the others write to local folders, and those with a flag only where it says so.
     """
 

@@ -144,7 +144,7 @@ def reader(place, monkeypatch):
 
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
 # What other commands do too, on other data, and on which none builds.
-RARE = ("cifar5", "cifar10.py")
+RARE = ("cifar5", "cifar10.py", "workdirs/packed", "vit_jax.sweep", "tiny-imagenet-200")
 
 
 @pytest.mark.parametrize(

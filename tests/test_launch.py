@@ -174,10 +174,13 @@ def refused(line, shared=False):
 def test_what_a_run_learns_must_not_go_with_its_machine(module, start):
     command = start.format(module, path=f"./{module.replace('.', '/')}.py")
     local = ["", "--workdir=run", "--workdir=gs://b/r --workdir run", "--workdir=", "--workdir", "--workdir=file:///d"]
+    assert "keeps would go with the machine" in refused(
+        f"{command} --workdir=s3://b/r"
+    )  # one host alone can write there
     for words in local:
         for shared in (False, True):
             assert f"{module} keeps would go with the machine" in refused(f"{command} --config=c {words}", shared)
-    for words in ("--workdir=gs://b/r", "--workdir s3://b", "--workdir=run --workdir=gs://b/r"):
+    for words in ("--workdir=gs://b/r", "--workdir gs://b", "--workdir=run --workdir=gs://b/r"):
         assert refused(f"{command} {words} --json") is None and refused(f"{command} {words}", shared=True) is None
     assert refused(f"{command} --workdir=/d/run", shared=True) is None
     assert refused(f"{command} --workdir=/d/run").endswith("say --workdir=gs://BUCKET/FOLDER.")

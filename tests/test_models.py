@@ -213,7 +213,10 @@ def plainly_trained():
     return trained()
 
 
-@pytest.mark.parametrize("fields", [{"scan": True}, {"remat": "dots"}, {"scan": True, "remat": "full"}], ids=str)
+DOTS = pytest.param({"remat": "dots"}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("fields", [{"scan": True}, DOTS, {"scan": True, "remat": "full"}], ids=str)
 def test_scan_and_remat_change_nothing(fields, plainly_trained):
     """With dropout and stochastic depth, from the same key."""
     for found, expected in zip(trained(**fields), plainly_trained, strict=True):

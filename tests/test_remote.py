@@ -230,6 +230,7 @@ def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     assert not list(Path(os.environ["VIT_JAX_CACHE"]).glob("runs/*/*"))  # nothing stays here
 
 
+@pytest.mark.slow
 def test_a_run_on_a_bucket_is_not_overwritten_but_started_again_if_nothing_was_saved(servers, quick, monkeypatch):
     quick.mesh.data, quick.total_steps, quick.warmup_steps, quick.log_every = 8, 3, 1, 1
     with monkeypatch.context() as patch:
@@ -314,7 +315,7 @@ def forget_stores():
     fsspec.filesystem("s3").clear_instance_cache()
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize("kind", SOME)
 def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
     """24 MiB at 10 MiB/s, under a limit of two seconds without progress."""
     (tmp_path / "x").write_bytes(content := np.random.default_rng(0).bytes(3 * 2**23))

@@ -126,6 +126,7 @@ def test_a_mesh_trains_as_one_device_and_exchanges_what_is_explained(tiny, singl
         assert between == {}
 
 
+@pytest.mark.slow  # that the two ways agree in values and gradients is tested below
 def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
     tiny.model.mlp = "shard_map"
     found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny), single.start)
