@@ -143,14 +143,12 @@ def reader(place, monkeypatch):
 
 
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
-# What other commands do too, on other data, and on which none builds.
-RARE = ("cifar5", "cifar10.py", "workdirs/packed", "vit_jax.sweep", "tiny-imagenet-200")
+# What other commands do too, on other data, and on which none of the others builds.
+RARE = ("cifar5", "cifar10", "workdirs/packed", "vit_jax.sweep", "tiny-imagenet-200")
+USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=pytest.mark.slow) if any(w in line for w in RARE) else line for line in OURS_HERE]
-)
-def test_a_reader_who_pastes_everything(reader, line, capsys):
+def paste(line, capsys):
     for name, *words in commands(line):
         if name in ("vit_jax.main", "vit_jax.sweep"):
             words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
@@ -159,6 +157,17 @@ def test_a_reader_who_pastes_everything(reader, line, capsys):
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
             assert '"test/accuracy"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", USUAL)
+def test_a_reader_who_pastes_what_is_usual(reader, line, capsys):
+    paste(line, capsys)
+
+
+@pytest.mark.slow
+def test_a_reader_who_pastes_everything(reader, capsys):
+    for line in OURS_HERE:
+        paste(line, capsys)
 
 
 def test_code_of_a_reader_who_pasted_everything(reader, place):
