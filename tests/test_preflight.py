@@ -42,7 +42,7 @@ def errors(calls):
 
 def passed(prepared, place):
     config, info, made = prepared
-    return preflight.passed(alone, pytest.fail, config, info, made.mesh, made.state, str(place))
+    return preflight.passed(alone, pytest.fail, config, info, made.batch_sharding, made.state, str(place))
 
 
 def enter(prepared, place):

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, __version__, data, settings, sharding
+from vit_jax import UserError, __version__, data, settings
 from vit_jax.lease import Lease
 from vit_jax.together import Share, together
 
@@ -34,7 +34,7 @@ def passed(
     fail: Callable[[Exception], None],
     config: ConfigDict,
     info: data.Info,
-    mesh: Mesh,
+    batch_sharding: NamedSharding,
     state: Any,
     place: str,
 ) -> Iterator[None]:
@@ -45,7 +45,7 @@ def passed(
         fail: given what is found while the run goes on, by another thread.
         config: completed, with its durations in steps.
         info: what the data told.
-        mesh: the devices.
+        batch_sharding: of the dimension 0 of a batch, over the devices.
         state: shapes of the training state.
         place: the workdir.
 
@@ -53,8 +53,8 @@ def passed(
         UserError: the hosts differ, do not share the workdir, another run writes there, its disk is too small, or
             images to evaluate cannot be read; on all hosts.
     """
-    agree(share, facts(config, info, mesh, place))
-    together(share, "the images to evaluate", lambda: check_images(config, info, mesh))
+    agree(share, facts(config, info, batch_sharding.mesh, place))
+    together(share, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
     lease, first = Lease(place, fail), jax.process_index() == 0
     try:
         together(share, "the workdir's owner", lease.take if first else lambda: "")
@@ -113,10 +113,10 @@ def agree(share: Share, own: dict[str, str]) -> None:
         )
 
 
-def check_images(config: ConfigDict, info: data.Info, mesh: Mesh) -> str:
+def check_images(config: ConfigDict, info: data.Info, batch_sharding: NamedSharding) -> str:
     """Raises UserError if images that this host is to evaluate are seen to be unreadable."""
     for name in config.evals:
-        data.make_eval(config, name, sharding.batch_sharding(mesh), info.opened).check(name)
+        data.make_eval(config, name, batch_sharding, info.opened).check(name)
     return ""
 
 

@@ -102,9 +102,3 @@ def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
         rest = {step: one for step, one in rest.items() if step not in values and one.by in one.values}
         measure = rest[max(rest)].by if rest else measure
     return order
-
-
-def newest_measure(measured: Mapping[int, Measured], metric: str) -> Measure:
-    """Returns what a metric measured where it was told last, as far as is known."""
-    told = [measure for step in sorted(measured) for measure in measured[step].values if measure.metric == metric]
-    return told[-1] if told else UNNAMED

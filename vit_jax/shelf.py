@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, files, integrity, retention, settings, spool
+from vit_jax import UserError, files, integrity, retention, spool
 from vit_jax.integrity import Damaged
 from vit_jax.spool import FOLDER, Spool
 
@@ -156,16 +156,14 @@ def _folders(workdir: Path) -> list[Path]:
 def _pick(found: list[Path], best: bool) -> Path | None:
     if not best:
         return max(found, key=lambda path: int(path.name), default=None)
-    if not found:
-        return None
-    config = settings.load(found[0].parent.parent / "config.json")
     measured, by_step = {}, {int(path.name): path for path in found}
     for step, path in by_step.items():
         try:
             measured[step] = retention.from_json(_checked(files.read(str(path / ABOUT)), step))
         except Damaged as error:
             raise UserError(f"the checkpoint {path} is damaged: {error}{others(path)}") from error
-    order = retention.ranked(measured, retention.newest_measure(measured, config.checkpoint.best_metric))
+    # By the measure that the run went by last.
+    order = retention.ranked(measured, measured[max(measured)].by) if measured else []
     return by_step[order[0]] if order else None
 
 

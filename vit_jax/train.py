@@ -78,7 +78,7 @@ def train(
     config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
-        passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, place)
+        passed = preflight.passed(guard.share, guard.fail, config, info, program.batch_sharding, program.state, place)
         stack.enter_context(passed)
         evaluators = evals.make(config, program, info.opened)
         guard.at("opening the workdir", patient=True)

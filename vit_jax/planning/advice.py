@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from vit_jax import UserError
-from vit_jax.planning.ask import Facts
+from vit_jax.planning.ask import Facts, held, needs
 
 Change = dict[str, str]  # config field -> value
 Compile = Callable[[Change], Facts]
@@ -91,16 +91,6 @@ def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
         yield more, int((state + facts["parameter_bytes"]) * part + rest / parts[-1])
     for n in parts[1:]:
         yield strategy | {"batch": str(facts["batch"] // n)}, int(state * part + rest / n)
-
-
-def needs(facts: Facts) -> int:
-    """Returns the bytes of a device that a step needs, whether it fits or not."""
-    return facts["needed_bytes"] if "needed_bytes" in facts else facts["peak_bytes"]
-
-
-def held(facts: Facts) -> int:
-    """Returns the bytes of these that do not depend on the batch: what a program is given besides."""
-    return facts["parameter_bytes"] if facts["inference"] else facts["state_bytes"]
 
 
 def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | None, int | None]:

@@ -55,6 +55,16 @@ def ask(words: list[str], target: str, inference: bool = False, emulated: int = 
     return {key: value for key, value in facts.items() if key != "compiling"}
 
 
+def needs(facts: Facts) -> int:
+    """Returns the bytes of a device that a step needs, whether it fits or not."""
+    return facts["needed_bytes"] if "needed_bytes" in facts else facts["peak_bytes"]
+
+
+def held(facts: Facts) -> int:
+    """Returns the bytes of these that do not depend on the batch: what a program is given besides."""
+    return facts["parameter_bytes"] if facts["inference"] else facts["state_bytes"]
+
+
 def what(facts: Facts, target: str) -> str:
     """Returns what is compiled, in words."""
     if facts["compiling"] == "evaluation step":

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.planning.advice import held, needs
-from vit_jax.planning.ask import axes
+from vit_jax.planning.ask import axes, held, needs
 
 ESTIMATE = "compiler estimate"
 
