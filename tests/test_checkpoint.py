@@ -373,7 +373,7 @@ def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
         if path.is_file():
             store.pipe(f"/b/{path.relative_to(saved).as_posix()}", path.read_bytes())
     store.pipe("/b/checkpoints/5/state/x", b"")  # unfinished
-    shelf = Shelf("memory://b", None)
+    shelf = Shelf("memory://b")
     assert shelf.steps() == [2, 1] and shelf.about(2)["step"] == 2 and shelf.aside() == []
     before = {name: store.cat_file(f"/b/checkpoints/2/{name}") for name in files.find("memory://b/checkpoints/2")}
     assert shelf.set_aside(2) == "memory://b/checkpoints/damaged-2" and shelf.aside() == ["damaged-2"]

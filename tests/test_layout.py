@@ -84,7 +84,7 @@ def test_no_cycles():
 
 
 def test_the_graph_is_small():
-    assert sum(map(len, GRAPH.values())) / len(GRAPH) <= 2.1
+    assert sum(map(len, GRAPH.values())) / len(GRAPH) <= 2
     assert max(map(len, GRAPH.values())) <= 8
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from vit_jax import NonFiniteLoss, UserError, faults, fingerprint, integrity, retention, spool
+from vit_jax import NonFiniteLoss, UserError, faults, fingerprint, integrity, retention
 from vit_jax.integrity import Damaged
 from vit_jax.shelf import Shelf, find, here, is_checkpoint, latest, others, read_about, weights_here
 from vit_jax.together import Share, alone, together
@@ -81,8 +81,7 @@ class Checkpoints:
                 set aside as damaged.
         """
         self._share = share
-        self._spool = spool.open_spool(str(workdir), here)
-        self._shelf = Shelf(str(workdir), self._spool)
+        self._shelf = Shelf(str(workdir), here)
         keep, self._scores_are_named = config.checkpoint, scores_are_named
         self._metric, self._evaluations = keep.best_metric, evaluations or _told(config)
         measure = retention.measure_of(self._evaluations, self._metric)
@@ -223,8 +222,7 @@ class Checkpoints:
         """Waits, in the background, until a checkpoint is whole: only then Orbax tells what went wrong."""
         with self._saving():
             self._manager.wait_until_finished()
-            if self._spool:
-                self._spool.push()
+            self._shelf.push()
         self.latest = step
 
     def _write_about(self, about: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ Examples:
 import argparse
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax import UserError, cli, data, files, interop, nearest_path, shown
-from vit_jax.data.images import SUFFIXES
+from vit_jax import UserError, cli, data, interop, shown
 
 
 def predict(
@@ -62,26 +60,6 @@ def results(
             yield {"image": str(path), "classes": classes}
 
 
-def find_images(place: str) -> list[str]:
-    """Returns a file's path itself, and of a folder the paths of all images in and below it, sorted, but hidden ones.
-
-    Raises:
-        UserError: there is no such file, or no image in the folder.
-    """
-    remote = files.is_remote(place)
-    folder = place if remote else os.path.expanduser(place)
-    if (remote and place.lower().endswith(SUFFIXES)) or os.path.isfile(folder):
-        return [place]
-    if not remote and not os.path.isdir(folder):
-        near = nearest_path(Path(folder))
-        raise UserError(f"there is no image and no folder {place}{f'; did you mean {str(near)!r}?' if near else '.'}")
-    below = files.find(place) if remote else (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
-    names = sorted(name for name in below if name.lower().endswith(SUFFIXES) and "/." not in f"/{name}")
-    if not names:
-        raise UserError(f"no images ({' '.join(SUFFIXES)}) lie in {place}.")
-    return [files.join(folder, name) for name in names]
-
-
 def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
@@ -97,7 +75,7 @@ def main(argv: list[str]) -> None:
     form.add_argument("--json", action="store_true", help="print one JSON object a line")
     form.add_argument("--csv", action="store_true", help="print CSV, a line for each image and class, the best first")
     args = parser.parse_args(argv[1:])
-    images = [path for place in args.images for path in find_images(place)]
+    images = [path for place in args.images for path in data.images.find_images(place)]
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])

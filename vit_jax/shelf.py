@@ -9,7 +9,7 @@ import jax
 
 from vit_jax import UserError, files, integrity, retention, spool
 from vit_jax.integrity import Damaged
-from vit_jax.spool import FOLDER, Spool
+from vit_jax.spool import FOLDER
 
 ABOUT = "about/metadata"  # of a checkpoint: what `integrity.sealed` made
 ASIDE = "damaged-"  # begins the name of the folder of a checkpoint that was set aside
@@ -23,10 +23,14 @@ class Shelf:
         path: where checkpoints are read and written, the folder or the spool.
     """
 
-    def __init__(self, workdir: str, spooled: Spool | None):
-        """Opens the folder, which need not exist."""
-        self._workdir, self._spool = workdir, spooled
-        self.folder = spool.folder(workdir)
+    def __init__(self, workdir: str, here: Path | None = None):
+        """Opens the folder, which need not exist; a folder `here` is where the spool of s3:// lies.
+
+        Raises:
+            UserError: see `spool.Spool`.
+        """
+        self._workdir, self._spool = workdir, spool.open_spool(workdir, here)
+        spooled, self.folder = self._spool, spool.folder(workdir)
         self._here = spooled.path if spooled else None if spool.is_remote(workdir) else Path(self.folder)
         self.path = str(self._here or self.folder)
 
@@ -88,6 +92,15 @@ class Shelf:
         """Fetches a checkpoint that is to be read, if it is not within reach."""
         if self._spool:
             self._spool.fetch(step)
+
+    def push(self) -> None:
+        """Uploads what is finished, where that is not written at its place.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
+        if self._spool:
+            self._spool.push()
 
     def set_aside(self, step: int) -> str:
         """Renames the folder of a damaged checkpoint, so that nothing takes it for a good one; returns the new path.

@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from vit_jax import UserError, files
+from vit_jax import UserError, files, nearest_path
 from vit_jax.data import jpeg
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -104,6 +105,26 @@ class Header:
     name: str
     height: int
     width: int
+
+
+def find_images(place: str) -> list[str]:
+    """Returns a file's path itself, and of a folder the paths of all images in and below it, sorted, but hidden ones.
+
+    Raises:
+        UserError: there is no such file, or no image in the folder.
+    """
+    remote = files.is_remote(place)
+    folder = place if remote else os.path.expanduser(place)
+    if (remote and place.lower().endswith(SUFFIXES)) or os.path.isfile(folder):
+        return [place]
+    if not remote and not os.path.isdir(folder):
+        near = nearest_path(Path(folder))
+        raise UserError(f"there is no image and no folder {place}{f'; did you mean {str(near)!r}?' if near else '.'}")
+    below = files.find(place) if remote else (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+    names = sorted(name for name in below if name.lower().endswith(SUFFIXES) and "/." not in f"/{name}")
+    if not names:
+        raise UserError(f"no images ({' '.join(SUFFIXES)}) lie in {place}.")
+    return [files.join(folder, name) for name in names]
 
 
 def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:

@@ -19,7 +19,6 @@ from vit_jax.data import classes, shards
 from vit_jax.data.encode import Form
 from vit_jax.data.images import DecodeError
 from vit_jax.data.sources import Label, Origin, Source, open_split, split_names
-from vit_jax.data.splits import resolve
 
 SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
 SAMPLE = 64  # examples of a split that tell its size
@@ -227,12 +226,10 @@ def prepare(
     Raises:
         UserError: the source, a split or a class is absent, or a split is not whole.
     """
-    whole = split_names(origin)
     for split in splits or []:
         if set(split) & set("[+"):
             raise UserError(f"cannot pack {split}: splits are packed whole, and cut when they are read")
-    splits = [resolve(split, whole) for split in splits or whole]
-    opened = {split: open_split(origin, split) for split in splits}
+    opened = {split: open_split(origin, split) for split in split_names(origin, splits or ())}
     first = next(iter(opened.values()))
     workers = workers or os.cpu_count() or 1
     numbers = list(range(first.num_classes))

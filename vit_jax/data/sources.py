@@ -141,14 +141,15 @@ def open_split(origin: Origin, split: str) -> Source:
     return OPENERS[kind](origin, name, split)
 
 
-def split_names(origin: Origin) -> list[str]:
-    """Returns the names of all whole splits.
+def split_names(origin: Origin, asked: Sequence[str] = ()) -> list[str]:
+    """Returns the names of the whole splits that are asked for, or of all.
 
     Raises:
-        UserError: the source is unknown or absent, or has any split one likes.
+        UserError: the source is unknown or absent, has any split one likes, or not one that is asked for.
     """
     kind, name = parse(origin.source)
-    return LISTERS[choose("data source that has a list of splits", kind, LISTERS)](origin, name)
+    there = LISTERS[choose("data source that has a list of splits", kind, LISTERS)](origin, name)
+    return [splits.resolve(split, there) for split in asked] or there
 
 
 def parse(source: str) -> tuple[str, str]:
