@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checkpoint, cli, guard, main, program
+from vit_jax import cli, main, program
+from vit_jax.checkpoint import manager
 from vit_jax.data import loader
+from vit_jax.distributed import supervisor
 from vit_jax.evals import classify
 
 FOR_EVER = 3600
@@ -39,7 +41,7 @@ def stuck_loader(when: str) -> None:
 
 def slow_restore(when: str) -> None:
     """Restoring takes for ever."""
-    checkpoint.Checkpoints.restore = lambda *args: time.sleep(FOR_EVER)  # type: ignore[method-assign,assignment]
+    manager.Checkpoints.restore = lambda *args: time.sleep(FOR_EVER)  # type: ignore[method-assign,assignment]
 
 
 def nan(when: str) -> None:
@@ -83,7 +85,7 @@ def large_evaluation(when: str) -> None:
 
 def impatient(seconds: str) -> None:
     """A silent host is lost sooner than usual."""
-    guard.LOST = float(seconds)
+    supervisor.LOST = float(seconds)
 
 
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import images, transforms
+from vit_jax.data.images import decode
+from vit_jax.data.preprocess import inception_box, parse_preprocess
 
 SIZE, BATCH = 224, 32
 PIPE = f"inception_crop({SIZE})|value_range(-1,1)"
@@ -32,10 +33,10 @@ class Ours:
     """Our reader of files, through the pipe that training uses."""
 
     def __init__(self, files: list[str], fast: bool):
-        self.files, self.preprocess = files, transforms.parse(PIPE, SIZE, fast)
+        self.files, self.preprocess = files, parse_preprocess(PIPE, SIZE, fast)
 
     def pixels(self, number: int) -> np.ndarray:
-        image = images.read_image(self.files[number])
+        image = decode.read_image(self.files[number])
         return self.preprocess.levels(image, np.random.default_rng(number))  # the generator that the boxes came from
 
     def round(self) -> float:
@@ -68,9 +69,9 @@ class Other:
 
 def boxes(files: list[str]) -> list[tuple[int, int, int, int]]:
     """Returns the box of each file, as our op draws it from the generator seeded with the file's number."""
-    shapes = [images.read_image(file).shape for file in files]
+    shapes = [decode.read_image(file).shape for file in files]
     return [
-        transforms.inception_box(height, width, 0.05, 1.0, np.random.default_rng(number))
+        inception_box(height, width, 0.05, 1.0, np.random.default_rng(number))
         for number, (height, width) in enumerate(shapes)
     ]
 
@@ -80,7 +81,7 @@ def write_anew(files: list[str], folder: Path, quality: int) -> list[str]:
     for number, file in enumerate(files):
         data = io.BytesIO()
         options = {"quality": quality, "restart_marker_rows": 1}
-        Image.fromarray(images.read_image(file).decode()).save(data, "JPEG", **options)
+        Image.fromarray(decode.read_image(file).decode()).save(data, "JPEG", **options)
         (folder / f"{number:05}.jpg").write_bytes(data.getvalue())
     return sorted(map(str, folder.glob("*.jpg")))
 

@@ -19,8 +19,9 @@ from typing import Any
 import jax
 
 from configs import cifar10
-from vit_jax import data, preflight
-from vit_jax.guard import Guard
+from vit_jax import data
+from vit_jax.distributed import preflight
+from vit_jax.distributed.supervisor import Guard
 from vit_jax.program import prepare
 from vit_jax.workdir import Workdir
 

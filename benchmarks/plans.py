@@ -16,8 +16,8 @@ import jax
 
 from vit_jax import UserError, cli, models
 from vit_jax.plan import flags, plan
-from vit_jax.planning import flops, table
-from vit_jax.planning.advice import STRATEGIES, needs
+from vit_jax.planning import flops, report
+from vit_jax.planning.search import STRATEGIES, needs
 
 # Table 6: model, epochs, exaFLOPs.
 TABLE_6 = [
@@ -68,10 +68,10 @@ def cells(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"{found['error'].partition(' on this program')[0]} | | | "
     if not found["fits"]:
-        return f"does not fit: {table.amount(needs(found))} | | | "
+        return f"does not fit: {report.amount(needs(found))} | | | "
     exchange = found["exchange_seconds"] / (found["compute_seconds"] + found["exchange_seconds"])
     return (
-        f"{table.amount(found['peak_bytes'])} | {found['cycles_per_image'] / 1e6:.2f} | {exchange:.0%} | "
+        f"{report.amount(found['peak_bytes'])} | {found['cycles_per_image'] / 1e6:.2f} | {exchange:.0%} | "
         f"{found['images_per_second_per_chip']:,.0f}, {found['mfu']:.0%}"
     )
 
@@ -101,12 +101,12 @@ def growing() -> list[str]:
 
 def first() -> list[str]:
     """The plan of the recipe that the README begins with."""
-    return ["```", table.render([plan(["--config=configs/vit_l16_jft.py"], "v5e:16x16")]), "```"]
+    return ["```", report.render([plan(["--config=configs/vit_l16_jft.py"], "v5e:16x16")]), "```"]
 
 
 def misfit() -> list[str]:
     """A plan that does not fit, and what is advised."""
-    return ["```", table.render([planned("vit_h14_jft", "v5e:2x4", "replicated", 512)]), "```"]
+    return ["```", report.render([planned("vit_h14_jft", "v5e:2x4", "replicated", 512)]), "```"]
 
 
 def fit() -> list[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from launch import slurm, tpu_vm
 from launch.job import Job
-from vit_jax.planning.chips import parse
+from vit_jax.planning.chips import parse_topology
 
 TAKEN = "taken"  # how a start ends whose machines the cloud takes away; else its exit code
 
@@ -81,7 +81,7 @@ def cloud_tpu(folder: Path, ends: Sequence[str], restarts: int) -> Launched:
     prepare(folder, ends, gcloud=GCLOUD)
     (folder / "state").write_text("none\n")
     job = Job("run", ("x",), 1, restarts)
-    steps = tpu_vm.plan(job, parse("v5e:2x4"), "zone")
+    steps = tpu_vm.plan(job, parse_topology("v5e:2x4"), "zone")
     steps = {step: [str(folder / "gcloud"), *argv[1:]] for step, argv in steps.items()} | {"pack": ["true"]}
     pauses: list[float] = []
     with (folder / "log").open("w") as log, contextlib.redirect_stderr(log):

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from configs import base
-from vit_jax import data, settings, sharding
+from vit_jax import data, sharding
+from vit_jax.config import resolve_config
 from vit_jax.models import Spec
 from vit_jax.program import make_program
 
@@ -104,7 +105,7 @@ def make(arguments: argparse.Namespace) -> Any:
     config.data.num_classes = config.data.num_examples = arguments.classes
     config.total_steps, config.decay_type = 1_000_000, "constant"
     config.base_lr, config.optim.weight_decay, config.optim.decays = RATE, DECAY, "all"
-    config = settings.resolve(config)
+    config = resolve_config(config)
     return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
 
 

@@ -14,8 +14,7 @@ import yaml
 
 from launch import clouds
 from launch.job import PREEMPTED, Job, add_arguments, again, call, check_config, check_output, make, parser, split
-from vit_jax import UserError, cli
-from vit_jax.planning import chips
+from vit_jax import UserError, cli, planning
 
 NODES = "cloud.google.com/gke-"
 FINAL = [code for code in range(1, 256) if not again(code)]  # somebody should look
@@ -32,7 +31,9 @@ GRACE = 300
 SHELL = ["sh", "-c", 'ulimit -l 68719476736; exec "$@"', "sh"]
 
 
-def manifest(job: Job, tpu: chips.Slice, image: str, spot: bool = False, account: str | None = None) -> dict[str, Any]:
+def manifest(
+    job: Job, tpu: planning.Slice, image: str, spot: bool = False, account: str | None = None
+) -> dict[str, Any]:
     """Returns the JobSet (jobset.x-k8s.io/v1alpha2) of a run.
 
     Args:
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make` and `chips.parse`; several slices of one machine each; the cluster refuses.
+        UserError: see `job.make` and `chips.parse_topology`; several slices of one machine each; the cluster refuses.
     """
     options, command = split(argv)
     flags = parser("gke", __doc__)
@@ -118,7 +119,7 @@ def main(argv: list[str]) -> None:
     flags.add_argument("--service-account", metavar="NAME", help="Kubernetes', that may write to the bucket")
     add_arguments(flags)
     args = flags.parse_args(options)
-    job, tpu = make(args, command), chips.parse(args.topology)
+    job, tpu = make(args, command), planning.parse_topology(args.topology)
     check_output(job, shared=False, allowed=args.allow_local_output)
     check_config(job, shared=False, devices=tpu.chips * job.slices)
     if job.slices > 1 and clouds.hosts(tpu) == 1:

@@ -163,19 +163,20 @@ def check_config(job: Job, shared: bool, devices: int) -> None:
     if name not in ("vit_jax.main", "vit_jax.sweep") or {"--help", "-h"} & set(words):
         return
     # They import what trains: seconds, of which other commands have no need.
-    from vit_jax import data, main, models, settings, sharding, sweep
+    from vit_jax import data, main, models, sharding, sweep
+    from vit_jax.config import check_config
     from vit_jax.data import sources
 
     argv = [name, *words]
     configs = [run.config for run in sweep.combinations(argv)] if name == "vit_jax.sweep" else [main.parse(argv)[0]]
     for config in configs:
-        settings.check(config)
+        check_config(config)
         models.create(config.model.name)
         shape = data.train_preprocess(config).shape
         for evaluation in config.evals:
             data.eval_preprocess(config, evaluation, shape)
         sharding.axis_sizes(config, devices)
-        kind, _ = sources.parse(config.data.source)
+        kind, _ = sources.parse_source(config.data.source)
         if not shared:
             bucket = "gs://BUCKET/FOLDER"
             _check_place("--config", _given(words, "config"), "a path in the folder of the code", inside=True)

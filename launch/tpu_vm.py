@@ -39,8 +39,7 @@ from launch.job import (
     split,
     verdict,
 )
-from vit_jax import UserError, cli
-from vit_jax.planning import chips
+from vit_jax import UserError, cli, planning
 
 POLL = 30.0  # seconds between two looks at something that takes minutes
 LONGEST = 600.0  # seconds between two starts of the command, at most
@@ -65,7 +64,7 @@ WHY = {
 
 
 def plan(
-    job: Job, tpu: chips.Slice, zone: str, project: str | None = None, spot: bool = False, runtime: str | None = None
+    job: Job, tpu: planning.Slice, zone: str, project: str | None = None, spot: bool = False, runtime: str | None = None
 ) -> dict[str, list[str]]:
     """Returns the commands that a run on Cloud TPU takes, by the names of their steps.
 
@@ -299,7 +298,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make`, `chips.parse` and `Launcher.run`.
+        UserError: see `job.make`, `chips.parse_topology` and `Launcher.run`.
     """
     options, command = split(argv)
     top = parser("tpu_vm", __doc__)
@@ -327,7 +326,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
 
 def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Runs a command, and ends this process as it has ended."""
-    job, tpu = make(args, command), chips.parse(args.topology)
+    job, tpu = make(args, command), planning.parse_topology(args.topology)
     check_output(job, shared=False, allowed=args.allow_local_output)
     check_config(job, shared=False, devices=tpu.chips * job.slices)
     check_known(job)
@@ -354,7 +353,7 @@ def begin(args: argparse.Namespace, command: list[str], sleep: Callable[[float],
 def end(args: argparse.Namespace, sleep: Callable[[float], None]) -> None:
     """Deletes the machines of a run."""
     job = Job(args.name, (), 1, 0)
-    steps = plan(job, chips.parse("v5e:1x1"), args.zone, args.project)  # whatever they are
+    steps = plan(job, planning.parse_topology("v5e:1x1"), args.zone, args.project)  # whatever they are
     if args.dry_run:
         return show({"delete": steps["delete"]})
     Launcher(job, steps, 1, sleep).delete()

@@ -28,16 +28,16 @@ gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
 # These take longest and come first, lest one of the workers ends long after the other.
 LONGEST = [
-    "pods",
+    "hosts",
     "docs",
     "remote",
     "train",
     "models",
-    "interop",
+    "layouts",
     "program",
     "sharding",
     "sweep",
-    "checkpoint",
+    "manager",
     "benchmarks",
 ]
 

@@ -10,12 +10,25 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, models, nearest, settings
-from vit_jax.data import transforms
+from vit_jax import UserError, data, main, models, nearest
+from vit_jax.config import (
+    CONFIG_VERSION,
+    DURATIONS,
+    OPTIONAL,
+    RANGES,
+    check_config,
+    check_resumes,
+    epochs,
+    flatten_config,
+    load_config,
+    resolve_config,
+    save_config,
+)
+from vit_jax.data.preprocess import parse_preprocess
 from vit_jax.synonyms import ADVICE, FIELDS, SYNONYMS
 
 BASE = base.get_config()
-DECLARED = set(settings.flatten(BASE))
+DECLARED = set(flatten_config(BASE))
 KNOWN = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED}
 # What a family of recipes shares has no get_config.
 RUNNABLE = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if "def get_config(" in path.read_text())
@@ -60,9 +73,9 @@ def test_every_field_is_read_and_every_read_field_is_declared():
     groups = {key.partition(".")[0] for key in KNOWN if "." in key}
     assert reads - groups - {"*"} <= KNOWN, "read but not declared"
     assert KNOWN - indirect <= reads, "declared but read by nothing"
-    for key in settings.DURATIONS:
-        assert {key, settings.epochs(key)} <= KNOWN
-    assert indirect - {settings.epochs(key) for key in settings.DURATIONS} == {k for k in KNOWN if k[:6] == "model."}
+    for key in DURATIONS:
+        assert {key, epochs(key)} <= KNOWN
+    assert indirect - {epochs(key) for key in DURATIONS} == {k for k in KNOWN if k[:6] == "model."}
 
 
 def test_models_take_every_field_of_the_model_group():
@@ -99,47 +112,49 @@ def test_every_field_of_the_base_says_what_it_means():
 def test_configs_are_recipes(name):
     module = importlib.import_module(f"configs.{name}")
     config = module.get_config()
-    settings.check(config)
+    check_config(config)
     assert config.is_locked
-    assert set(settings.flatten(config)) - DECLARED <= {k for k in settings.flatten(config) if k.startswith("evals.")}
+    assert set(flatten_config(config)) - DECLARED <= {k for k in flatten_config(config) if k.startswith("evals.")}
     assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
     assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
     models.create(config.model.name)
     for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
-        shapes = {transforms.parse(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
+        shapes = {parse_preprocess(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
         assert shapes == {(resolution, resolution, 3)}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configs_survive_the_disk(name, tmp_path):
     config = importlib.import_module(f"configs.{name}").get_config()
-    settings.save(config, tmp_path / "config.json")
-    again = settings.load(tmp_path / "config.json")
-    assert settings.flatten(again) == settings.flatten(config)
-    assert settings.check_resumes(again, config, "here") == []
+    save_config(config, tmp_path / "config.json")
+    again = load_config(tmp_path / "config.json")
+    assert flatten_config(again) == flatten_config(config)
+    assert check_resumes(again, config, "here") == []
 
 
 def test_a_config_file_of_another_version(tmp_path, monkeypatch):
     path, config = tmp_path / "config.json", base.get_config()
-    settings.save(config, path)
+    save_config(config, path)
     written = json.loads(path.read_text())
-    assert written["version"] == settings.VERSION
+    assert written["version"] == CONFIG_VERSION
     del written["version"], written["seed"], written["data"]["fast"]  # as if they were younger than the file
     path.write_text(json.dumps(written))
-    monkeypatch.setattr(settings, "YOUNGER", {"seed": 7, "data.fast": True})
-    assert settings.flatten(settings.load(path)) == settings.flatten(config) | {"seed": 7, "data.fast": True}
-    monkeypatch.setattr(settings, "YOUNGER", {"seed": 7, "data.fast": True, "new.group.field": 1, "evals.*.every": 2})
-    younger = settings.load(path)
+    monkeypatch.setattr("vit_jax.config.YOUNGER", {"seed": 7, "data.fast": True})
+    assert flatten_config(load_config(path)) == flatten_config(config) | {"seed": 7, "data.fast": True}
+    monkeypatch.setattr(
+        "vit_jax.config.YOUNGER", {"seed": 7, "data.fast": True, "new.group.field": 1, "evals.*.every": 2}
+    )
+    younger = load_config(path)
     assert (younger.new.group.field, younger.evals.test.every) == (1, 2)
-    path.write_text(json.dumps(written | {"version": settings.VERSION + 1}))
+    path.write_text(json.dumps(written | {"version": CONFIG_VERSION + 1}))
     with pytest.raises(UserError, match=r"config\.json was written by a later version"):
-        settings.load(path)
+        load_config(path)
     with pytest.raises(UserError, match=r"cannot read .*nothing\.json"):
-        settings.load(tmp_path / "nothing.json")
+        load_config(tmp_path / "nothing.json")
     for text in ("", "[]", "null", '{"version": "x"}', path.read_text()[:-20]):
         path.write_text(text)
         with pytest.raises(UserError, match=r"config\.json is damaged"):
-            settings.load(path)
+            load_config(path)
 
 
 def parse(*words):
@@ -191,7 +206,7 @@ def test_mistakes_on_the_command_line(words, sentence):
 
 
 def test_a_letter_too_few_leads_to_the_field():
-    fields = settings.flatten(base.get_config())
+    fields = flatten_config(base.get_config())
     for field in fields:
         for place in range(1, len(field) - 1):  # without the last letter it may be one of two
             word = field[:place] + field[place + 1 :]
@@ -199,7 +214,7 @@ def test_a_letter_too_few_leads_to_the_field():
 
 
 def test_the_names_of_other_trainers_lead_to_ours():
-    fields = settings.flatten(base.get_config())
+    fields = flatten_config(base.get_config())
     assert set(FIELDS) <= set(fields)
     assert len(SYNONYMS) == sum(len(names.split()) for names in (FIELDS | ADVICE).values())  # each stands there once
     for name, ours in SYNONYMS.items():
@@ -235,7 +250,7 @@ def test_a_misspelt_recipe_leads_to_the_nearest(typed, meant, monkeypatch):
 
 def test_the_stages_of_cifar5():
     parsed = [main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")]
-    first, second = map(settings.flatten, parsed)
+    first, second = map(flatten_config, parsed)
     assert {key for key in first if key.startswith("model.") and first[key] != second[key]} == set()
     assert (first["resolution"], second["resolution"]) == (32, 48)
     assert [flat["data.source"][-3:] for flat in (first, second)] == ["0-4", "5-9"]
@@ -283,24 +298,24 @@ def test_values_that_make_no_sense(change, sentence):
     else:
         config.update_from_flattened_dict(change)
     with pytest.raises(UserError, match=re.escape(sentence)):
-        settings.check(config)
+        check_config(config)
 
 
 def test_optional_fields_are_those_that_the_base_leaves_unset():
-    assert {key for key, value in settings.flatten(BASE).items() if value is None} == settings.OPTIONAL
+    assert {key for key, value in flatten_config(BASE).items() if value is None} == OPTIONAL
     config, _ = parse("--config.grad_norm_clip=None", "--config.total_epochs=None", "--config.total_steps=3")
     assert config.grad_norm_clip is None and config.total_epochs is None
-    settings.check(config)
+    check_config(config)
     with pytest.raises(UserError, match="batch must be set"):
-        settings.check(parse("--config.batch=None")[0])
+        check_config(parse("--config.batch=None")[0])
 
 
 def test_every_number_has_a_range():
     numbers = {
-        k for k, v in settings.flatten(BASE).items() if type(v) in (int, float) or k.endswith(("_steps", "_epochs"))
+        k for k, v in flatten_config(BASE).items() if type(v) in (int, float) or k.endswith(("_steps", "_epochs"))
     }
     free = {"mesh.data", "mesh.fsdp", "linear_end", "eval_every", "grad_norm_clip", "batch_eval"}
-    assert {key for key in numbers if not key.startswith("model.")} - free <= set(settings.RANGES)
+    assert {key for key in numbers if not key.startswith("model.")} - free <= set(RANGES)
 
 
 def test_durations_in_epochs():
@@ -308,20 +323,20 @@ def test_durations_in_epochs():
     config.update_from_flattened_dict(
         {"total_epochs": 2.5, "batch": 100, "warmup_epochs": 0.5, "eval_every_epochs": 0.001, "data.num_examples": 1010}
     )
-    resolved = settings.resolve(config)
+    resolved = resolve_config(config)
     assert (resolved.total_steps, resolved.warmup_steps, resolved.eval_every) == (25, 5, config.log_every)
     config.update_from_flattened_dict({"eval_every_epochs": 20.0})
-    assert settings.resolve(config).eval_every == 202
+    assert resolve_config(config).eval_every == 202
     config.update_from_flattened_dict({"eval_every_epochs": None, "eval_every": 2})
-    assert settings.resolve(config).eval_every == 2  # what is said in steps holds
+    assert resolve_config(config).eval_every == 2  # what is said in steps holds
 
 
 def test_a_run_whose_evaluation_was_written_otherwise_goes_on():
     old, new = base.get_config(), base.get_config()
     old.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
-    pipes = [transforms.parse(config.evals.test.preprocess, 224).text for config in (old, new)]
+    pipes = [parse_preprocess(config.evals.test.preprocess, 224).text for config in (old, new)]
     assert pipes == ["resize_small(256)|central_crop(224)|value_range(-1,1)"] * 2
-    [line] = settings.check_resumes(old, new, "here")
+    [line] = check_resumes(old, new, "here")
     assert line.startswith("evals.test.preprocess: resize_small(256)|")
 
 
@@ -339,11 +354,11 @@ def test_an_evaluation_that_cannot_run_is_refused_without_data():
 def test_a_resumed_run_must_be_the_same_run():
     old, new = parse()[0], parse()[0]
     new.base_lr, new.log_every = 0.1, 7
-    assert settings.check_resumes(old, new, "here") == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
+    assert check_resumes(old, new, "here") == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
     new.data.bad_images, new.data.source = "replace", "folder:moved"  # the data's fingerprint is compared instead
-    assert len(settings.check_resumes(old, new, "here")) == 4
+    assert len(check_resumes(old, new, "here")) == 4
     for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
         new = parse()[0]
         new.update_from_flattened_dict(change)
         with pytest.raises(UserError, match=f"the workdir here holds another run .*{next(iter(change))}"):
-            settings.check_resumes(old, new, "here")
+            check_resumes(old, new, "here")

@@ -12,9 +12,9 @@ import pytest
 from configs import base
 from tests.conftest import ROOT
 from vit_jax import load, optim, tasks
-from vit_jax.step import Update
+from vit_jax.step import TrainStep
 
-FIRST = ROOT / "tests" / "data" / "parity"  # 10 steps
+FIRST = ROOT / "tests" / "fixtures" / "parity"  # 10 steps
 WHOLE = ROOT.parent / "shared" / "parity"  # 30 steps and the final weights
 
 
@@ -43,7 +43,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
     config.total_steps, config.warmup_steps, config.grad_norm_clip, config.batch = 30, 5, 1.0, 8
     config.optim.moment_dtype = "bfloat16"
     model, params = load(folder / f"curve_{name}.npz", resolution=24)
-    update = Update(
+    update = TrainStep(
         model=model,
         task=tasks.make(config, 7),
         optimizer=optim.make(config),

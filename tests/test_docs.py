@@ -15,10 +15,13 @@ from PIL import Image
 from benchmarks import faults, input, load, loader, overhead, plans, train_step
 from configs import base
 from tests.conftest import ROOT, write_tfds
-from tests.test_folder import tiny_imagenet
-from vit_jax import convert, evaluate, guard, limits, main, pack, plan, pod, predict, settings, sweep
-from vit_jax.planning import compiler
-from vit_jax.program import unopened
+from tests.data.test_folder import tiny_imagenet
+from vit_jax import convert, evaluate, main, pack, plan, predict, sweep
+from vit_jax.config import FIXED, FREE, IDENTITY, check_config
+from vit_jax.distributed import coordination, supervisor
+from vit_jax.planning import worker
+from vit_jax.program import program_without_data
+from vit_jax.storage import timeout
 
 README = (ROOT / "README.md").read_text()
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "launch" / "README.md"]
@@ -91,12 +94,12 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
     for name, *words in commands(line):
         if name == "vit_jax.sweep":
             for run in sweep.combinations([name, *words]):
-                settings.check(run.config)
+                check_config(run.config)
         if name == "vit_jax.main":
             config, _ = main.parse([name, *words])
-            settings.check(config)
+            check_config(config)
             if any(word in line for word in DRY):
-                _, program = unopened(config)
+                _, program = program_without_data(config)
                 assert program.train_step.lower(program.state, program.batch)
 
 
@@ -127,7 +130,7 @@ def place(tmp_path_factory):
     (folder / "configs").symlink_to(ROOT / "configs")
     write_photos(folder)
     tiny_imagenet(folder / "tiny-imagenet-200")
-    shutil.copy(ROOT / "tests" / "data" / "parity" / "google_vit_in21k_tanh.npz", folder / "pretrained.npz")
+    shutil.copy(ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "pretrained.npz")
     write_tfds(folder / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20})
     return folder
 
@@ -136,9 +139,11 @@ def place(tmp_path_factory):
 def reader(place, monkeypatch):
     """Whoever types the commands there; absent chips are compiled for as if they were CPUs."""
     monkeypatch.chdir(place)
-    for module in (guard, pod):
-        monkeypatch.setattr(module, "join", pod.Pod)
-    monkeypatch.setattr(plan, "ask", lambda words, *_: [*compiler.answer([*words, *TINY], "cpu", inference=True)][-1])
+    for module in (supervisor, coordination):
+        monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
+    monkeypatch.setattr(
+        plan, "compile_elsewhere", lambda words, *_: [*worker.answer([*words, *TINY], "cpu", inference=True)][-1]
+    )
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 
 
@@ -186,20 +191,20 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     section = re.search(r"^## Limits of time\n(.*?)^## ", page, re.M | re.S)[1]
     told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
     assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
-        ("for all hosts to start", pod.JOINING),
-        ("for a sign of life from a host", guard.LOST),
+        ("for all hosts to start", coordination.JOINING),
+        ("for a sign of life from a host", supervisor.LOST),
         ("without progress on a host", base.get_config().stall_limit),
-        ("for a bucket's answer", limits.SECONDS),
+        ("for a bucket's answer", timeout.TIMEOUT),
     ]
-    assert guard.Guard.limit == base.get_config().stall_limit
+    assert supervisor.Guard.limit == base.get_config().stall_limit
 
 
 def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
     page = PAGES[ROOT / "docs" / "checkpoints.md"]
     rows = re.search(r"^\| fields \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.M)[1].splitlines()
     fixed, fatal, accepted, free = (set(re.findall(r"`([\w.]+)`", row.split("|")[1])) for row in rows)
-    assert (fixed, free) == (settings.FIXED, settings.FREE)
-    assert fatal | accepted | (fixed & settings.IDENTITY) == settings.IDENTITY and accepted == {"data"}
+    assert (fixed, free) == (FIXED, FREE)
+    assert fatal | accepted | (fixed & IDENTITY) == IDENTITY and accepted == {"data"}
 
 
 def test_every_program_is_shown():

@@ -6,11 +6,13 @@ import pytest
 
 from configs import base, finetune
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, settings, sharding
-from vit_jax.data import splits, transforms
+from vit_jax import UserError, data, main, sharding
+from vit_jax.config import check_config, flatten_config, resolve_config
+from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.sources import splits
 from vit_jax.program import make_program
 
-BASE = settings.flatten(base.get_config())
+BASE = flatten_config(base.get_config())
 RUN_TIME = {"eval_every", "checkpoint_every"}
 
 COMMON = {
@@ -106,8 +108,8 @@ def parse(arg, *words):
 @pytest.mark.parametrize("arg", ROWS)
 def test_every_field_is_the_published_one_or_the_default(arg):
     config = parse(arg)
-    settings.check(config)
-    fields = settings.flatten(config)
+    check_config(config)
+    fields = flatten_config(config)
     assert set(ROWS[arg]) <= set(fields) and [*config.evals] == [config.checkpoint.best_metric.partition("/")[0]]
     wrong = {
         key: value
@@ -148,14 +150,14 @@ def test_a_wrong_argument(arg, sentence):
 
 def test_the_program_of_a_row():
     config = parse("model=ViT-B/32,dataset=cifar10", "--config.model.pooling=gap", "--config.model.depth=1")
-    config = settings.resolve(config)
+    config = resolve_config(config)
     program = make_program(config, sharding.make_mesh(config), data.spec(config))
     assert program.batch["image"].shape == (512, 384, 384, 3) and program.model.spec.grid == (12, 12)
     assert [str(leaf.dtype) for leaf in program.state.opt_state[1].trace["encoder"]["norm"].values()] == [
         "bfloat16"
     ] * 2
     for pipe in (config.data.preprocess, config.evals.test.preprocess):
-        assert transforms.parse(pipe, config.resolution).shape == (384, 384, 3)
+        assert parse_preprocess(pipe, config.resolution).shape == (384, 384, 3)
 
 
 def test_the_docstring_knows_the_table():

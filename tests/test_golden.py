@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 from configs import base, smoke
 from tests.conftest import ROOT
 from tests.test_train import rows
-from vit_jax import checkpoint, evaluate, interop, predict, settings, train
-from vit_jax.data import sources
+from vit_jax import evaluate, interop, predict, train
+from vit_jax.checkpoint import manager
+from vit_jax.config import YOUNGER, flatten_config, load_config
+from vit_jax.data.sources import kinds
 
 GOLDEN = ROOT / "tests" / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -54,7 +56,7 @@ def test_its_names_stay():
     assert rows(GOLDEN / "workdir")[0].keys() == {"step", "train/loss", "train/lr"} | {
         f"norm/{what}" for what in ("grads", "params", "updates")
     }
-    _, about = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
+    _, about = manager.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
     assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < about["arrays"].keys()
     model, _ = interop.load(GOLDEN / "workdir")
     assert json.loads((GOLDEN / "workdir" / "model.json").read_text()) == interop.about(model)
@@ -64,7 +66,7 @@ def test_its_shards_are_read():
     config = base.get_config()
     config.data.source = f"array_record:{GOLDEN}/packed"
     for split, wanted in EXPECTED["packed"]["rows"].items():
-        source = sources.open_source(config, split)
+        source = kinds.open_source(config, split)
         read = [source[index] for index in range(len(source))]
         images = [np.asarray(row["image"]) for row in read]
         digests = [hashlib.sha256(image.tobytes()).hexdigest()[:16] for image in images]
@@ -78,7 +80,7 @@ def test_its_shards_are_read():
 
 
 def test_a_field_that_is_younger_than_a_config_file_has_a_default():
-    path, now = GOLDEN / "workdir/config.json", settings.flatten(base.get_config())
-    written = settings.flatten(ConfigDict(json.loads(path.read_text())))
-    assert now.keys() == settings.flatten(settings.load(path)).keys()
-    assert now.keys() - written.keys() == settings.YOUNGER.keys()
+    path, now = GOLDEN / "workdir/config.json", flatten_config(base.get_config())
+    written = flatten_config(ConfigDict(json.loads(path.read_text())))
+    assert now.keys() == flatten_config(load_config(path)).keys()
+    assert now.keys() - written.keys() == YOUNGER.keys()

@@ -127,4 +127,4 @@ def test_rates_that_cannot_be_read(config, text):
 
 def test_a_pattern_that_names_nothing():
     with pytest.raises(UserError, match=r"no parameter is called 'haed/\.\*'; there are cls, head/bias"):
-        optim.check_rates((("cls", 0.0), ("haed/.*", 1.0)), ["cls", "head/bias"])
+        optim.check_lr_multipliers((("cls", 0.0), ("haed/.*", 1.0)), ["cls", "head/bias"])

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, banner, data, evals, models, optim, settings, sharding, tasks, tree
+from vit_jax import UserError, data, evals, models, optim, sharding, tasks, tree
+from vit_jax.config import resolve_config
+from vit_jax.monitoring import summary
 from vit_jax.program import make_program
-from vit_jax.step import Update
+from vit_jax.step import TrainStep
 
 
 def build(config, devices=1):
-    config = settings.resolve(config)
+    config = resolve_config(config)
     mesh = sharding.make_mesh(config, jax.devices()[:devices])
     return make_program(config, mesh, data.spec(config))
 
@@ -46,10 +48,12 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
     params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
     batch = next(batches(program, 1))
-    targets, optimizer = program.task.targets(batch["label"]), optim.make(settings.resolve(tiny))
+    targets, optimizer = program.task.targets(batch["label"]), optim.make(resolve_config(tiny))
 
     def gradient(parts):
-        update = Update(program.model, program.task, optimizer, program.schedule, 0, accum_steps=parts, ema_decay=0.0)
+        update = TrainStep(
+            program.model, program.task, optimizer, program.schedule, 0, accum_steps=parts, ema_decay=0.0
+        )
         return jax.jit(update.loss_and_grads)(params, batch["image"], targets, jax.random.key(2))
 
     loss, grads = gradient(1)
@@ -63,7 +67,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
 def test_the_table_of_parameters_shows_what_is_frozen(tiny):
     tiny.optim.rates = "head/.*=10,embed/.*=0"
     tiny.mesh.fsdp = 8
-    lines = {line.split()[0]: line.split("  ")[-1].strip() for line in banner.parameter_table(build(tiny, devices=8))}
+    lines = {line.split()[0]: line.split("  ")[-1].strip() for line in summary.parameter_table(build(tiny, devices=8))}
     assert lines["head/bias"] == "rate x 10" and lines["embed/kernel"] == "frozen, split over fsdp"
     assert lines["cls"] == "split over fsdp"
 
@@ -87,11 +91,11 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
 def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     tiny.base_lr, tiny.warmup_steps = 1e39, 0  # infinite in float32
     tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0
-    config = settings.resolve(tiny)
+    config = resolve_config(tiny)
     task, schedule = tasks.make(config, 10), optim.make_schedule(config)
-    update = Update(models.create("ViT-mu/16"), task, optim.make(config), schedule, 0, accum_steps=1, ema_decay=0.9)
+    update = TrainStep(models.create("ViT-mu/16"), task, optim.make(config), schedule, 0, accum_steps=1, ema_decay=0.9)
     loss_and_grads = (jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
-    monkeypatch.setattr(Update, "loss_and_grads", lambda *args: loss_and_grads)
+    monkeypatch.setattr(TrainStep, "loss_and_grads", lambda *args: loss_and_grads)
     state = update.start({"kernel": jnp.array([2.0, 3.0])})
     after, metrics = update(state, {"image": jnp.zeros((2, 16, 16, 3)), "label": jnp.zeros(2, jnp.int32)})
     assert np.isfinite(metrics["norm/grads"]) and np.isnan(metrics["norm/updates"]) and metrics["train/skips"] == 1

@@ -13,23 +13,25 @@ from PIL import Image
 
 from configs import smoke
 from tests.test_workdir import failing, steps
-from vit_jax import UserError, checkpoint, evals, report, shelf, train, workdir
+from vit_jax import UserError, evals, train, workdir
+from vit_jax.checkpoint import directory, manager
 from vit_jax.data import loader
-from vit_jax.log import Log
+from vit_jax.monitoring import train_metrics
+from vit_jax.monitoring.metric_writer import MetricWriter
 
 SOME = {"derandomize": True, "deadline": None, "database": None, "phases": [Phase.generate]}
 SOME["suppress_health_check"] = list(HealthCheck)
 
 # What a run calls again and again, and may fail at.
 PLACES = {
-    "data": (loader.Ahead, "__next__"),
-    "report": (report.Report, "__call__"),
-    "log": (Log, "write"),
+    "data": (loader.DevicePrefetcher, "__next__"),
+    "report": (train_metrics.TrainMetrics, "__call__"),
+    "log": (MetricWriter, "write"),
     "evaluation": (evals, "run"),
     "save": (workdir.Workdir, "save"),
-    "background": (checkpoint.Checkpoints, "_finish"),
+    "background": (manager.Checkpoints, "_finish"),
     "metrics": (workdir.Workdir, "add_metrics"),
-    "about": (shelf.Shelf, "write_about"),
+    "about": (directory.Shelf, "write_about"),
     "poll": (workdir.Workdir, "poll"),
     "export": (workdir.Workdir, "export"),
 }
@@ -99,9 +101,9 @@ def check(config, call, photos):
     place = sorted(PLACES)[zlib.crc32(config.to_json().encode()) % len(PLACES)]  # hypothesis would favour some
     config.data.source, made = f"folder:{photos}", []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        run, call_report = Path(folder) / "run", report.Report.__call__
+        run, call_report = Path(folder) / "run", train_metrics.TrainMetrics.__call__
         count = lambda self, step, values: (made.append(step), call_report(self, step, values))  # noqa: E731
-        patch.setattr(report.Report, "__call__", count)
+        patch.setattr(train_metrics.TrainMetrics, "__call__", count)
         try:
             with pytest.MonkeyPatch.context() as fault:
                 failing(fault, *PLACES[place], RuntimeError("injected"), call)

@@ -7,10 +7,12 @@ import pytest
 
 from configs import augreg, base
 from tests.conftest import ROOT
-from vit_jax import UserError, main, settings
-from vit_jax.data import splits, transforms
+from vit_jax import UserError, main
+from vit_jax.config import check_config, flatten_config, resolve_config
+from vit_jax.data.preprocess import OPS, parse_preprocess
+from vit_jax.data.sources import splits
 
-BASE = settings.flatten(base.get_config())
+BASE = flatten_config(base.get_config())
 TRAIN = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
 EVAL = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
 AUGMENTED = "inception_crop({resolution})|flip_lr|randaug(%d,%d)|value_range(-1,1)"
@@ -178,7 +180,7 @@ def test_every_recipe_of_a_published_model_is_here():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_field_is_the_published_one_or_the_default(name):
-    fields = settings.flatten(importlib.import_module(f"configs.{name}").get_config())
+    fields = flatten_config(importlib.import_module(f"configs.{name}").get_config())
     assert set(ROWS[name]) <= set(fields)
     wrong = {
         key: value
@@ -205,7 +207,7 @@ def test_every_field_is_the_published_one_or_the_default(name):
     ],
 )
 def test_lengths_in_steps(name, words, steps):
-    config = settings.resolve(parse(f"{name}.py", *words))
+    config = resolve_config(parse(f"{name}.py", *words))
     assert (config.total_steps, config.warmup_steps) == (steps, 10_000)
 
 
@@ -214,14 +216,14 @@ def test_the_commands_of_the_docstrings(name):
     source = (ROOT / f"configs/{name}.py").read_text()
     [command] = re.findall(r"^    python -m vit_jax\.main --config=configs/(.*) --workdir=RUN$", source, re.M)
     config = parse(*command.split())
-    settings.check(config)
+    check_config(config)
     assert command.startswith(f"{name}.py") and "DATA" in config.data.source + (config.data.data_dir or "")
     pipes = [config.data.preprocess, *(config.evals[key].preprocess for key in config.evals)]
     for pipe in pipes:
-        if "randaug" not in pipe or "randaug" in transforms.OPS:
-            assert transforms.parse(pipe, config.resolution).shape == (224, 224, 3)
+        if "randaug" not in pipe or "randaug" in OPS:
+            assert parse_preprocess(pipe, config.resolution).shape == (224, 224, 3)
     for words in re.findall(r"`(--config\..*?)`", source):
-        settings.check(parse(*command.split(), words))
+        check_config(parse(*command.split(), words))
 
 
 def test_what_is_held_out_is_not_trained_on():
@@ -250,7 +252,7 @@ def test_what_is_held_out_is_not_trained_on():
 )
 def test_levels_of_augmentation(level, fields):
     for name in ("vit_s16_imagenet21k", "vit_ti16_imagenet2012", "r50_vit_l32_imagenet21k_augreg"):
-        default, config = settings.flatten(parse(f"{name}.py")), settings.flatten(parse(f"{name}.py:aug={level}"))
+        default, config = flatten_config(parse(f"{name}.py")), flatten_config(parse(f"{name}.py:aug={level}"))
         assert config == default | fields
     assert level in augreg.LEVELS and len(augreg.LEVELS) == 7
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, banner, models, sharding, tree
+from vit_jax import UserError, models, sharding, tree
 from vit_jax.models.mlp import Mlp, MlpPerDevice
+from vit_jax.monitoring import summary
 from vit_jax.planning import collectives
 
 # Name -> axes of a mesh of eight devices; those left out are 1.
@@ -231,7 +232,7 @@ def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
     assert program.batch_sharding.shard_shape((4,)) == (1,)
     kernel = program.state_shardings.params["encoder"]["blocks"]["mlp"]["dense1"]["kernel"]
     assert kernel.spec == jax.P(None, "fsdp", "tensor")
-    lines = "\n".join(banner.lines(tiny, program))
+    lines = "\n".join(summary.banner_lines(tiny, program))
     assert "mesh slice=2 x data=2 x fsdp=1 x tensor=2" in lines and "1 per device" in lines
 
 

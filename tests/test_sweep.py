@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, cli, guard, pod, program, sweep, train
+from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
+from vit_jax.distributed import coordination, supervisor
 
 SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
 SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
@@ -19,7 +20,9 @@ RATES = "--sweep.base_lr=0.001,1e30,0.02"
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(guard, "join", pod.Pod)  # this process has used its devices already
+    monkeypatch.setattr(
+        supervisor, "join_cluster", coordination.ProcessGroup
+    )  # this process has used its devices already
     monkeypatch.setattr(cli, "use_compilation_cache", lambda: None)
 
 

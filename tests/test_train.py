@@ -16,9 +16,12 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, checkpoint, evaluate, interop, models, pod, predict, report, train, tree
+from vit_jax import NonFiniteLoss, UserError, evaluate, interop, models, predict, train, tree
 from vit_jax import program as program_module
+from vit_jax.checkpoint import manager
 from vit_jax.data import loader
+from vit_jax.distributed import coordination
+from vit_jax.monitoring import train_metrics
 from vit_jax.workdir import Workdir
 
 
@@ -155,7 +158,9 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     sums = [part["test/loss"] * part["test/n"] for part in parts]
     assert sum(sums) == pytest.approx(run[2]["test/loss"] * 359, rel=1e-6)
     words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
-    monkeypatch.setattr(pod, "join", pod.Pod)  # this process has used its devices already
+    monkeypatch.setattr(
+        coordination, "join_cluster", coordination.ProcessGroup
+    )  # this process has used its devices already
     evaluate.main(["evaluate.py", *words])
     assert json.loads(capsys.readouterr().out)["test/n"] == 144
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
@@ -164,7 +169,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
 
 def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(pod, "join", pod.Pod)
+    monkeypatch.setattr(coordination, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])
@@ -349,7 +354,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
-    make, fetch = program_module.make_program, report.fetch
+    make, fetch = program_module.make_program, train_metrics.fetch
 
     def recording(*args):
         program = make(*args)
@@ -366,7 +371,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
         return fetch(values)
 
     monkeypatch.setattr(program_module, "make_program", recording)
-    monkeypatch.setattr(report, "fetch", reading)
+    monkeypatch.setattr(train_metrics, "fetch", reading)
     quick.eval_every, quick.checkpoint_every = 20, 100
     quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
     train.train(quick, tmp_path)
@@ -394,7 +399,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     monkeypatch.setattr(program_module, "make_program", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
         train.train(quick, tmp_path)
-    assert checkpoint.find(tmp_path).name == "5"
+    assert manager.find(tmp_path).name == "5"
     assert all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(vit_jax.load(tmp_path)[1]).values())
     quick.optim.max_nonfinite_skips = 2
     metrics = train.train(quick, tmp_path)
@@ -425,10 +430,13 @@ def command(workdir, *words):
     ],
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monkeypatch, capsys):
-    from vit_jax import cli, guard, main, pod
+    from vit_jax import cli, main
+    from vit_jax.distributed import coordination, supervisor
 
     monkeypatch.setattr(cli.os, "_exit", sys.exit)
-    monkeypatch.setattr(guard, "join", pod.Pod)  # this process has used its devices already
+    monkeypatch.setattr(
+        supervisor, "join_cluster", coordination.ProcessGroup
+    )  # this process has used its devices already
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", command(tmp_path / "run", *words))
     with pytest.raises(SystemExit) as exit:
@@ -449,7 +457,7 @@ def test_an_interruption_tells_from_where_the_same_command_goes_on(quick, tmp_pa
     with pytest.raises(KeyboardInterrupt) as end:
         train.train(quick, tmp_path / "run", watch=interrupt)
     assert end.value.__notes__ == ["the same command goes on after step 4, which is saved."]
-    assert checkpoint.latest(str(tmp_path / "run")) == 4
+    assert manager.latest(str(tmp_path / "run")) == 4
     with pytest.raises(KeyboardInterrupt) as end, train.closing(Mock(spec=Workdir, saved=None)):
         raise KeyboardInterrupt
     assert end.value.__notes__ == ["nothing was saved yet: the same command begins anew."]

@@ -11,9 +11,12 @@ import pytest
 import vit_jax
 from configs import smoke
 from tests.test_train import rows
-from vit_jax import UserError, checkpoint, mirror, train
-from vit_jax.checkpoint import Checkpoints
-from vit_jax.data import loader, sources
+from vit_jax import UserError, train
+from vit_jax.checkpoint import manager
+from vit_jax.checkpoint.manager import Checkpoints
+from vit_jax.data import loader
+from vit_jax.data.sources import kinds
+from vit_jax.storage import mirror
 
 
 def configured(**fields):
@@ -116,7 +119,7 @@ def test_a_run_without_its_checkpoints_is_not_overwritten(finished):
 
 def test_a_run_that_was_killed_before_its_first_save_starts_anew(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        failing(patch, loader.Ahead, "__next__", KeyboardInterrupt(), call=4)
+        failing(patch, loader.DevicePrefetcher, "__next__", KeyboardInterrupt(), call=4)
         with pytest.raises(KeyboardInterrupt):
             train.train(configured(), tmp_path / "run")
     assert [line["step"] for line in rows(tmp_path / "run")] == [1, 2]  # metrics are read one step late
@@ -129,7 +132,7 @@ def test_the_model_of_a_run_stays_until_there_is_a_newer_checkpoint(finished, mo
 
     def stopped(call):
         with monkeypatch.context() as patch:
-            failing(patch, loader.Ahead, "__next__", KeyboardInterrupt(), call=call)
+            failing(patch, loader.DevicePrefetcher, "__next__", KeyboardInterrupt(), call=call)
             with pytest.raises(KeyboardInterrupt):
                 train.train(longer, finished)
 
@@ -199,5 +202,5 @@ def test_a_checkpoint_says_what_was_measured_and_how(whole):
     assert about["metrics"] == {name: value for name, value in measured.items() if name != "step"}
     evaluation, contents = configured().evals.test, about["evals"]["test"].pop("contents")
     assert about["evals"] == {"test": {"split": evaluation.split, "preprocess": evaluation.preprocess}}
-    assert contents == sources.open_source(configured(), "test").fingerprint
-    assert checkpoint.find(whole, best=True).name in ("4", "8", "10")
+    assert contents == kinds.open_source(configured(), "test").fingerprint
+    assert manager.find(whole, best=True).name in ("4", "8", "10")

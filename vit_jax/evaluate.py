@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, evals, nearest_path, pod, settings
+from vit_jax import UserError, checkpoint, cli, data, distributed, evals, nearest_path
+from vit_jax.config import load_config
 from vit_jax.program import Program, refit
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
@@ -59,7 +60,7 @@ def evaluate(
     folder = checkpoint.find(path, best)
     if folder is None:
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
-    config = settings.load(path / "config.json")
+    config = load_config(path / "config.json")
     config.data.source = source or config.data.source
     if split is not None:
         choose_split(config, split)
@@ -127,7 +128,7 @@ def main(argv: list[str]) -> None:
     [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
     if others or not workdir:
         raise UserError("say which run to evaluate, once: python -m vit_jax.evaluate WORKDIR.")
-    pod.join()
+    distributed.join_cluster()
     cli.use_compilation_cache()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
     metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)

@@ -15,7 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from shutil import disk_usage, which
 
-from vit_jax import UserError, cache, shown
+from vit_jax import UserError, shown
+from vit_jax.storage import cache
 
 SECONDS = 60.0  # that the devices may take to start
 GPU_REMEDY = "pip install 'vit_jax[cuda]', or [cuda12] if nvidia-smi shows a driver older than 580"

@@ -22,8 +22,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax import UserError, choose, cli, nearest, nearest_path, settings
-from vit_jax.guard import Guard
+from vit_jax import UserError, choose, cli, nearest, nearest_path
+from vit_jax.config import flatten_config, unset_rivals
+from vit_jax.distributed import Guard
 from vit_jax.synonyms import SYNONYMS
 from vit_jax.train import train
 
@@ -56,7 +57,7 @@ def watched() -> Iterator[Guard]:
     """Joins the other hosts and watches over what is done with them.
 
     Raises:
-        UserError: see `pod.join`.
+        UserError: see `coordination.join_cluster`.
     """
     with Guard() as guard:
         guard.join()
@@ -72,7 +73,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str]:
     """
     overrides = [word for word in argv if word.startswith("--config.")]
     config = _parse_flags([word for word in argv if word not in overrides]).config
-    fields = settings.flatten(config)
+    fields = flatten_config(config)
     given = {}
     for word in overrides:
         key, _, value = word.removeprefix("--config.").partition("=")
@@ -80,7 +81,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str]:
         _check_type(config, key, value)
     values = _parse_flags([word for word in argv if word not in overrides or not word.endswith("=None")])
     values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
-    settings.unset_rivals(values.config, set(given))
+    unset_rivals(values.config, set(given))
     return values.config, values.workdir or f"workdirs/{_config_file(argv).stem}"
 
 
@@ -126,7 +127,7 @@ def _parse_flags(argv: list[str]) -> flags.FlagValues:
 def _field(flag: str, values: flags.FlagValues) -> str:
     """Returns what to write instead of a flag that is none, as the end of a sentence."""
     config = values["config"].value
-    near = nearest(flag, settings.flatten(config) if config else (), SYNONYMS)
+    near = nearest(flag, flatten_config(config) if config else (), SYNONYMS)
     if near is None:
         return "; fields are written --config.KEY=VALUE."
     return f"; {near}" if " " in near else f"; did you mean --config.{near}=VALUE?"

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
 
-Rates = tuple[tuple[str, float], ...]  # pattern of whole names -> factor of the learning rate
+LrMultipliers = tuple[tuple[str, float], ...]  # pattern of whole names -> factor of the learning rate
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
@@ -60,7 +60,7 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
     the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
     big_vision; with `base_lr` 0 too. The state has the same structure whatever decays and however.
     """
-    factors = rates(config)
+    factors = lr_multipliers(config)
     if config.optim.decay_factor == "rate":
         base, schedule = 1.0, make_schedule(config)
     else:
@@ -72,7 +72,9 @@ def make(config: ConfigDict) -> optax.GradientTransformation:
         optax.add_decayed_weights(
             config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
         ),
-        optax.stateless(lambda updates, _: tree.map_named(lambda name, leaf: leaf * factor(factors, name), updates)),
+        optax.stateless(
+            lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(factors, name), updates)
+        ),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
 
@@ -92,7 +94,7 @@ def _all(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: True, params)
 
 
-def rates(config: ConfigDict) -> Rates:
+def lr_multipliers(config: ConfigDict) -> LrMultipliers:
     """Returns what `config.optim.rates` says.
 
     Raises:
@@ -111,16 +113,16 @@ def rates(config: ConfigDict) -> Rates:
     return tuple(pairs)
 
 
-def factor(rates: Rates, name: str) -> float:
+def lr_multiplier(multipliers: LrMultipliers, name: str) -> float:
     """Returns the factor of the learning rate of a parameter: that of the first pattern which its whole name matches;
     0: it is frozen.
     """
-    return next((number for pattern, number in rates if re.fullmatch(pattern, name)), 1.0)
+    return next((number for pattern, number in multipliers if re.fullmatch(pattern, name)), 1.0)
 
 
-def check_rates(rates: Rates, names: Iterable[str]) -> None:
+def check_lr_multipliers(multipliers: LrMultipliers, names: Iterable[str]) -> None:
     """Raises UserError if a pattern matches no parameter."""
     names = list(names)
-    for pattern, _ in rates:
+    for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, name) for name in names):
             raise UserError(f"optim.rates: no parameter is called {pattern!r}; there are {', '.join(names)}")

@@ -19,7 +19,9 @@ import time
 from tqdm import tqdm
 
 from vit_jax import UserError, cli
-from vit_jax.data import packing
+from vit_jax.data import shards
+from vit_jax.data.images import EncodeOptions
+from vit_jax.data.sources import SourceConfig
 
 
 def main(argv: list[str]) -> None:
@@ -47,9 +49,9 @@ def main(argv: list[str]) -> None:
     if args.quality > 100:
         raise UserError(f"--quality={args.quality} must be at most 100")
     start = time.monotonic()
-    work = packing.prepare(
-        packing.Origin(args.source, args.data_dir, args.num_classes, args.max_labels),
-        packing.Form(args.shorter_side, args.quality, not args.no_decode),
+    work = shards.prepare(
+        SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
+        EncodeOptions(args.shorter_side, args.quality, not args.no_decode),
         splits=args.splits and args.splits.split(","),
         only=args.classes,
         count=args.shards,

@@ -13,12 +13,17 @@ import itertools
 import json
 from typing import Any
 
-from vit_jax import UserError, choose, cli
-from vit_jax.planning import chips, table
-from vit_jax.planning.advice import STRATEGIES, Change, advise, largest_batch
-from vit_jax.planning.ask import Facts, ask
-from vit_jax.planning.command import next_command
-from vit_jax.planning.estimate import estimate
+from vit_jax import UserError, choose, cli, planning
+from vit_jax.planning import (
+    STRATEGIES,
+    Change,
+    Facts,
+    advise,
+    compile_elsewhere,
+    estimate_cost,
+    largest_batch,
+    next_command,
+)
 
 Plan = dict[str, Any]
 
@@ -70,13 +75,13 @@ def flags(change: Change) -> list[str]:
 
 
 def _compile(words: list[str], target: str, inference: bool, emulated: int, change: Change) -> Facts:
-    return ask([*words, *flags(change)], target, inference, emulated)
+    return compile_elsewhere([*words, *flags(change)], target, inference, emulated)
 
 
 def _estimated(facts: Facts, price: float | None) -> Plan:
     if not facts["fits"] or not facts["cycles"]:
         return dict(facts)
-    found = estimate(facts, chips.parse(facts["target"]))
+    found = estimate_cost(facts, planning.parse_topology(facts["target"]))
     if price is not None and "chip_hours" in found:
         found["price"] = found["chip_hours"] * price
     return facts | found
@@ -95,7 +100,7 @@ def main(argv: list[str]) -> None:
         allow_abbrev=False,  # what it does not know is for vit_jax.main
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--topology", help=f"TPU slices, as v5e:16x16,v4:4x4x4; of {', '.join(chips.CHIPS)}")
+    where.add_argument("--topology", help=f"TPU slices, as v5e:16x16,v4:4x4x4; of {', '.join(planning.CHIPS)}")
     where.add_argument(
         "--cpu", type=int, nargs="?", const=1, metavar="DEVICES", help="this machine's CPU as so many [1]"
     )
@@ -115,7 +120,7 @@ def main(argv: list[str]) -> None:
     placed = [flags(STRATEGIES[choose("strategy", name, STRATEGIES)]) for name in names] or [[]]
     if args.topology:
         for target in targets:
-            chips.parse(target)
+            planning.parse_topology(target)
     plans = []
     for target, more in itertools.product(targets, placed):
         found = plan([*words, *more], target, args.inference, args.fit, args.cpu or 1, args.price)
@@ -123,7 +128,7 @@ def main(argv: list[str]) -> None:
         if args.json:
             print(json.dumps(found), flush=True)
     if not args.json:
-        print(table.render(plans))
+        print(planning.render(plans))
 
 
 if __name__ == "__main__":

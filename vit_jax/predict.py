@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, cli, data, interop, shown
+from vit_jax.data.images import find_images
 
 
 def predict(
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> None:
     form.add_argument("--json", action="store_true", help="print one JSON object a line")
     form.add_argument("--csv", action="store_true", help="print CSV, a line for each image and class, the best first")
     args = parser.parse_args(argv[1:])
-    images = [path for place in args.images for path in data.images.find_images(place)]
+    images = [path for place in args.images for path in find_images(place)]
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])

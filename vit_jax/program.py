@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models, optim, settings, sharding, tasks, tree
-from vit_jax.step import Batch, Metrics, TrainState, Update
+from vit_jax import UserError, data, models, optim, sharding, tasks, tree
+from vit_jax.config import check_config, resolve_config
+from vit_jax.step import Batch, Metrics, TrainState, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +62,14 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     model = make_model(config, mesh, spec)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     task = tasks.make(config, spec.num_classes)
-    rates = optim.rates(config)
+    rates = optim.lr_multipliers(config)
 
     def trained(params: Any) -> Any:
-        return tree.map_named(lambda name, x: x if optim.factor(rates, name) else jax.lax.stop_gradient(x), params)
+        return tree.map_named(
+            lambda name, x: x if optim.lr_multiplier(rates, name) else jax.lax.stop_gradient(x), params
+        )
 
-    update = Update(
+    update = TrainStep(
         model=model,
         task=task,
         optimizer=optim.make(config),
@@ -85,7 +88,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         return update.start(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
 
     state = jax.eval_shape(init, jax.random.key(0), {})
-    optim.check_rates(rates, tree.flatten(state.params))
+    optim.check_lr_multipliers(rates, tree.flatten(state.params))
     state_shardings = sharding.state_shardings(state, mesh)
     batch_sharding = sharding.batch_sharding(mesh)
     replicated = NamedSharding(mesh, P())
@@ -123,7 +126,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ),
         predict=predict,
         eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
-        factors={name: optim.factor(rates, name) for name in tree.flatten(state.params)},
+        factors={name: optim.lr_multiplier(rates, name) for name in tree.flatten(state.params)},
     )
 
 
@@ -143,23 +146,23 @@ def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
     Raises:
         UserError: something in the configuration or the data is wrong.
     """
-    settings.check(config)
+    check_config(config)
     mesh = sharding.make_mesh(config)
     config, info = data.complete(config)
-    config = settings.resolve(config)
+    config = resolve_config(config)
     return config, info, make_program(config, mesh, data.spec(config))
 
 
-def unopened(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
+def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
     """Returns the configuration with its durations in steps, and the program, for data that need not be here: the
     configuration says what else they would tell.
 
     Raises:
         UserError: something in the configuration is wrong, or it leaves something to the data.
     """
-    settings.check(config)
+    check_config(config)
     spec = data.spec(config)
-    config = settings.resolve(config)
+    config = resolve_config(config)
     return config, make_program(config, sharding.make_mesh(config, devices), spec)
 
 

@@ -42,7 +42,7 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class TrainStep:
     """How a batch changes the state.
 
     Attributes:

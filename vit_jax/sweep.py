@@ -28,8 +28,11 @@ import jax
 from ml_collections import ConfigDict
 
 import vit_jax
-from vit_jax import NonFiniteLoss, UserError, cli, data, files, settings
-from vit_jax.main import Guard, parse, watched
+from vit_jax import NonFiniteLoss, UserError, cli, data
+from vit_jax.config import flatten_config, parse_config
+from vit_jax.distributed import Guard
+from vit_jax.main import parse, watched
+from vit_jax.storage import filesystem
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
 Grid = dict[str, list[str]]  # field -> values as written
@@ -87,19 +90,19 @@ def finished(run: Run) -> Row | None:
             remote, and the store refuses or does not answer.
     """
     config, _, _ = vit_jax.train.prepare(run.config)
-    begun, result = (files.join(run.folder, name) for name in ("config.json", RESULT))
-    if not files.exists(begun):
+    begun, result = (filesystem.join_path(run.folder, name) for name in ("config.json", RESULT))
+    if not filesystem.exists(begun):
         return None
-    old, new = _meaning(settings.loads(files.read(begun), begun)), _meaning(config)
+    old, new = _meaning(parse_config(filesystem.read_bytes(begun), begun)), _meaning(config)
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
-    return _row(run, result) if files.exists(result) else None
+    return _row(run, result) if filesystem.exists(result) else None
 
 
 def _meaning(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields by name, the pipes of evaluations with the resolution filled in: they may be written anew."""
     pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.told_evals(config).items()}
-    return settings.flatten(config) | pipes
+    return flatten_config(config) | pipes
 
 
 def _row(run: Run, path: str) -> Row:
@@ -113,7 +116,7 @@ def _row(run: Run, path: str) -> Row:
 
 
 def _read(path: str) -> dict[str, Any]:
-    content = files.read(path)
+    content = filesystem.read_bytes(path)
     try:
         told = json.loads(content)
     except ValueError as error:
@@ -136,14 +139,14 @@ def train(run: Run, guard: Guard | None = None) -> Row:
     except NonFiniteLoss as error:
         print(f"{run.name}: {error}", file=sys.stderr, flush=True)
         last = None
-    log = files.join(run.folder, "metrics.jsonl")
-    lines = [json.loads(line) for line in files.read(log).splitlines()] if files.exists(log) else []
+    log = filesystem.join_path(run.folder, "metrics.jsonl")
+    lines = [json.loads(line) for line in filesystem.read_bytes(log).splitlines()] if filesystem.exists(log) else []
     best = max((line[metric] for line in lines if line.get(metric) is not None), default=last)
     steps = max((line["step"] for line in lines), default=0)
     row = Row(run.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
         told = json.dumps(dataclasses.asdict(row)) + "\n"
-        files.write(files.join(run.folder, RESULT), told.encode())
+        filesystem.write_bytes(filesystem.join_path(run.folder, RESULT), told.encode())
     return row
 
 
@@ -162,7 +165,7 @@ def combinations(argv: list[str]) -> list[Run]:
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
         config, workdir = parse(given)
         name = ",".join(sorted(pairs))
-        folder = files.join(vit_jax.train.check_place(workdir), re.sub(r"[^\w.,=+-]", "_", name))
+        folder = filesystem.join_path(vit_jax.train.check_place(workdir), re.sub(r"[^\w.,=+-]", "_", name))
         if any(run.config == config for run in runs.values()):
             continue
         if folder in runs:
@@ -194,7 +197,7 @@ def command(run: Run) -> str | None:
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
     if whole == words:
         return None
-    workdir = f"--workdir={files.join(posixpath.dirname(run.folder), 'full')}"
+    workdir = f"--workdir={filesystem.join_path(posixpath.dirname(run.folder), 'full')}"
     return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
 
 
@@ -232,7 +235,10 @@ def main(argv: list[str]) -> None:
         rows = sweep(runs, guard)
     told = report(rows, runs)
     if jax.process_index() == 0:
-        files.write(files.join(posixpath.dirname(runs[0].folder), RESULT), (json.dumps(told, indent=2) + "\n").encode())
+        filesystem.write_bytes(
+            filesystem.join_path(posixpath.dirname(runs[0].folder), RESULT),
+            (json.dumps(told, indent=2) + "\n").encode(),
+        )
         print(json.dumps(told) if "--json" in argv else f"{told['metric']}\n{table(rows)}")
     if rows[0].last is None:
         raise NonFiniteLoss("every combination diverged; try lower rates, or set grad_norm_clip.")

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import Preempted, UserError, data, evals, preflight
-from vit_jax.guard import Guard
-from vit_jax.profile import Trace
+from vit_jax import Preempted, UserError, data, distributed, evals
+from vit_jax.distributed import Guard
+from vit_jax.monitoring import Trace, TrainMetrics
 from vit_jax.program import prepare
-from vit_jax.report import Report
-from vit_jax.workdir import Workdir, check_place
+from vit_jax.storage import check_place
+from vit_jax.workdir import Workdir
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def train(
     config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
-        passed = preflight.passed(guard.share, guard.fail, config, info, program.batch_sharding, program.state, place)
+        passed = distributed.passed(guard.share, guard.fail, config, info, program.batch_sharding, program.state, place)
         stack.enter_context(passed)
         evaluators = evals.make(config, program, info.opened)
         guard.at("opening the workdir", patient=True)
@@ -94,7 +94,7 @@ def train(
         batches = data.make(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
-        report = Report(config, log, lambda: batches.waited)
+        report = TrainMetrics(config, log, lambda: batches.waited)
         guard.save_every = config.checkpoint_every_minutes * 60 or None
         guard.saved()  # opening and restoring may have taken long
         done = start

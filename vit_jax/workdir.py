@@ -13,11 +13,13 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, banner, data, interop, settings
-from vit_jax.checkpoint import Checkpoints, Share, alone
-from vit_jax.log import Log, Watch, last_step
-from vit_jax.mirror import check_apart, check_place, open_mirror
+from vit_jax import UserError, data, interop, monitoring
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.config import check_data, check_resumes, load_config, save_config
+from vit_jax.distributed import Share, alone
+from vit_jax.monitoring import MetricWriter, Watch, last_step
 from vit_jax.program import Program
+from vit_jax.storage import check_apart, check_place, open_mirror
 
 LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
 
@@ -67,7 +69,7 @@ class Workdir:
         check_apart(config.init_from, place)
         self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
-        self._log: Log | None = None
+        self._log: MetricWriter | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
@@ -78,7 +80,7 @@ class Workdir:
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
-            before = settings.load(saved) if saved.exists() else None
+            before = load_config(saved) if saved.exists() else None
             named = before is not None and _ranks_alike(before, config)
             self._checkpoints = Checkpoints(config, place, self.path, share, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
@@ -89,7 +91,7 @@ class Workdir:
             resumes, source = bool(self._checkpoints.steps), config.init_from
             if not resumes and first:
                 self._check_new(before)
-            self._changes = settings.check_resumes(before, config, place) if before and resumes else []
+            self._changes = check_resumes(before, config, place) if before and resumes else []
             self._given = {} if resumes or source is None else self._adapt(source)
             undone.pop_all()
 
@@ -102,7 +104,7 @@ class Workdir:
         advice = "choose another --workdir, or move what is to be kept to another folder"
         reached = last_step(self.path)
         if before is not None and (reached or self._has_model):  # or there is nothing to lose: it failed at once
-            settings.check_resumes(before, self._config, self.place)
+            check_resumes(before, self._config, self.place)
         untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
         if self._has_model and not untrained:
             raise UserError(
@@ -148,7 +150,7 @@ class Workdir:
         if step > total:
             raise UserError(f"{self.place} is at step {step} already, beyond total_steps={total}.")
         accepts = self._config.data.accept_change
-        changes = settings.check_data(about["data"], self._about["data"], accepts, str(self.place))
+        changes = check_data(about["data"], self._about["data"], accepts, str(self.place))
         told = f"the data are not those of the run until here, as data.accept_change allows: {'; '.join(changes)}."
         return [told] if changes else []
 
@@ -167,7 +169,7 @@ class Workdir:
         except UserError as error:
             raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
-    def log(self, origin: str, watch: Watch | None = None) -> Log:
+    def log(self, origin: str, watch: Watch | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics from here on, once it has said and written what the run is; `watch`
         is told them too.
 
@@ -177,14 +179,16 @@ class Workdir:
         total, batch = self._config.total_steps, self._config.batch
         complete = 0 < self.start == total  # then what was changed had no part in it
         if jax.process_index() == 0 and not complete:
-            settings.save(self._config, self.path / "config.json")
+            save_config(self._config, self.path / "config.json")
         classes = self._config.data.num_classes
-        log = self._log = Log(self.path, self.start, self.evaluated, total, batch, classes, self._mirror.push, watch)
-        log.say("\n".join([*banner.lines(self._config, self._program), f"Workdir: {self.place}", origin]))
+        log = self._log = MetricWriter(
+            self.path, self.start, self.evaluated, total, batch, classes, self._mirror.push, watch
+        )
+        log.say("\n".join([*monitoring.banner_lines(self._config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
             log.say(f"WARNING: {line}", aloud=False)
         if not self.start:
-            log.say("\n".join(["Parameters:", *banner.parameter_table(self._program)]))
+            log.say("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
             since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
             log.say("\n".join([since, *self._changes]))

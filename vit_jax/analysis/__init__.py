@@ -1,1 +1,5 @@
-"""Looking at runs and models: what notebooks need besides training."""
+"""What a notebook shows."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

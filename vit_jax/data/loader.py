@@ -24,7 +24,7 @@ from jaxtyping import Int64
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError
-from vit_jax.data.transforms import Preprocess
+from vit_jax.data.preprocess import Preprocess
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 Source: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
@@ -258,7 +258,7 @@ def eval_batches(source: Source, preprocess: Preprocess, *, batch: int, rows: Ro
     return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
 
 
-class Ahead:
+class DevicePrefetcher:
     """Iterates over batches on the devices, transferring the next `depth` while the last one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is

@@ -1,8 +1,5 @@
 """Weights in and out of files."""
 
-from vit_jax.interop.adapt import adapt, check_classes, fields
-from vit_jax.interop.ours import WEIGHTS, about
-from vit_jax.interop.published import list_models
-from vit_jax.interop.weights import LAYOUTS, load, save
+import lazy_loader
 
-__all__ = ["LAYOUTS", "WEIGHTS", "about", "adapt", "check_classes", "fields", "list_models", "load", "save"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

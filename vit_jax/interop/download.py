@@ -21,7 +21,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, cache, limits, shown
+from vit_jax import UserError, shown, storage
+from vit_jax.storage import cache
 
 GOOGLE = "storage.googleapis.com"
 HERE = ("localhost", "127.0.0.1")  # where nobody listens in
@@ -31,7 +32,7 @@ ABANDONED = 24 * 3600  # seconds after which nobody goes on writing an unfinishe
 QUOTED = 200  # characters of what a server says
 
 
-def fetch(address: str, size: str | None = None) -> Path:
+def download(address: str, size: str | None = None) -> Path:
     """Returns where a file lies here, downloaded if it is not here yet.
 
     Args:
@@ -118,7 +119,7 @@ def _opened(address: str, path: Path) -> Iterator[Any]:
     """
     otherwise = f"download it elsewhere and put it at {path}."
     try:
-        answer = urllib.request.build_opener(_Redirect).open(address, timeout=limits.SECONDS)
+        answer = urllib.request.build_opener(_Redirect).open(address, timeout=storage.TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
             status = f"HTTP status {error.code} {_reason(error)}"
@@ -178,7 +179,7 @@ def _read(answer: Any) -> bytes:
     try:
         return answer.read1(PART)  # what is there: a limit for silence, not for a whole part
     except TimeoutError as error:
-        raise UserError(f"its server sent nothing for {limits.SECONDS:g} s; try again.") from error
+        raise UserError(f"its server sent nothing for {storage.TIMEOUT:g} s; try again.") from error
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"it was cut short: {_reason(error)}; try again.") from error
 

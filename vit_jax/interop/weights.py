@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tree
-from vit_jax.interop import archive, google, ours, published, table
+from vit_jax.interop import catalog, description, layouts, mapping, npz
 
-LAYOUTS = {"ours": None, "google": google.GOOGLE, "big_vision": google.BIG_VISION}
+LAYOUTS = {"ours": None, "google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
 
 Flat = dict[str, np.ndarray]  # parameters by name
 
@@ -80,51 +80,51 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
     arrays = tree.flatten(params)  # made NumPy's one by one as they are written
     _check(model, arrays)
     if wanted:
-        arrays = google.arrays({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, wanted)
+        arrays = layouts.arrays({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, wanted)
     with contextlib.ExitStack() as both:  # they take their places when both are written
-        archive.write(both.enter_context(archive.replacing(path)), arrays)
+        npz.write(both.enter_context(npz.replacing(path)), arrays)
         if not wanted:
-            ours.write(both.enter_context(archive.replacing(path.with_suffix(".json"))), model)
+            description.write(both.enter_context(npz.replacing(path.with_suffix(".json"))), model)
 
 
-def _locate(path: str | Path) -> tuple[Path, published.Published | None]:
+def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
     """Returns, here, the npz or the checkpoint folder that is meant, and what is listed of it."""
     try:
         here = Path(path).expanduser()
         exists = here.exists()
-        listed = None if exists else published.listed(str(path))
-        downloaded = None if exists else published.bring(str(path))
+        listed = None if exists else catalog.listed(str(path))
+        downloaded = None if exists else catalog.download_listed(str(path))
         where = downloaded or checkpoint.weights_here(path)
         exists = where.exists()
     except (OSError, RuntimeError, ValueError) as error:  # what is no path at all
         raise UserError(f"is no path: {error}") from error
     if not exists:
-        raise UserError(f"does not exist, nor is it a published checkpoint; {published.nearest(str(path))}")
+        raise UserError(f"does not exist, nor is it a published checkpoint; {catalog.nearest_listed(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where, listed
-    found = where / ours.WEIGHTS if (where / ours.WEIGHTS).is_file() else checkpoint.find(where)
+    found = where / description.WEIGHTS if (where / description.WEIGHTS).is_file() else checkpoint.find(where)
     if found is None:
-        raise UserError(f"holds neither {ours.WEIGHTS} nor checkpoints")
+        raise UserError(f"holds neither {description.WEIGHTS} nor checkpoints")
     return found, None
 
 
-def _read_npz(path: Path, given: dict[str, Any], listed: published.Published | None) -> tuple[models.Model, Flat]:
-    with archive.open_archive(path) as file:
-        layout = google.detect(file)
+def _read_npz(path: Path, given: dict[str, Any], listed: catalog.CatalogEntry | None) -> tuple[models.Model, Flat]:
+    with npz.open_archive(path) as file:
+        layout = layouts.detect(file)
         if layout is None:
-            model = _model(*ours.arguments(ours.described(path)), given)
+            model = _model(*description.arguments(description.described(path)), given)
             shapes = _shapes(model)
-            return model, table.read(file, {name: table.Leaf(name) for name in shapes}, shapes, "")
-        layout, inferred = google.infer(file, layout, given.get("resolution"))
+            return model, mapping.read(file, {name: mapping.Leaf(name) for name in shapes}, shapes, "")
+        layout, inferred = layouts.infer(file, layout, given.get("resolution"))
         if listed:
             _check_listed(listed, layout.name, inferred)
-        model = _model(models.name_of(inferred), inferred | google.use(inferred, layout), given)
-        params = google.read(file, layout, model.spec, _shapes(model))
+        model = _model(models.name_of(inferred), inferred | layouts.use(inferred, layout), given)
+        params = layouts.read(file, layout, model.spec, _shapes(model))
     print(f"{path.name}: {layout.name} layout, {_describe(model, params)}", file=sys.stderr)
     return model, params
 
 
-def _check_listed(listed: published.Published, layout: str, found: dict[str, Any]) -> None:
+def _check_listed(listed: catalog.CatalogEntry, layout: str, found: dict[str, Any]) -> None:
     """Compares what a file holds with what the catalogue says of it; of FlexiViT's, patches and positions may differ.
 
     Raises:
@@ -144,7 +144,7 @@ def _check_listed(listed: published.Published, layout: str, found: dict[str, Any
 
 def _read_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, Flat]:
     params, saved = checkpoint.read_weights(path)
-    model = _model(*ours.arguments(saved["model"]), given)
+    model = _model(*description.arguments(saved["model"]), given)
     _check(model, params)
     return model, tree.flatten(params)
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.models.block import Block, Tokens
+from vit_jax.models.block import Block
+from vit_jax.models.mlp import Tokens
 from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
 

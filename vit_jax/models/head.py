@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.block import MLPS, Out, Tokens, kernel_init
+from vit_jax.models.block import Out
+from vit_jax.models.mlp import MLPS, Tokens, kernel_init
 from vit_jax.models.norm import Norm
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain, gather

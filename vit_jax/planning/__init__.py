@@ -1,1 +1,5 @@
-"""What a run would need and cost, before there are devices to run it on."""
+"""What a run will need and take, found by compiling it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -93,7 +93,7 @@ class Slice:
         return 1 if alone else self.chips // self.chip.chips_per_host
 
 
-def parse(text: str) -> Slice:
+def parse_topology(text: str) -> Slice:
     """Reads a slice as it is written, `v5e:16x16` or `v4:4x4x8`.
 
     Raises:

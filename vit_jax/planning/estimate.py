@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vit_jax.planning.ask import Facts
 from vit_jax.planning.chips import Slice
+from vit_jax.planning.client import Facts
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.
@@ -18,7 +18,7 @@ PAPER = {
 READ = {True: 1106, False: 834}
 
 
-def estimate(facts: Facts, tpu: Slice) -> dict[str, Any]:
+def estimate_cost(facts: Facts, tpu: Slice) -> dict[str, Any]:
     """Returns what a program that fits takes, by the compiler's cycles and the links' published speed.
 
     Compute is the sum of the compiler's estimates at the chip's clock. Exchange, for which it estimates nothing, is

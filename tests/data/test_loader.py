@@ -1,0 +1,284 @@
+import dataclasses
+import itertools
+import multiprocessing
+import threading
+import time
+
+import chex
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
+
+from configs.base import get_config
+from vit_jax import UserError, data
+from vit_jax.data import loader
+from vit_jax.data.preprocess import parse_preprocess, value_range
+from vit_jax.data.sources import kinds
+
+BATCH = 12
+
+
+def sharding(*names: str) -> NamedSharding:
+    """Splits dimension 0 over the named axes of a mesh of 2 x (all the other) devices."""
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices.reshape(2 if len(devices) % 2 == 0 else 1, -1), ("data", "fsdp"))
+    return NamedSharding(mesh, PartitionSpec(names))
+
+
+class Host(jax.sharding.Sharding):
+    """What a process sees of a batch that is split over the devices of several."""
+
+    def __init__(self, pieces: int, mine: tuple[int, ...]):
+        self.pieces, self.mine = pieces, mine
+
+    def addressable_devices_indices_map(self, shape):
+        size = shape[0] // self.pieces
+        return {piece: (slice(piece * size, (piece + 1) * size),) for piece in self.mine}
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """A source of `count` images of random noise, whose label is their number."""
+
+    count: int
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        # A worker that asks for devices would take the accelerator from the process that trains.
+        assert multiprocessing.parent_process() is None or not jax._src.xla_bridge.backends_are_initialized()
+        return {"image": np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8), "label": index}
+
+
+PIPE = parse_preprocess("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
+
+
+def take(count: int, rows=None, source=None, **options):
+    options = {"batch": BATCH, "seed": 3, **options}
+    rows = np.arange(options["batch"]) if rows is None else rows
+    batches = loader.train_batches(source or Numbers(30), PIPE, rows=rows, **options)
+    taken = list(itertools.islice(batches, count))
+    batches.close()
+    return taken
+
+
+def assert_same(some, others):
+    chex.assert_trees_all_equal(jax.device_get(some), jax.device_get(others))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_the_assembled_batch_does_not_depend_on_hosts(hosts):
+    whole = take(4)
+    # Devices in an order that no arithmetic on process numbers would find; each piece is held twice.
+    pieces = [tuple(range(host, 4, hosts)) for host in range(hosts)]
+    for host in range(hosts):
+        rows = loader.local_rows(Host(4, pieces[host] + pieces[host]), BATCH)
+        part = take(4, rows)
+        assert_same(part, [{name: array[rows] for name, array in batch.items()} for batch in whole])
+
+
+def test_nor_on_workers():
+    assert_same(take(3, workers=2), take(3))
+
+
+def test_epochs_cover_everything_each_in_its_own_order():
+    labels = np.concatenate([batch["label"] for batch in take(10)])
+    epochs = labels.reshape(4, 30)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(30))
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert not np.array_equal(np.concatenate([batch["label"] for batch in take(10, seed=4)]), labels)
+
+
+def test_the_same_example_is_preprocessed_anew_in_each_epoch():
+    batches = take(2, source=Numbers(BATCH))
+    images = [batch["image"][np.argsort(batch["label"])] for batch in batches]
+    assert (np.abs(images[0] - images[1]).max((1, 2, 3)) > 0).sum() >= BATCH - 1
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 7])
+def test_start_is_the_number_of_batches_skipped(start):
+    assert_same(take(3, start=start), take(start + 3)[start:])
+
+
+def test_shuffling_303_million_examples_is_cheap():
+    config = get_config()
+    config.resolution = 6
+    config.data.num_classes, config.data.num_examples = 18291, 303_000_000
+    source = kinds.open_source(config, "train")
+    began = time.monotonic()
+    first, again = (take(1, source=source, start=1_000_000) for _ in range(2))
+    assert time.monotonic() - began < 5
+    assert_same(first, again)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(30, 8), (32, 8), (5, 8), (30, 16)])
+def test_evaluation_covers_every_example_once(count, batch):
+    preprocess = parse_preprocess("resize(4)|value_range(-1,1)", 4)
+    rows = [np.arange(batch // 2), np.arange(batch // 2, batch)]
+    hosts = [list(loader.eval_batches(Numbers(count), preprocess, batch=batch, rows=part)) for part in rows]
+    assert len(hosts[0]) == len(hosts[1]) == -(-count // batch)
+    assembled = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(*hosts, strict=True)]
+    labels = np.concatenate([group["label"] for group in assembled])
+    mask = np.concatenate([group["mask"] for group in assembled])
+    images = np.concatenate([group["image"] for group in assembled])
+    np.testing.assert_array_equal(labels[mask == 1], np.arange(count))
+    assert mask.sum() == count and mask.dtype == np.float32 and not images[mask == 0].any()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A folder of 20 images, of which numbers 3, 4 and 19 of the source are truncated."""
+    (tmp_path / "a").mkdir()
+    for number in range(20):
+        Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(tmp_path / "a" / f"{number}.jpg")
+    config = get_config()
+    config.data.source, config.resolution, config.batch = f"folder:{tmp_path}", 6, 16
+    config.data.preprocess = config.evals.test.preprocess = "resize({resolution})|value_range(0,255)"
+    config.evals.test.split = "train"
+    source = kinds.open_source(config, "train")
+    for number in (3, 4, 19):
+        path = tmp_path / source.read.__self__.files["train"][number].decode()
+        path.write_bytes(path.read_bytes()[:-20])
+    return config, source
+
+
+def test_bad_images_fail_and_name_the_file(damaged):
+    config, _ = damaged
+    batches = data.make(config, sharding("data"))
+    with pytest.raises(UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*--config.data.bad_images=replace"):
+        list(itertools.islice(batches, 4))
+    config.data.bad_images = "replace"
+    with pytest.raises(
+        UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair or remove it: an evaluation"
+    ):
+        list(data.make_eval(config, "test", sharding("data")))
+
+
+def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
+    config, source = damaged
+    config.data.bad_images, config.data.max_bad = "replace", 0.15
+    prepare = loader.Prepare(source, parse_preprocess(config.data.preprocess, 6), "replace")
+    rows = [prepare(index, np.random.default_rng(0)) for index in range(20)]
+    values = [int(row["image"][0, 0, 0]) for row in rows]
+    assert (values[3], values[4], values[19]) == (values[5], values[5], values[0]) and len(set(values)) == 17
+    assert [int(row["bad"]) for row in rows] == [i if i in (3, 4, 19) else -1 for i in range(20)]
+    first, second = (data.make(config, sharding("data")) for _ in range(2))
+    assert_same(list(itertools.islice(first, 10)), list(itertools.islice(second, 10)))
+    first.close()
+    second.close()
+    assert first.replaced == second.replaced == 3  # distinct ones: the run saw each seven times
+    assert sum("is replaced by the next" in record.message for record in caplog.records) == 6
+    with pytest.raises(UserError, match="a hundred images in a row"):
+        loader.Prepare(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_bad_images_end_the_run(damaged, workers):
+    config, _ = damaged
+    config.data.bad_images, config.data.max_bad, config.data.workers = "replace", 0.1, workers
+    batches = data.make(config, sharding("data"))
+    with pytest.raises(UserError, match=r"/a/\d+.jpg: .* 3 of 20, .*max_bad=0.1 allows 2 .* set it to 0.15"):
+        list(itertools.islice(batches, 10))
+
+
+class Bad:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        raise loader.DecodeError("no")
+
+
+def digits(batch: int = 16):
+    config = get_config()
+    config.resolution, config.batch, config.data.source = 8, batch, "digits"
+    config.data.preprocess = config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
+    return data.complete(config)[0]
+
+
+@pytest.mark.parametrize("names", [("data",), ("data", "fsdp"), ("fsdp", "data"), ()])
+def test_make_gives_global_arrays(names):
+    config = digits()
+    batches = data.make(config, sharding(*names), start=2)
+    batch = next(batches)
+    batches.close()
+    assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+        "image": ((16, 8, 8, 3), np.float32),
+        "label": ((16,), np.int32),
+    }
+    assert batch["image"].sharding.is_equivalent_to(sharding(*names), 4)
+    source = kinds.open_source(config, "train")
+    preprocess = parse_preprocess(config.data.preprocess, 8)
+    options = {"batch": 16, "rows": np.arange(16), "seed": config.seed, "start": 2}
+    local = loader.train_batches(source, preprocess, **options)
+    expected = next(local)
+    local.close()
+    assert expected["image"].dtype == np.uint8  # a quarter of the bytes to move
+    wanted = [value_range(image, np.random.default_rng(0), -1, 1) for image in expected["image"]]
+    np.testing.assert_allclose(batch["image"], np.stack(wanted), rtol=0, atol=1.2e-7)
+    np.testing.assert_array_equal(batch["label"], expected["label"])
+
+
+def test_make_eval_starts_anew_each_time():
+    config = digits()
+    config.batch_eval = 64
+    evaluation = data.make_eval(config, "test", sharding("data"))
+    first, second = list(evaluation), list(evaluation)
+    assert_same(first, second)
+    assert len(first) == len(evaluation) == 6 and sum(float(batch["mask"].sum()) for batch in first) == 359
+    assert first[0]["image"].shape == (64, 8, 8, 3) and first[0]["mask"].shape == (64,)
+    with pytest.raises(UserError, match="unknown evaluation 'tset'; did you mean 'test'"):
+        data.make_eval(config, "tset", sharding("data"))
+
+
+def test_a_batch_that_cannot_be_split_is_a_sentence():
+    with pytest.raises(UserError, match="a batch of 15 cannot be split evenly over"):
+        data.make(digits(15), sharding("data", "fsdp"))
+
+
+def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn():
+    class Three(loader.LocalBatches):
+        def __init__(self):
+            self.given, self.closed = 0, False
+
+        def __next__(self):
+            self.given += 1
+            if self.given > 3:
+                raise UserError("bad")
+            return {"label": np.full(2, self.given, np.int32)}
+
+        def close(self):
+            self.closed = True
+
+    local = Three()
+    batches = loader.DevicePrefetcher(
+        local, lambda batch: {name: jax.numpy.asarray(array) for name, array in batch.items()}
+    )
+    assert local.given == 0
+    next(batches)
+    assert local.given == 3
+    assert [int(next(batches)["label"][0]) for _ in range(2)] == [2, 3] and local.closed
+    for _ in range(2):
+        with pytest.raises(UserError, match="bad"):
+            next(batches)
+
+
+def test_closing_leaves_no_threads_and_no_batches():
+    before = threading.active_count()
+    config = digits()
+    batches = data.make(config, sharding("data"))
+    next(batches)
+    batches.close()
+    batches.close()
+    assert list(batches) == []
+    for _ in data.make_eval(config, "test", sharding("data")):
+        break
+    list(data.make_eval(config, "test", sharding("data")))
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before

@@ -1,0 +1,225 @@
+import io
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+from configs.base import get_config
+from tests.conftest import ROOT
+from tests.data.test_images import picture
+from vit_jax import UserError
+from vit_jax.data.images import decode
+from vit_jax.data.preprocess import (
+    OPS,
+    central_crop,
+    fill_resolution,
+    flip_lr,
+    inception_box,
+    parse_op,
+    parse_preprocess,
+    random_crop,
+    resize,
+)
+
+SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
+PARITY = ROOT.parent / "shared" / "parity" / "pixels.npz"
+FIXTURE = ROOT / "tests" / "fixtures" / "pixels.npz"
+PIPE = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def check_pixels(stored, files: dict[str, bytes]):
+    """Compares every stored pipe with ours."""
+    for key in stored:
+        number, _, pipe = key.partition("/")
+        if number not in files or not pipe.startswith("decode|") or "bicubic" in pipe:
+            continue
+        image = decode.decode(files[number], key)
+        if pipe.endswith("value_range(-1,1)"):
+            assert np.abs(parse_preprocess(pipe, 64)(image, rng()) - stored[key]).max() <= 1e-6, key
+            continue
+        for part in pipe.split("|")[1:]:
+            name, arguments = parse_op(part, pipe)
+            image = OPS[name](image, rng(), **arguments)
+        exact = "antialias" not in pipe and ("resize_small" not in pipe or "bilinear" in pipe)
+        difference = np.abs(image.astype(int) - stored[key])
+        assert image.dtype == np.uint8 and difference.max() <= (0 if exact else 1), key
+        assert difference.mean() < 0.01, key
+
+
+def test_pixels_are_those_of_tensorflow():
+    stored = np.load(FIXTURE)
+    check_pixels(stored, {number: stored[f"{number}/jpeg"].tobytes() for number in ("0", "3")})
+
+
+@pytest.mark.skipif(not (PARITY.exists() and SAMPLES.exists()), reason="needs the shared ImageNet photographs")
+def test_pixels_of_all_photographs():
+    stored = np.load(PARITY)
+    files = {str(number): (SAMPLES / str(name)).read_bytes() for number, name in enumerate(stored["files"])}
+    check_pixels(stored, files)
+    for number, data in files.items():
+        image = decode.decode(data, number)
+        assert image.shape == tuple(stored[f"{number}/decoded_shape"])
+        top, left, height, width = stored[f"{number}/box"]
+        crop = image[top : top + height, left : left + width]
+        for key, region in (("vit_jax_eval", image), ("vit_jax_crop", crop)):
+            resized = resize.bilinear(np.ascontiguousarray(region), 64, 64)
+            assert np.abs(resized / 127.5 - 1 - stored[f"{number}/{key}"]).max() <= 1e-6
+
+
+def test_a_pipe_knows_its_text_and_shape_and_pickles():
+    preprocess = parse_preprocess("decode|" + PIPE, 32)
+    assert preprocess.shape == (32, 32, 3)
+    assert preprocess.text == "decode|inception_crop(32)|flip_lr|value_range(-1,1)"
+    image = np.asarray(picture())
+    first = preprocess(image, rng(3))
+    assert first.shape == preprocess.shape and first.dtype == np.float32 and -1 <= first.min() < first.max() <= 1
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(preprocess))(image, rng(3)), first)
+    assert np.abs(preprocess(image, rng(4)) - first).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("pipe", "shape"),
+    [
+        ("resize(40)|randaug(2,10)|color_jitter(hue=0.1)|random_erasing(1)|value_range(0,1)", (40, 40, 3)),
+        ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
+        ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
+        ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),
+        ("resize(32)|flip_lr()|value_range(-1.0, high=1.0)", (32, 32, 3)),
+        ("inception_crop({resolution}, area_min=25, area_max=50)|value_range(-1,1)", (24, 24, 3)),
+    ],
+)
+def test_shapes(pipe, shape):
+    preprocess = parse_preprocess(pipe, 24)
+    assert preprocess.shape == shape == preprocess(np.asarray(picture()), rng()).shape
+
+
+@pytest.mark.parametrize(
+    ("pipe", "sentence"),
+    [
+        ("resize_smal(3)|value_range(0,1)", "unknown preprocessing op 'resize_smal'; did you mean 'resize_small'"),
+        ("resize(3,4,5,6)|value_range(0,1)", r"too many positional arguments; the op is resize\(size: int"),
+        ("resize(3, foo=2)|value_range(0,1)", "unexpected keyword argument 'foo'; the op is resize"),
+        ("resize|value_range(0,1)", "missing a required argument: 'size'"),
+        ("resize(-3)|value_range(0,1)", "size must be a whole number from 1 to 10,000 or"),
+        ("resize_small((3,3))|value_range(0,1)", "size must be a whole number from 1 to 10,000, not"),
+        ("resize(3,method='cubic')|value_range(0,1)", "method must be 'bilinear' or 'bicubic' or 'fast' or "),
+        ("resize(3,'bicubic')|value_range(0,1)", "the method 'bicubic' is there with antialias=True only"),
+        ("resize(3,antialias=1)|value_range(0,1)", "antialias must be True or False"),
+        ("randaug(2)|resize(3)|value_range(0,1)", "missing a required argument: 'magnitude'"),
+        ("randaug(1.5,3)|resize(3)|value_range(0,1)", "num_layers must be a whole number, not 1.5"),
+        ("randaug(2,-1)|resize(3)|value_range(0,1)", "magnitude must be at least 0"),
+        ("resize(3)|random_erasing(2)|value_range(0,1)", "probability must be at least 0 and at most 1"),
+        ("resize(3)|random_erasing(area_min=50)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|color_jitter(hue=0.6)|value_range(0,1)", "hue must be at least 0 and at most 0.5"),
+        ("inception_crop(3,area_min=0)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|value_range(1,0)", "low must be less than high"),
+        ("resize(3)|value_range('a',0)", "low must be a number"),
+        ("resize(__import__('os'))|value_range(0,1)", "must be numbers, tuples, strings or booleans"),
+        ("os.remove('x')|value_range(0,1)", r"cannot read \"os.remove\('x'\)\""),
+        ("resize(3|value_range(0,1)", r"cannot read 'resize\(3'"),
+        ("", "cannot read ''"),
+        ("decode", "must end with its only value_range"),
+        ("resize(3)", "must end with its only value_range"),
+        ("value_range(0,1)|resize(3)", "must end with its only value_range"),
+        ("resize_small(3)|value_range(0,1)", "gives images of different sizes"),
+        ("resize(3)|central_crop(4)|value_range(0,1)", "crop of 4 x 4 pixels does not fit into an image of 3 x 3"),
+        ("resize_small(9)|central_crop(10)|value_range(0,1)", "crop of 10 x 10 .* whose shorter side has 9; put a"),
+        ("resize_small(9)|flip_lr|random_crop((10,30))|value_range(0,1)", "whose shorter side has 9; put a larger"),
+        ("resize_small(90)|resize_small(9)|random_crop(20)|value_range(0,1)", "whose shorter side has 9; put a larger"),
+        ("central_crop(9)|resize_small(8)|central_crop(9)|value_range(0,1)", "does not fit into an image of 8 x 8"),
+        ("resize_small({resolution*0/7})|central_crop(9)|value_range(0,1)", "must be numbers"),
+    ],
+)
+def test_wrong_pipes(pipe, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse_preprocess(pipe, 224)
+
+
+def test_a_crop_that_some_images_hold_is_no_fault():
+    for size in ("9", "(9, 30)", "(30, 9)", "(30, 4)"):
+        parse_preprocess(f"resize_small(9)|central_crop({size})|value_range(0,1)", 224)
+
+
+def test_a_size_in_proportion_is_rounded_to_the_nearest_pixel():
+    base = get_config()
+    rounded = {224: 256, 384: 439, 448: 512, 512: 585, 378: 432, 32: 37, 7: 8}
+    for resolution, size in rounded.items():
+        preprocess = parse_preprocess(base.evals.test.preprocess, resolution)
+        assert preprocess.text == f"resize_small({size})|central_crop({resolution})|value_range(-1,1)"
+        assert preprocess.shape == (resolution, resolution, 3)
+    halves = [fill_resolution("{resolution*1/2}|{resolution}", resolution) for resolution in (3, 4, 5)]
+    assert halves == ["2|3", "2|4", "3|5"]
+
+
+@pytest.mark.parametrize("size", [(20, 30), (90, 70)])
+def test_bicubic_is_keys_cubic_that_smooths_before_it_shrinks(size):
+    image = rng().integers(90, 166, (48, 64, 3), np.uint8)  # Pillow clips after rows and after columns
+    found = parse_preprocess(f"resize({size},'bicubic',True)|value_range(0,255)", 224)(image, rng())
+    expected = jax.image.resize(image.astype(np.float32), (*size, 3), "cubic")
+    assert np.abs(found - expected).max() <= 1.5
+
+
+def test_a_crop_larger_than_the_image_is_a_sentence():
+    with pytest.raises(UserError, match="64 x 64 pixels does not fit into an image of 40 x 60"):
+        parse_preprocess("central_crop(64)|value_range(0,1)", 64)(np.asarray(picture()), rng())
+
+
+def test_crops_and_flips_take_pixels_as_they_are():
+    image = np.asarray(picture(41, 60))
+    np.testing.assert_array_equal(central_crop(image, rng(), (20, 30)), image[10:30, 15:45])
+    flips = [flip_lr(image, rng(seed)) for seed in range(200)]
+    mirrored = sum(np.array_equal(flip, image[:, ::-1]) for flip in flips)
+    assert mirrored + sum(np.array_equal(flip, image) for flip in flips) == 200 and 70 < mirrored < 130
+    corners = {tuple(random_crop(image, rng(seed), (39, 59))[0, 0]) for seed in range(200)}
+    assert corners == {tuple(image[top, left]) for top in range(3) for left in range(2)}
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (40, 41)])
+def test_inception_boxes_have_the_distribution_of_tensorflow(height, width):
+    random = rng()
+    boxes = np.array([inception_box(height, width, 0.05, 1.0, random) for _ in range(4000)])
+    top, left, rows, columns = boxes.T
+    area, aspect = rows * columns / (height * width), columns / rows
+    assert area.min() >= 0.05 and area.max() <= 1
+    assert (top + rows <= height).all() and (left + columns <= width).all()
+    whole = (rows == height) & (columns == width)
+    slack = 0.5 / rows.min() + 1e-6
+    assert (((aspect > 0.75 - slack) & (aspect < 1.33 + slack)) | whole).all()
+    # The height, not the area, is uniform between the bounds that the aspect ratio leaves; of a large area, so is a
+    # tenth of the boxes above the highest tenth of the heights.
+    lowest = np.sqrt(0.05 * height * width / aspect)
+    highest = np.minimum(np.minimum(height, width / aspect), np.sqrt(height * width / aspect))
+    place = (rows - lowest) / (highest - lowest)
+    assert np.abs(np.histogram(place, 5, (0, 1))[0] / 4000 - 0.2).max() < 0.07
+    assert abs(place.mean() - 0.5) < 0.02
+    assert abs(aspect.mean() - (0.75 + 1.33) / 2) < 0.03
+
+
+def test_a_sliver_is_taken_whole():
+    assert inception_box(1, 1000, 0.5, 1.0, rng()) == (0, 0, 1, 1000)
+
+
+def test_an_image_not_decoded_yet_is_cut_to_the_same_pixels():
+    file = io.BytesIO()
+    picture(200, 90).save(file, "JPEG")
+    image = decode.Encoded(file.getvalue(), "x")
+    for pipe in (PIPE, "random_crop(32)|value_range(0,1)", "central_crop(32)|value_range(0,1)", "resize(32)|" + PIPE):
+        preprocess = parse_preprocess(pipe, 32)
+        for seed in range(5):
+            once, decoded = preprocess(image, rng(seed)), preprocess(image.decode(), rng(seed))
+            np.testing.assert_array_equal(once, decoded)
+
+
+def test_fast_resizing_is_one_grey_level_off_at_most():
+    exact, fast = (parse_preprocess(PIPE, 48, fast) for fast in (False, True))
+    random = np.random.default_rng(0).integers(0, 256, (211, 157, 3), np.uint8)
+    for seed in range(50):
+        difference = fast.levels(random, rng(seed)).astype(int) - exact.levels(random, rng(seed))
+        assert set(np.unique(difference)) <= {0, 1} and difference.any()
+    untouched = "resize_small(64,'area')|resize(48,antialias=True)|value_range(-1,1)"
+    np.testing.assert_array_equal(*(parse_preprocess(untouched, 48, fast)(random, rng()) for fast in (False, True)))

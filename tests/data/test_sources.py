@@ -1,0 +1,353 @@
+import hashlib
+import io
+import pickle
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+from sklearn.datasets import load_digits
+
+from configs.base import get_config
+from tests.conftest import ROOT
+from vit_jax import UserError, data
+from vit_jax.data.images import decode
+from vit_jax.data.sources import kinds, splits
+
+DIGITS_TEST = "6349bd62e363bdff"  # of the test images: every published number depends on this split
+TFDS = ROOT.parent / "shared" / "data" / "tfds"
+
+
+def configured(source: str, **fields):
+    config = get_config()
+    config.data.source = source
+    config.data.update(fields)
+    return config
+
+
+def open_source(source: str, split: str, **fields):
+    return kinds.open_source(configured(source, **fields), split)
+
+
+def write_image(path: Path, value: int = 0, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(path, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes of 20, 10 and 10 images, `train` only."""
+    for name, count in (("cat", 20), ("dog", 10), ("owl", 10)):
+        for number in range(count):
+            write_image(tmp_path / name / f"{number}.png", number)
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 1797, 50000, 1281167])
+def test_slices_are_those_of_tfds(count):
+    import tensorflow_datasets as tfds
+
+    infos = {
+        name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0, filename_template=None)
+        for name in ("train", "test")
+    }
+    texts = ["train", "train[:98%]", "train[98%:]", "train[33.3%:66.6%]", "train[-1%:]", "train[:-50%]", "train[0:]"]
+    texts += ["train[100:200]", "train[:-1000]", "train[-5:-2]", "train[1_000:]", "train+test[:50%]", "test[:1]+train"]
+    for text in texts:
+        try:
+            parts = tfds.core.splits.AbstractSplit.from_spec(text).to_absolute(infos)
+            theirs = [(part.splitname, range(count)[part.from_ : part.to]) for part in parts]
+        except ValueError:
+            theirs = None
+        try:
+            ours = splits.select(text, {"train": count, "test": count})
+        except UserError as error:
+            assert theirs is None or not all(len(rows) for _, rows in theirs), (text, error)
+        else:
+            assert ours == theirs, text
+
+
+@pytest.mark.parametrize(
+    ("split", "sentence"),
+    [
+        ("trian", "unknown split 'trian'; did you mean 'train'"),
+        ("train[5:2]", r"the slice train\[5:2\] of 10 examples is empty"),
+        ("train[:11]", r"the slice train\[:11\] reaches beyond its 10 examples"),
+        ("train[:1.5]", "its ends are whole numbers"),
+        ("train[10%:5]", "or both percents"),
+        ("train[3]", r"cannot read the split 'train\[3\]'"),
+        ("train[:2shard]", "cannot read the split"),
+        ("train+", "cannot read the split"),
+        ("", "cannot read the split"),
+    ],
+)
+def test_bad_splits(split, sentence):
+    with pytest.raises(UserError, match=sentence):
+        splits.select(split, {"train": 10, "test": 10})
+
+
+def test_digits_are_divided_once_by_class():
+    train, test = open_source("digits", "train"), open_source("digits", "test")
+    values, labels = load_digits(return_X_y=True)
+    assert (len(train), len(test), train.num_classes, train.class_names) == (1438, 359, 10, tuple("0123456789"))
+    everything, held_out = Counter(labels), Counter(example["label"] for example in test)
+    assert all(held_out[label] == round(everything[label] / 5) for label in range(10))
+    together = Counter((example["label"], example["image"].tobytes()) for example in [*train, *test])
+    pixels = np.rint(values.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8).repeat(3, axis=3)
+    assert together == Counter((int(label), image.tobytes()) for label, image in zip(labels, pixels, strict=True))
+    assert hashlib.sha256(b"".join(example["image"].tobytes() for example in test)).hexdigest()[:16] == DIGITS_TEST
+    assert pickle.loads(pickle.dumps(test))[5]["label"] == test[5]["label"]
+
+
+def test_the_fingerprint_tells_splits_and_sizes_apart():
+    texts = ["train", "test", "train[:50%]", "train[50%:]", "train+test", "test+train"]
+    prints = [open_source("digits", text).fingerprint for text in texts]
+    prints.append(open_source("synthetic", "train", num_classes=10, num_examples=5).fingerprint)
+    prints.append(open_source("synthetic", "train", num_classes=10, num_examples=6).fingerprint)
+    prints.append(open_source("synthetic", "train", num_classes=11, num_examples=6).fingerprint)
+    assert len(set(prints)) == len(prints)
+    assert open_source("digits", "train[:100%]").fingerprint == prints[0]
+
+
+def test_folder_slices_are_not_slices_of_the_classes(folder):
+    first, rest = (open_source(f"folder:{folder}", split) for split in ("train[:50%]", "train[50%:]"))
+    assert first.class_names == ("cat", "dog", "owl") and first.num_classes == 3
+    seen = [(example["label"], int(np.asarray(example["image"])[0, 0, 0])) for example in [*first, *rest]]
+    expected = [(label, number) for label, count in enumerate((20, 10, 10)) for number in range(count)]
+    assert sorted(seen) == expected and seen != expected
+    assert all(3 <= Counter(label for label, _ in seen[:20])[label] <= 14 for label in range(3))
+    again = pickle.loads(pickle.dumps(open_source(f"folder:{folder}", "train")))
+    assert [(example["label"], int(np.asarray(example["image"])[0, 0, 0])) for example in again] == seen
+    before = again.fingerprint
+    (folder / "cat" / "0.png").rename(folder / "cat" / "zero.png")
+    assert open_source(f"folder:{folder}", "train").fingerprint != before
+
+
+def test_folder_with_splits(tmp_path):
+    for path in ("train/a/1.JPG", "train/b/1.jpeg", "val/b/1.PNG", "test/b/1.webp", "test/b/.2.webp", "test/b/x.txt"):
+        write_image(tmp_path / path, format="PNG")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "README").write_text("hello")
+    for split in ("val", "validation", "test"):
+        source = open_source(f"folder:{tmp_path}", split)
+        assert [example["label"] for example in source] == [1] and source.class_names == ("a", "b")
+    assert len(open_source(f"folder:{tmp_path}", "train+val")) == 3
+
+
+def test_folder_turns_photographs_upright(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    write_image(tmp_path / "a" / "1.jpg", exif=exif)
+    assert open_source(f"folder:{tmp_path}", "train")[0]["image"].decode().shape == (8, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "sentence"),
+    [
+        ([], "train", "holds no class folders; it must hold either"),
+        (["1.png"], "train", r"images lie directly in .* \(1.png\)"),
+        (["train/1.png"], "train", r"images lie directly in .*train \(1.png\)"),
+        (["train/a/1.png", "cat/1.png"], "train", r"mixes splits \(train\) with others \(cat\)"),
+        (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], "train", "both val and validation"),
+        (["a/1.txt", "b/1.png"], "train", "no images .* lie in these classes of .*: a"),
+        (["train/a/1.png", "val/b/1.png"], "val", "classes that train has not: b"),
+        (["train/a/1.png", "val/a/1.txt"], "val", "no images .*: a"),
+        (["a/1.png"], "test", "unknown split of the folder .* 'test'; choose from train"),
+    ],
+)
+def test_wrong_folders(tmp_path, files, split, sentence):
+    for file in files:
+        write_image(tmp_path / file, format="PNG")
+    with pytest.raises(UserError, match=sentence):
+        open_source(f"folder:{tmp_path}", split)
+
+
+def test_tfds_without_tensorflow(tfds_folder):
+    source = open_source("tfds:tiny", "test[1:]+train[:25%]", data_dir=str(tfds_folder))
+    assert source.class_names == ("a", "b", "c") and source.num_classes == 3
+    source = pickle.loads(pickle.dumps(source))
+    assert [int(np.asarray(example["image"])[0, 0, 0]) for example in source] == [1, 2, 3, 4, 0, 1, 2]
+    assert [example["label"] for example in source] == [1, 2, 0, 1, 0, 1, 2]
+    assert "1.2.3" in source.name and "tensorflow" not in sys.modules
+    with pytest.raises(UserError, match="unknown split 'validation'; choose from test, train"):
+        open_source("tfds:tiny", "validation", data_dir=str(tfds_folder))
+
+
+def test_tfds_that_is_absent(tmp_path):
+    with pytest.raises(UserError, match=f"no TFDS dataset 'jft300m' in {tmp_path}, and TFDS knows none of that name"):
+        open_source("tfds:jft300m", "train", data_dir=str(tmp_path))
+
+
+def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class TinyPublic(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.2.3")
+        fault = None
+
+        def _info(self):
+            features = {"image": tfds.features.Image(shape=(8, 9, 3)), "label": tfds.features.ClassLabel(names=["a"])}
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, manager):
+            if self.fault:
+                raise self.fault
+            return {"train": self._generate_examples(5)}
+
+        def _generate_examples(self, count):
+            for number in range(count):
+                file = io.BytesIO()
+                Image.new("RGB", (9, 8), (number,) * 3).save(file, "PNG")
+                file.seek(0)
+                yield number, {"image": file, "label": 0}
+
+    needs, fails = ModuleNotFoundError("No module named 'tensorflow'"), ConnectionError("no network\nat all")
+    for fault, first in ((needs, "its code needs TensorFlow"), (fails, "ConnectionError: no network")):
+        TinyPublic.fault = fault
+        build = f"`pip install tensorflow-datasets tensorflow; tfds build tiny_public .*--data_dir={tmp_path}`"
+        with pytest.raises(
+            UserError, match=rf"in {tmp_path}, and TFDS cannot prepare it here \(.*{first}\); .*{build}"
+        ):
+            open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+        with pytest.raises(UserError, match=r"in \S*/no/where, which does not exist, and TFDS cannot prepare it here"):
+            open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "no" / "where"))
+        assert not (tmp_path / "no").exists()
+    TinyPublic.fault = None
+    source = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+    assert sorted(int(source[index]["image"].decode().mean()) for index in range(len(source))) == [0, 1, 2, 3, 4]
+    assert "TFDS prepares it there now" in capsys.readouterr().err
+    again = open_source("tfds:tiny_public", "train", data_dir=str(tmp_path))
+    assert again.fingerprint == source.fingerprint and "prepares" not in capsys.readouterr().err
+
+    # The hosts of a pod would all do it at once.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="prepare it in an environment of its own"):
+        open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("server", ["refuses", "is silent"])
+def test_a_download_is_announced_and_given_up_without_a_network(tmp_path, capsys, monkeypatch, server):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr("vit_jax.data.sources.tfds.REACHING", 0.2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server == "is silent":
+            listener.listen()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/cifar.tar.gz"
+        infos = {url: SimpleNamespace(size=170_052_171)}
+        monkeypatch.setattr(tfds.core.DatasetBuilder, "url_infos", infos)
+        for name in ("cifar10", "food101"):
+            start = time.monotonic()
+            with pytest.raises(
+                UserError, match=rf"nowhere, which does not exist, and the network, or {url}, cannot be"
+            ):
+                open_source(f"tfds:{name}", "train", data_dir=str(tmp_path / "nowhere"))
+            assert time.monotonic() - start < 3 and not (tmp_path / "nowhere").exists()
+            told = f"no TFDS dataset '{name}' in {tmp_path}/nowhere, which does not exist: TFDS prepares it there now, "
+            assert told + "170 MB to download." in capsys.readouterr().err
+
+
+def test_a_tfds_dataset_without_classes_is_refused_before_its_download(tmp_path, capsys):
+    with pytest.raises(UserError, match="'div2k' has no image and class label, but lr, hr"):
+        open_source("tfds:div2k", "train", data_dir=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists() and "prepares" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not TFDS.exists(), reason="needs the shared CIFAR-10")
+def test_cifar10():
+    source = open_source("tfds:cifar10", "train[98%:]", data_dir=str(TFDS))
+    assert len(source) == 1000 and source[999]["image"].decode().shape == (32, 32, 3) and source.class_names[3] == "cat"
+
+
+def test_synthetic_images_are_a_function_of_their_number():
+    fields = {"num_classes": 7, "num_examples": 303_000_000}
+    source = open_source("synthetic", "train", **fields)
+    assert len(source) == 303_000_000 and len(open_source("synthetic", "test", **fields)) == 1000
+    image, label = source[302_999_999].values()
+    assert image.shape == (224, 224, 3) and image.dtype == np.uint8 and 0 <= label < 7
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(source))[302_999_999]["image"], image)
+    assert np.abs(source[0]["image"].astype(int) - source[1]["image"]).max() > 0
+    assert len({source[number]["label"] for number in range(100)}) == 7
+    assert open_source("synthetic", "test", **fields)[0]["image"].tobytes() != source[0]["image"].tobytes()
+    with pytest.raises(UserError, match=r"needs --config.data.num_classes and --config.data.num_examples"):
+        open_source("synthetic", "train")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("tfdss:cifar10", "unknown data source 'tfdss'; did you mean 'tfds'"),
+        ("digits:3", "write digits alone"),
+        ("folder", "write folder:/path"),
+        ("folder:/nowhere", "there is no folder /nowhere"),
+    ],
+)
+def test_unknown_sources(source, sentence):
+    with pytest.raises(UserError, match=sentence):
+        open_source(source, "train")
+
+
+def digits_config():
+    config = configured("digits", preprocess="resize({resolution})|value_range(-1,1)")
+    config.resolution = 8
+    config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
+    return config
+
+
+def test_a_batch_larger_than_the_data_is_told(caplog):
+    config = digits_config()
+    config.batch = 1438
+    data.complete(config)
+    assert not caplog.records
+    config.batch = 1440
+    data.complete(config)
+    told = "a batch of 1440 images is more than the 1438 of digits train, of which a step then sees some twice"
+    assert [record.message for record in caplog.records] == [f"{told}; lower --config.batch"]
+
+
+def test_complete_fills_in_what_the_data_tells():
+    config = digits_config()
+    with pytest.raises(UserError, match=r"set --config.data.num_classes"):
+        data.spec(config)
+    completed, info = data.complete(config)
+    assert data.spec(completed) == data.Spec((8, 8, 3), 10, 1438) and config.data.num_classes is None
+    assert info.class_names == tuple("0123456789")
+    again, same = data.complete(completed)
+    assert again.to_json() == completed.to_json() and same == info
+    config.data.preprocess = "resize({resolution})|flip_lr|value_range(-1,1)"
+    assert data.complete(config)[1].fingerprint != info.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data.num_classes": 11}, "data.num_classes is 11, but digits has 10"),
+        ({"data.num_examples": 5}, "data.num_examples is 5, but digits train has 1438"),
+        ({"data.split": "validation"}, "unknown split 'validation'"),
+        ({"data.preprocess": "resise(8)|value_range(-1,1)"}, "did you mean 'resize'"),
+        ({"evals.test.split": "tset"}, "in evals.test: unknown split 'tset'; did you mean 'test'"),
+        ({"evals.test.preprocess": "resize(8)"}, "in evals.test: .*must end with its only value_range"),
+        ({"evals.test.preprocess": "resize(9)|value_range(-1,1)"}, r"gives images of \(9, 9, 3\), but data.preprocess"),
+    ],
+)
+def test_complete_notices(changes, sentence):
+    config = digits_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(UserError, match=sentence):
+        data.complete(config)
+
+
+def test_images_of_sources_decode_as_published(tmp_path):
+    stored = np.load(ROOT / "tests" / "fixtures" / "pixels.npz")
+    encoded = stored["3/jpeg"].tobytes()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(encoded)
+    source = open_source(f"folder:{tmp_path}", "train")
+    np.testing.assert_array_equal(source[0]["image"].decode(), decode.decode(encoded, "x"))

@@ -1,0 +1,425 @@
+"""The published checkpoints: what is listed of them, how they are downloaded, what their classes are called."""
+
+import base64
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import os
+import re
+import socket
+import threading
+import time
+import urllib.request
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import UserError, models
+from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.interop import catalog, class_names, download
+from vit_jax.storage import timeout
+
+WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
+# Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
+BACKBONES = {
+    "ViT-Ti/16": 5_524_416,
+    "ViT-S/32": 22_493_952,
+    "ViT-S/16": 21_665_664,
+    "ViT-B/32": 87_455_232,
+    "ViT-B/16": 85_798_656,
+    "ViT-B/8": 85_807_872,
+    "ViT-L/32": 305_510_400,
+    "ViT-L/16": 303_301_632,
+    "ViT-H/14": 630_764_800,
+    "R+ViT-Ti/16": 6_144_704,
+    "R26+ViT-S/32": 36_046_912,
+    "R26+ViT-B/32": 100_614_976,
+    "R50+ViT-B/16": 97_890_112,
+    "R50+ViT-L/32": 327_969_856,
+}
+ALL = catalog.list_models()
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_the_list_is_consistent(one):
+    assert re.fullmatch(r"(R\d*\+)?ViT-(Ti|S|B|L|H)/\d+", one.model)
+    data = one.data.rpartition("+")[2]
+    assert re.fullmatch(rf"{re.escape(one.model)}(-[a-z0-9-]+)?-{data}(-{one.resolution})?", one.name)
+    bucket = {"google": "vit_models", "big_vision": "big_vision"}[one.layout]
+    assert re.fullmatch(rf"https://storage\.googleapis\.com/{bucket}/[\w/%.-]+\.npz", one.address)
+    assert one.data in ("imagenet21k", "imagenet2012", "imagenet21k+imagenet2012")
+    assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and class_names.class_wnids(one.head)
+    assert one.accuracy is None or 50 < one.accuracy < 95
+    assert (one.accuracy is None) == (one.of == "") and one.source
+    assert catalog.find_listed(one.name) == one
+
+
+def test_names_and_addresses_are_unique():
+    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 75
+
+
+@pytest.mark.parametrize("one", [one for one in ALL if one.size], ids=lambda one: one.name)
+def test_sizes_are_those_of_float32_parameters(one):
+    width = WIDTHS[re.search(r"ViT-(\w+)/", one.model)[1]]
+    count = BACKBONES[one.model] + (width + 1) * one.head
+    if one.name.endswith(f"{one.model}-imagenet21k"):
+        count += (width + 1) * width  # pre_logits
+    number, unit = one.size.split()
+    assert float(number) * download.UNITS[unit] == pytest.approx(4 * count, rel=0.02)
+
+
+def test_searching():
+    assert [one.resolution for one in catalog.list_models("ViT-B/16-imagenet2012-*")] == [224, 384]
+    assert (
+        len(catalog.list_models("R*+ViT-*")) > 10 and catalog.find_listed("ViT-B/16-augreg-imagenet2012-384").accuracy
+    )
+    assert catalog.list_models("vit-b*") == () and catalog.find_listed("ViT-B/17") is None
+
+
+def test_tables_are_aligned():
+    table = catalog.list_models("ViT-H*")
+    assert repr(table).splitlines() == [
+        "name                  layout  data         resolution   head  accuracy      size  address",
+        "ViT-H/14-imagenet21k  google  imagenet21k         224  21843            2.46 GiB  " + table[0].address,
+    ]
+    assert table._repr_html_().count("<tr>") == 2 and "<td style" in table._repr_html_()
+    assert repr(catalog.list_models("nothing")) == "no published checkpoint has such a name"
+
+
+def test_classes():
+    short, long = class_names.class_names(1000), class_names.class_names(21843)
+    assert (short[0], short[207], short[281]) == ("tench, Tinca tinca", "golden retriever", "tabby, tabby cat")
+    assert {"crane (bird)", "crane (machine)", "maillot", "maillot, tank suit"} <= set(short)
+    assert long[0] == "organism" and class_names.class_wnids(21843)[0] == "n00004475" and "crane (n02012849)" in long
+    for count in (1000, 21843):
+        assert len(set(class_names.class_names(count))) == len(set(class_names.class_wnids(count))) == count
+        assert list(class_names.class_wnids(count)) == sorted(class_names.class_wnids(count))
+        assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in class_names.class_wnids(count)) and all(
+            class_names.class_names(count)
+        )
+    # ImageNet-21k as Google packed it has no teddy bear.
+    assert set(class_names.class_wnids(1000)) - set(class_names.class_wnids(21843)) == {"n04399382"}
+    assert class_names.class_names(10) is None and class_names.class_wnids(10) is None
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_the_list_says_how_images_are_preprocessed(one):
+    size = one.resolution
+    assert parse_preprocess(one.preprocess, size).shape == (size, size, 3)
+    assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+    assert one.flexi == ("-flexibase-" in one.name)
+
+
+def test_accuracies_stand_on_the_page_with_their_preprocessing():
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    told = re.findall(r"^\| (\S*ViT\S*) \| ([\d.]+) \| `(\S+)` \| (.+) \|$", page, re.M)
+    pipes = {one.name: one.preprocess.removesuffix("|value_range(-1,1)").replace("|", r"\|") for one in ALL}
+    assert told == [
+        (one.name, f"{one.accuracy:g}", pipes[one.name], one.preprocess_source) for one in ALL if one.accuracy
+    ]
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    """Lists one checkpoint and puts a file where it would be downloaded to: `held(row, stored)` returns its name."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+
+    def put(stored, **row):
+        one = dataclasses.replace(catalog.find_listed("ViT-B/16-flexibase-imagenet21k-240"), head=5, size="", **row)
+        monkeypatch.setattr(catalog, "_all", lambda: {one.name: one})
+        params = jax.tree.map(
+            lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
+            jax.eval_shape(stored.init, jax.random.key(0), np.zeros((1, *stored.spec.position.image_size, 3))),
+        )
+        path = tmp_path / "published" / one.address.removeprefix("https://")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        vit_jax.save(path, stored, params, layout="big_vision")
+        return one.name, one.address, path
+
+    return put
+
+
+def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
+    stored = models.create("ViT-mu/32", num_classes=5, pooling="gap")
+    name, address, path = held(stored, model="ViT-mu/16")
+    model, params = vit_jax.load(name)
+    assert (model.name, model.field("resolution"), model.spec.grid) == ("ViT-mu/16", 240, (15, 15))
+    assert params["embed"]["kernel"].shape[:2] == (16, 16) and params["position"].shape == (225, 32)
+    assert model.preprocess == "resize_small(272)|central_crop(240)|value_range(-1,1)"
+    assert "resized from 32x32 to 16x16" in capsys.readouterr().err
+    by_gs = "gs://big_vision/" + address.partition("/big_vision/")[2]
+    assert vit_jax.load(address)[0] == model and catalog.listed(by_gs) == catalog.listed(name)
+    assert vit_jax.load(name, patch_size=30)[0].spec.grid == (8, 8)
+    assert vit_jax.load(path)[0].name == "ViT-mu/32"  # of a file of one's own, nothing is known
+
+
+def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
+    pipe = "resize_small(224,'bicubic',True)|central_crop(224)|value_range(-1,1)"
+    row = {"flexi": False, "resolution": 224, "preprocess": pipe}
+    name, _, path = held(models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", **row)
+    assert vit_jax.load(name)[0].preprocess == pipe
+    assert vit_jax.load(name, preprocess="value_range(0,1)")[0].preprocess == "value_range(0,1)"
+    assert vit_jax.load(name, resolution=384)[0].preprocess == "resize((384,384))|value_range(-1,1)"
+    # Of a file of one's own the layout is known, and what its authors do.
+    assert vit_jax.load(path)[0].preprocess == "resize_small(256)|central_crop(224)|value_range(-1,1)"
+    vit_jax.save(path, *vit_jax.load(path), layout="google")
+    assert vit_jax.load(path)[0].preprocess == "resize((224,224))|value_range(-1,1)"
+
+
+@pytest.mark.parametrize(
+    ("stored", "row"),
+    [
+        ("ViT-mu/32", {"flexi": False, "model": "ViT-mu/16", "resolution": 224}),
+        ("ViT-mu/16", {"flexi": False, "model": "ViT-mu/16", "resolution": 240}),
+        ("ViT-mu/16", {"flexi": False, "model": "ViT-mu/16", "resolution": 224, "layout": "google"}),
+        ("ViT-mu/16", {"model": "ViT-Ti/16"}),
+    ],
+)
+def test_what_is_not_the_listed_model_is_refused(held, stored, row):
+    name, address, _ = held(models.create(stored, num_classes=5), **row)
+    for path in (name, address):
+        with pytest.raises(UserError, match=rf"its file holds a {stored} .*, but listed is a .*; it is not loaded$"):
+            vit_jax.load(path)
+    name, _, _ = held(
+        models.create(stored, num_classes=5), **row | {"flexi": True, "model": stored, "layout": "big_vision"}
+    )
+    assert vit_jax.load(name)[0].name == stored
+
+
+CONTENT = os.urandom(3 * 2**20 + 5)
+ARCHIVE = b"PK\5\6" + bytes(18)  # a zip file of nothing
+REDIRECTS = {
+    "elsewhere": "http://nobody.invalid/x",
+    "loop": "loop",
+    "bracket": "http://[::1/x",
+    "dots": "https://a..b/x",
+    "secret": "https://me:secret@host/x",
+    "long": f"http://host/{'x' * 1000}",
+}
+LENGTHS = {"length": "abc", "minus": "-1", "control": "\x1b[31m" + 500 * "9"}
+
+
+def md5(content):
+    return "crc32c=AAAAAA==,md5=" + base64.b64encode(hashlib.md5(content).digest()).decode()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers by the file's name; slowly enough that two ask at once."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        time.sleep(0.02)
+        kind = self.path.rpartition("/")[2]
+        if kind.isdigit():
+            self.send_error(int(kind))
+            return
+        if kind in REDIRECTS:
+            self.send_response(302)
+            self.send_header("Location", REDIRECTS[kind])
+            self.end_headers()
+            return
+        self.send_response(200)
+        content = ARCHIVE if kind == "archive.npz" else CONTENT
+        if kind != "unsaid":
+            length = len(content) + (7 if kind in ("short", "silent") else 0)
+            self.send_header("Content-Length", LENGTHS.get(kind, length))
+        if kind in ("right", "wrong"):
+            self.send_header("x-goog-hash", md5(CONTENT if kind == "right" else b""))
+        if kind == "hash":
+            self.send_header("x-goog-hash", "md5=abcde")
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # who asked may have gone
+            self.wfile.write(content)
+        if kind == "silent":
+            time.sleep(0.6)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.asked = []
+        server.address = f"http://127.0.0.1:{server.server_port}/bucket"
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def here(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_file_is_downloaded_once(server, tmp_path, capsys):
+    path = download.download(f"{server.address}/a%2Bb/right", "3.00 MiB")
+    assert path == tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "a+b" / "right"
+    assert path.read_bytes() == CONTENT and here(tmp_path) == ["right"]
+    assert "100%" in capsys.readouterr().err
+    assert download.download(f"{server.address}/a%2Bb/right") == path and len(server.asked) == 1
+    path.write_bytes(b"damaged")
+    assert download.download(f"{server.address}/a%2Bb/right").read_bytes() == b"damaged"
+    assert (
+        download.download(f"{server.address}/a%2Bb/right", "3 MiB").read_bytes() == CONTENT and len(server.asked) == 2
+    )
+    assert download.download(f"{server.address}/unsaid").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "sentence"),
+    [
+        ("wrong", None, "^it was damaged on its way: its MD5 is not"),
+        ("hash", None, "^it was damaged on its way: its MD5 is not"),
+        ("short", None, rf"^it was cut short: {len(CONTENT)} of {len(CONTENT) + 7} bytes came; try again\.$"),
+        ("right", "3.02 MiB", rf"^it holds {len(CONTENT)} bytes, not the 3\.02 MiB that are listed"),
+        ("unsaid", "2 MiB", rf"^it holds {len(CONTENT)} bytes, not the 2 MiB that are listed"),
+        ("silent", None, r"^its server sent nothing for 0\.3 s; try again\.$"),
+        ("length", None, r"^its server announces a length of 'abc', which is none; try again later\.$"),
+        ("minus", None, r"^its server announces a length of '-1'"),
+        ("control", None, r"^its server announces a length of '\\x1b\[31m9{192}', which"),
+        ("page.npz", None, r"^what the address answered is no npz file; open it in a browser"),
+        ("page.npz?download=true", None, r"^what the address answered is no npz file"),
+        ("404", None, r"^there is no http://127\S+/404 \(HTTP status 404 Not Found\)\.$"),
+        ("403", None, r"^no permission to read http://127\S+/403 \(HTTP status 403 Forbidden\)\.$"),
+        ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* at .*/503\.$"),
+        ("elsewhere", None, r"^cannot download http://nobody\.invalid/x: give https://HOST/PATH"),
+        (
+            "loop",
+            None,
+            r"^cannot read \S+/loop \(HTTP status 302 .* loop\.\); try again later, or download it .*/loop\.$",
+        ),
+        ("bracket", None, r"^cannot reach http://127\S+/bracket: Invalid IPv6 URL; download it elsewhere"),
+        ("dots", None, r"^cannot download https://a\.\.b/x: give https://HOST/PATH"),
+        ("secret", None, r"^cannot download this address, which may hold a password: give https://HOST/PATH"),
+        ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_leaves_nothing(server, tmp_path, monkeypatch, name, size, sentence):
+    monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
+    with pytest.raises(UserError, match=sentence) as told:
+        download.download(f"{server.address}/{name}", size)
+    assert here(tmp_path) == [] and str(told.value).isprintable()
+
+
+def test_an_npz_is_a_zip_and_capitals_do_not_matter(server):
+    path = catalog.download_listed(f"{server.address}/archive.npz".replace("http", "HTTP"))
+    assert path.read_bytes() == ARCHIVE
+    assert catalog.download_listed("file://localhost/x") is None
+
+
+def test_strangers_do_not_send_one_to_this_machine(server):
+    def sent_on(first):
+        request = urllib.request.Request(first)
+        return download._Redirect().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
+
+    assert sent_on(f"{server.address}/x").full_url == "http://localhost/x"
+    with pytest.raises(UserError, match=r"^cannot download http://localhost/x: give https"):
+        sent_on("https://host/x")
+
+
+def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    path = tmp_path / "published" / f"127.0.0.1%3A{port}" / "x.npz"
+    with pytest.raises(UserError) as told:
+        download.download(f"http://127.0.0.1:{port}/x.npz")
+    reason = "Connection refused; download it elsewhere and put it at"
+    assert str(told.value) == f"cannot reach http://127.0.0.1:{port}/x.npz: {reason} {path}."
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"1")
+    assert download.download(f"http://127.0.0.1:{port}/x.npz") == path
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://host/a/../b",
+        "https://host/a/%2e%2E/b",
+        "https://host//b",
+        "https://host/a/",
+        "https://host",
+        "https://../b",
+        "gs://bucket/../b",
+        "http://host/b",
+        "https://[host/b",
+        "https://a..b/x.npz",
+        f"https://{'a' * 64}.org/x.npz",
+        "https://host:99999/b",
+        "https://host:port/b",
+        "https://host/\udc80",
+        "ftp://host/b",
+        "/etc/passwd",
+        "file:///etc/passwd",
+    ],
+)
+def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "build_opener", None)
+    with pytest.raises(UserError, match=r"^cannot download \S+: .*\.$"):
+        download.download(address)
+
+
+@pytest.mark.parametrize(
+    "host", ["https://me:secret@host", "HTTPS://secret@host", "https://me:secret@[host", "ftp://secret@a"]
+)
+def test_passwords_are_refused_and_not_repeated(host):
+    with pytest.raises(UserError, match=r"^cannot download this address, which may hold a password: .*\.$") as told:
+        download.download(f"{host}/x.npz")
+    assert "secret" not in str(told.value)
+
+
+def test_what_lies_where():
+    place = "storage.googleapis.com/vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
+    address = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
+    assert download._https("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
+    assert str(download._place(address)) == place
+    assert str(download._place("https://host/a%2F..%2Fb c?d/e")) == "host/a%2F..%2Fb%20c%3Fd%2Fe"
+
+
+def test_several_at_once_do_not_disturb_each_other(server, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: download.download(f"{server.address}/right"), range(4)))
+    assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT and here(tmp_path) == ["right"]
+
+
+def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_path, monkeypatch):
+    old = tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "x.partial"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"1")
+    os.utime(old, (0, 0))
+
+    def interrupted(answer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        download.download(f"{server.address}/right")
+    assert here(tmp_path) == []
+
+
+def test_a_disk_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
+    def full(**kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download.tempfile, "NamedTemporaryFile", full)
+        with pytest.raises(UserError, match=r"cannot write to .*/bucket: No space left on device; VIT_JAX_CACHE may"):
+            download.download(f"{server.address}/right")
+    with pytest.raises(UserError, match=r"cannot write to .*: File name too long"):
+        download.download(f"{server.address}/{'x' * 300}")
+    (tmp_path / "published" / "file").touch()
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "published" / "file"))
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
+        download.download(f"{server.address}/right")

@@ -1,0 +1,157 @@
+"""Files changed at random: every one is loaded cleanly or refused in a sentence."""
+
+import functools
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import UserError, tree
+
+NAMES = ("google_vit_in21k_tanh", "google_hybrid_stem_only", "big_vision_gap_scan", "big_vision_map")
+FILES = {name: (ROOT / "tests" / "fixtures" / "parity" / f"{name}.npz").read_bytes() for name in NAMES}
+ARRAYS = {name: dict(np.load(io.BytesIO(content))) for name, content in FILES.items()}
+
+# A stretch of bytes: where it begins, as a share of the file, how long it is, and what it becomes.
+CUTS = st.tuples(st.floats(0, 1), st.integers(0, 64), st.binary(max_size=64))
+SIZES = st.one_of(st.integers(0, 40), st.sampled_from([-1, 2**16, 2**31, 2**40, 2**62]))
+SHAPES = st.lists(SIZES, max_size=5)
+DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "|V2", ">f4", "<i4", "|O", "<U3", "|b1", "<c8"])
+WORDS = st.sampled_from(
+    ["", "/", "..", "Transformer/", "encoderblock_7/", "encoderblock/", "cls", "params/", "block9/unit2/"]
+)
+# A change of the nth array: to another name, to what its header says, or to less of its content.
+CHANGES = st.one_of(
+    st.tuples(st.just("name"), st.integers(0, 200), st.tuples(WORDS, WORDS)),
+    st.tuples(st.just("shape"), st.integers(0, 200), SHAPES),
+    st.tuples(st.just("true shape"), st.integers(0, 200), st.lists(st.integers(0, 40), max_size=5)),
+    st.tuples(st.just("dtype"), st.integers(0, 200), DTYPES),
+    st.tuples(st.just("drop"), st.integers(0, 200), st.none()),
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["ViT-B/16", "map"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def outcome(path: Path) -> str:
+    """Loads a file, cleanly or not at all."""
+    before = sorted(path.parent.iterdir())
+    try:
+        model, params = vit_jax.load(path)
+    except UserError as error:
+        assert str(error) and "\n" not in str(error)
+        return "refused"
+    finally:
+        assert sorted(path.parent.iterdir()) == before
+    assert all(leaf.dtype == np.float32 for leaf in tree.flatten(params).values())
+    assert model.spec.depth == len(params["encoder"]["blocks"]["norm1"]["scale"])
+    return "loaded"
+
+
+def bytes_changed(folder, name, cuts):
+    content = FILES[name]
+    for share, length, new in cuts:
+        start = int(share * len(content))
+        content = content[:start] + new + content[start + length :]
+    (folder / "x.npz").write_bytes(content)
+    outcome(folder / "x.npz")
+
+
+def arrays_changed(folder, name, changes, compressed):
+    entries = [(key, array, None) for key, array in ARRAYS[name].items()]
+    for kind, number, value in changes:
+        index = number % len(entries) if entries else 0
+        key, array, said = entries.pop(index) if entries else ("a", np.zeros(1, np.float32), None)
+        if kind == "name":
+            key = value[0] + key + value[1]
+        elif kind == "true shape":
+            array = np.ones(value, np.float32)
+        elif kind in ("shape", "dtype"):
+            said = (said or {}) | {kind: tuple(value) if kind == "shape" else value}
+        if kind != "drop":
+            entries.insert(index, (key, array, said))
+    with zipfile.ZipFile(folder / "x.npz", "w", zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED) as file:
+        for key, array, said in {entry[0]: entry for entry in entries}.values():
+            said = {"shape": array.shape, "dtype": "<f4"} | (said or {})
+            stream = io.BytesIO()
+            header = {"descr": said["dtype"], "fortran_order": False, "shape": said["shape"]}
+            np.lib.format.write_array_header_1_0(stream, header)
+            file.writestr(f"{key}.npy", stream.getvalue() + array.tobytes())
+    outcome(folder / "x.npz")
+
+
+@functools.cache
+def saved():
+    """A file of ours and its description."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npz"
+        vit_jax.save(path, *vit_jax.load(ROOT / "tests" / "fixtures" / "parity" / "google_hybrid_stem_only.npz"))
+        return path.read_bytes(), path.with_suffix(".json").read_text()
+
+
+def description_changed(folder, key, inner, value):
+    path = folder / "x.npz"
+    content, text = saved()
+    path.write_bytes(content)
+    about = json.loads(text)
+    if inner is None:
+        about[key] = value
+    else:
+        about["fields"][inner] = value
+    path.with_suffix(".json").write_text(json.dumps(about))
+    outcome(path)
+
+
+KEYS = st.sampled_from(["model", "fields", "preprocess", "class_names", "loss", "other"])
+FIELDS = st.none() | st.sampled_from(
+    ["width", "depth", "stages", "stem", "resolution", "patch_size", "pooling", "x", ""]
+)
+KINDS = {
+    "bytes": (bytes_changed, (st.sampled_from(NAMES), st.lists(CUTS, min_size=1, max_size=3))),
+    "arrays": (arrays_changed, (st.sampled_from(NAMES), st.lists(CHANGES, min_size=1, max_size=4), st.booleans())),
+    "description": (description_changed, (KEYS, FIELDS, JSON)),
+}
+
+
+PROFILE = settings(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def fuzz(kind, count, folder):
+    function, strategies = KINDS[kind]
+
+    @settings(
+        max_examples=count, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.tuples(*strategies))
+    def run(values):
+        function(folder, *values)
+
+    run()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "count"), [("bytes", 40), ("arrays", 40), ("description", 20)])
+def test_a_changed_file_is_loaded_cleanly_or_refused(kind, count, tmp_path):
+    fuzz(kind, count, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "count"), [("bytes", 2000), ("arrays", 2000), ("description", 500)])
+def test_thousands_of_changed_files_are_loaded_cleanly_or_refused(kind, count, tmp_path):
+    fuzz(kind, count, tmp_path)

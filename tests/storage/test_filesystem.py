@@ -1,0 +1,384 @@
+"""Remote files in fsspec's `memory://`, and what goes wrong with servers."""
+
+import concurrent.futures
+import os
+import socket
+import sys
+import time
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import NoAnswer, UserError, data
+from vit_jax.checkpoint import errors, manager, staging
+from vit_jax.data.sources import kinds
+from vit_jax.storage import cache, filesystem, mirror, timeout
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """A cache of the test's own, of 100 kB."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.0001")
+    monkeypatch.setattr(cache, "_held", {})
+    yield tmp_path / "cache"
+    forget()
+
+
+def forget():
+    """Ends the use of everything in the cache, as the end of the process does."""
+    for place in list(cache._held):
+        cache.release(place)
+
+
+@pytest.fixture
+def bucket():
+    """An empty folder of the file system in memory: name -> content."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+    def write(**contents):
+        for name, content in contents.items():
+            store.pipe(f"memory://b/{name.replace('__', '/').replace('_', '.')}", content)
+
+    return write
+
+
+def cached(folder):
+    return sorted(path.name for path in folder.glob("files/*/*"))
+
+
+def test_reading_and_listing(bucket):
+    bucket(a_txt=b"1", sub__b_txt=b"22", sub__deep__c_txt=b"333", ab_txt=b"4")
+    assert filesystem.read_bytes("memory://b/a.txt") == b"1"
+    assert (
+        filesystem.list_files("memory://b")
+        == filesystem.list_files("memory://b/")
+        == ["a.txt", "ab.txt", "sub/b.txt", "sub/deep/c.txt"]
+    )
+    assert filesystem.list_files("memory://b/a") == filesystem.list_files("memory://nothing") == []
+    assert [filesystem.read_bytes(path) for path in filesystem.expand_pattern("memory://b/a*.txt")] == [b"1", b"4"]
+    filesystem.remove_files("memory://b", ["a.txt", "sub/b.txt", "nothing.txt"])
+    assert filesystem.list_files("memory://b") == ["ab.txt", "sub/deep/c.txt"]
+
+
+def test_names_are_taken_as_they_are(bucket):
+    store = fsspec.filesystem("memory")
+    for name in ("a*", "ab", "[x]", "x"):
+        store.pipe(f"memory://b/{name}", b"")
+    filesystem.remove_files("memory://b", ["a*", "[x]"])
+    assert filesystem.list_files("memory://b") == ["ab", "x"]
+
+
+def test_writing(bucket, tmp_path):
+    (tmp_path / "x").write_bytes(b"new")
+    bucket(x=b"old")
+    filesystem.upload(tmp_path / "x", "memory://b/x")
+    assert filesystem.read_bytes("memory://b/x") == b"new"
+
+
+def test_local_files_are_what_they_are(tmp_path):
+    (tmp_path / "x").write_bytes(b"1")
+    assert (
+        filesystem.local_copy(str(tmp_path / "x")) == str(tmp_path / "x")
+        and filesystem.read_bytes(str(tmp_path / "x")) == b"1"
+    )
+    assert filesystem.expand_pattern(f"{tmp_path}/*") == [str(tmp_path / "x")]
+    assert (
+        filesystem.absolute_path("~") == os.path.expanduser("~") and filesystem.absolute_path("gs://b/x") == "gs://b/x"
+    )
+    with pytest.raises(UserError, match=r"cannot read .*nothing: No such file"):
+        filesystem.read_bytes(str(tmp_path / "nothing"))
+
+
+def test_a_copy_is_made_once_and_anew_when_the_file_changes(bucket, own_cache):
+    bucket(x_npz=b"1", x_json=b"{}", other=b"")
+    first = filesystem.local_copy("memory://b/x.npz", "x.json")
+    assert filesystem.local_copy("memory://b/x.npz", "x.json") == first
+    assert sorted(os.listdir(os.path.dirname(first))) == ["x.json", "x.npz"]
+    bucket(x_npz=b"2")
+    second = filesystem.local_copy("memory://b/x.npz")
+    assert filesystem.read_bytes(first) == b"1" and filesystem.read_bytes(second) == b"2"
+    assert (own_cache.stat().st_mode & 0o777) == 0o700
+
+
+def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkeypatch):
+    for name in "abcd":
+        bucket(**{name: name.encode() * 40_000})
+    for name in "ab":
+        filesystem.local_copy(f"memory://b/{name}")
+        time.sleep(0.02)  # the order is that of the clock of the disk
+    with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
+        filesystem.local_copy("memory://b/c")
+    forget()
+    filesystem.local_copy("memory://b/a")
+    forget()
+    filesystem.local_copy("memory://b/c")
+    assert cached(own_cache) == ["a", "c"]  # b was used longest ago
+    filesystem.local_copy("memory://b/a")
+    with pytest.raises(UserError, match="set VIT_JAX_CACHE_GB to more"):
+        filesystem.local_copy("memory://b/d")
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "much")
+    with pytest.raises(UserError, match="VIT_JAX_CACHE_GB=much must be a number"):
+        filesystem.local_copy("memory://b/d")
+
+
+def test_processes_share_the_cache(bucket, own_cache, monkeypatch):
+    for name in "ab":
+        bucket(**{name: name.encode() * 80_000})
+    first = filesystem.local_copy("memory://b/a")
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="beside 8e-05 GB in use"):
+        filesystem.local_copy("memory://b/b")
+    assert filesystem.local_copy("memory://b/a") == first and cached(own_cache) == ["a"] and theirs
+
+
+def test_one_copies_and_the_other_waits(own_cache):
+    copied, others = [], []
+
+    def fill(place):
+        copied.append(place)
+        with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
+            cache.entry("other", "other", 60_000, others.append)
+        (place / "x").write_bytes(bytes(60_000))
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        places = list(pool.map(lambda _: cache.entry("key", "it", 60_000, fill), range(8)))
+    assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
+    forget()
+    cache.entry("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
+    assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
+
+
+def test_what_a_killed_process_left_goes(own_cache):
+    with pytest.raises(ZeroDivisionError):
+        cache.entry("key", "it", 60_000, lambda place: 1 / 0)
+    (own_cache / "files" / "key.partial").mkdir()
+    cache.entry("other", "other", 60_000, lambda place: None)
+    assert not (own_cache / "files" / "key.partial").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, monkeypatch):
+    bucket(x=b"1")
+    monkeypatch.setattr(filesystem, "download", raising(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=f"cannot write to {own_cache}: No space left on device; VIT_JAX_CACHE may"):
+        filesystem.local_copy("memory://b/x")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
+        filesystem.local_copy("memory://b/x")
+    monkeypatch.setenv("VIT_JAX_CACHE", "/proc/nothing")
+    with pytest.raises(UserError, match="cannot write to /proc/nothing: No such file"):
+        cache.root()
+
+
+def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
+    bucket(x=b"123")
+    monkeypatch.setattr(filesystem, "download", lambda folder, names, target: (target / "x").write_bytes(b"1"))
+    with pytest.raises(UserError, match="b/x was cut short"):
+        filesystem.local_copy("memory://b/x")
+    assert cached(own_cache) == [] and not cache._held
+
+
+def raising(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "sentence"),
+    [
+        ("memory://b/nothing", None, "there is no memory://b/nothing"),
+        ("memory://b/x", PermissionError("Forbidden"), "no permission to read memory://b/x: Forbidden"),
+        ("memory://b/x", OSError("Broken\npipe"), "cannot read memory://b/x: Broken$"),
+        ("nonsense://b/x", None, "Protocol not known: nonsense"),
+    ],
+)
+def test_what_a_store_says_becomes_a_sentence(bucket, monkeypatch, path, error, sentence):
+    bucket(x=b"")
+    if error:
+        monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
+    with pytest.raises(UserError, match=sentence):
+        filesystem.read_bytes(path)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x"), AssertionError("x")])
+def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
+    with pytest.raises(type(error)):
+        filesystem.read_bytes("memory://b/x")
+    with pytest.raises(type(error)), errors.told("gs://b/run", "read"):
+        raise error
+
+
+@pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
+def test_a_missing_package_is_named(monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
+    filesystem._store.cache_clear()
+    with pytest.raises(UserError, match=rf"{kind}:// paths need .* pip install {package}"):
+        filesystem.read_bytes(f"{kind}://b/x")
+
+
+def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
+    monkeypatch.setattr(timeout, "TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"did not answer within 0\.5 s"):
+            filesystem.read_bytes(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        assert time.monotonic() - began < 3
+
+
+def test_progress_prolongs_the_limit(monkeypatch):
+    monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
+
+    def slow(progress):
+        for _ in range(6):
+            time.sleep(0.1)
+            progress.relative_update(1)
+        return "done"
+
+    assert timeout.call_with_timeout("it", slow) == "done"
+
+
+@pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
+def test_workdirs_that_cannot_be_written(place):
+    with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
+        mirror.check_place(place)
+
+
+def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
+    bucket(train_log=b"said")
+    first = mirror.open_mirror("memory://b", ("train.log",))
+    theirs = cache._held
+    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
+    with pytest.raises(UserError, match="another process on this machine writes to memory://b already"):
+        mirror.open_mirror("memory://b", ())
+    assert (first.path / "train.log").read_bytes() == b"said"
+    monkeypatch.setattr(cache, "_held", theirs)
+    first.close()
+    assert not first.path.exists()
+    monkeypatch.setattr(filesystem, "download", raising(UserError("no")))
+    with pytest.raises(UserError, match="no"):
+        mirror.open_mirror("memory://b", ())
+    assert not cache._held  # what could not begin does not keep others out
+
+
+def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
+    run, sent = mirror.open_mirror("memory://b", ()), []
+    monkeypatch.setattr(mirror, "PAUSE", 0)
+
+    def upload(path, remote):
+        sent.append(remote)
+        raise NoAnswer("no answer")
+
+    monkeypatch.setattr(filesystem, "upload", upload)
+    (run.path / "train.log").touch()
+    run.push()
+    for _ in range(2):
+        with pytest.raises(UserError, match="no answer"):
+            run.flush()
+    run.push()
+    run.close()
+    assert sent == ["memory://b/train.log"]
+
+
+def test_what_another_process_wrote_stays(bucket, tmp_path):
+    store = fsspec.filesystem("memory")
+
+    def there(*names):
+        for name in names:
+            store.pipe(f"memory://b/checkpoints/{name}", b"")
+
+    there(f"1/{staging.MARK}", f"2/{staging.MARK}", "3/state/x", "4/state/x")
+    ours = staging.Spool("memory://b", tmp_path)
+    there(f"4/{staging.MARK}", f"7/{staging.MARK}", "8/state/x")  # another process goes on writing
+    (ours.path / "1" / staging.MARK).unlink()
+    (ours.path / "1").rmdir()
+    (ours.path / "5").mkdir()
+    (ours.path / "5" / staging.MARK).touch()
+    ours.push()
+    assert sorted({name.split("/")[1] for name in filesystem.list_files("memory://b")}) == ["2", "4", "5", "7", "8"]
+
+
+def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "open_spool", lambda workdir, path: staging.Spool("memory://b", tmp_path))
+    checkpoints = manager.Checkpoints(configured("digits"), "s3://b", tmp_path)
+    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be written: .*No space left"):
+        monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
+        checkpoints.save({}, 1, {})
+    checkpoints.close()
+
+
+def photo(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(path)
+
+
+def configured(source, **fields):
+    from configs.base import get_config
+
+    config = get_config()
+    config.data.source = source
+    config.data.update(fields)
+    return config
+
+
+def test_a_remote_folder_is_the_local_one(bucket, tmp_path):
+    for number in range(12):
+        photo(tmp_path / "train" / ("cat", "dog")[number % 2] / f"{number}.png", number)
+        photo(tmp_path / "val" / "cat" / f"{number}.png", 20 + number)
+    photo(tmp_path / "train" / ".hidden" / "1.png", 0)
+    fsspec.filesystem("memory").put(str(tmp_path), "memory://b/photos", recursive=True)
+    for split in ("train[:70%]", "val"):
+        here = kinds.open_source(configured(f"folder:{tmp_path}"), split)
+        there = kinds.open_source(configured("folder:memory://b/photos"), split)
+        assert there.fingerprint == here.fingerprint and len(there) == len(here) > 5
+        for index in range(len(here)):
+            np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
+    with pytest.raises(UserError, match="there is no folder memory://b/nothing"):
+        kinds.open_source(configured("folder:memory://b/nothing"), "train")
+    with pytest.raises(UserError, match="images lie directly in memory://b/photos/val/cat"):
+        kinds.open_source(configured("folder:memory://b/photos/val/cat"), "train")
+    filesystem.remove_files("memory://b/photos/val/cat", ["3.png"])
+    there = kinds.open_source(configured("folder:memory://b/photos"), "val")
+    filesystem.remove_files("memory://b/photos/val/cat", ["4.png"])
+    with pytest.raises(UserError, match=r"there is no memory://b/photos/val/cat/4\.png"):  # not a bad image
+        [there[index] for index in range(len(there))]
+    pixels = data.read("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
+    np.testing.assert_allclose(pixels, np.full((4, 4, 3), 25 / 255), atol=1e-6)
+
+
+def test_remote_paths_stay_what_they_are(bucket, tmp_path):
+    for number in range(4):
+        photo(tmp_path / "cat" / f"{number}.png", number)
+    fsspec.filesystem("memory").put(str(tmp_path / "cat"), "memory://b/cat", recursive=True)
+    config = configured("folder:memory://b", data_dir="gs://bucket/tfds")
+    config.evals.test.split = "train"
+    completed, _ = data.complete(config)
+    assert completed.data.source == "folder:memory://b" and completed.data.data_dir == "gs://bucket/tfds"
+
+
+def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.001")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tfds_folder / "tiny" / "1.2.3"), "memory://b/tfds/tiny/1.2.3", recursive=True)
+    bucket(tfds__tiny__1_0_0__dataset_info_json=b"{}")
+    here = kinds.open_source(configured("tfds:tiny", data_dir=str(tfds_folder)), "train[2:]+test")
+    there = kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train[2:]+test")
+    assert there.fingerprint == here.fingerprint and there.name == "tfds:tiny/1.2.3"
+    for index in range(len(here)):
+        np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
+    with pytest.raises(UserError, match="there is no TFDS dataset 'small' in memory://b/tfds"):
+        kinds.open_source(configured("tfds:small", data_dir="memory://b/tfds"), "train")
+    forget()
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
+    memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
+    with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):
+        kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")

@@ -1,0 +1,2 @@
+from . import notebook as notebook
+from . import plot as plot

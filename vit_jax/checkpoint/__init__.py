@@ -1,0 +1,5 @@
+"""Checkpoints of a run: the training state, where the data stands, and what the model is."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from .directory import find as find
+from .directory import here as here
+from .directory import is_checkpoint as is_checkpoint
+from .directory import latest as latest
+from .directory import weights_here as weights_here
+from .fingerprint import marks as marks
+from .manager import Checkpoints as Checkpoints
+from .manager import Restored as Restored
+from .manager import read_weights as read_weights

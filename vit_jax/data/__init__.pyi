@@ -1,0 +1,12 @@
+from .pipeline import make as make
+from .pipeline import make_eval as make_eval
+from .pipeline import read as read
+from .setup import UNOPENED as UNOPENED
+from .setup import Info as Info
+from .setup import Spec as Spec
+from .setup import batch_eval as batch_eval
+from .setup import complete as complete
+from .setup import eval_preprocess as eval_preprocess
+from .setup import spec as spec
+from .setup import told_evals as told_evals
+from .setup import train_preprocess as train_preprocess

@@ -1,0 +1,12 @@
+from .decode import RGB as RGB
+from .decode import SUFFIXES as SUFFIXES
+from .decode import CropBox as CropBox
+from .decode import DecodeError as DecodeError
+from .decode import Encoded as Encoded
+from .decode import Header as Header
+from .decode import find_images as find_images
+from .decode import read_header as read_header
+from .decode import read_image as read_image
+from .encode import EncodeOptions as EncodeOptions
+from .resize import METHODS as METHODS
+from .resize import resize_pixels as resize_pixels

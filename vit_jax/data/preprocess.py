@@ -1,0 +1,346 @@
+"""Preprocessing: a pipe of named ops, as big_vision writes it, from a decoded image to the array a model reads.
+
+`inception_crop({resolution})|flip_lr|value_range(-1,1)` is parsed when the config is read, strictly, and its text is
+stored with every exported model, with numbers for `{resolution}` and `{resolution*256/224}`. The pixels are those of
+the authors' TensorFlow ops. An op takes the image, uint8, a generator from which only the random ones draw, and the
+arguments that the pipe gives. One that cuts may come first on an image not decoded yet: then no more is decoded than it
+needs.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import cv2
+import numpy as np
+from jaxtyping import Float32
+
+from vit_jax import UserError, choose
+from vit_jax.data import augment
+from vit_jax.data.images import METHODS, RGB, CropBox, Encoded, resize_pixels
+
+Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
+Known: TypeAlias = int | tuple[int, int] | None  # of an image's size: the shorter side; (height, width); nothing
+Generator: TypeAlias = np.random.Generator
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """Returns (height, width)."""
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> CropBox:
+    """Resizes to `size`, whatever the aspect ratio."""
+    return resize_pixels(image, *pair(size), method, antialias)
+
+
+def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", antialias: bool = False) -> CropBox:
+    """Resizes so that the smaller side has `size` pixels, keeping the aspect ratio."""
+    return resize_pixels(image, *small_size(image.shape[0], image.shape[1], size), method, antialias)
+
+
+def small_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Returns the (height, width) that `resize_small` gives, rounded in float32 as the authors do."""
+    ratio = np.float32(size) / np.float32(min(height, width))
+    return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+
+
+def central_crop(image: RGB | Encoded, rng: Generator, size: Size) -> CropBox:
+    """Cuts out the centre; an odd pixel is lost at the bottom and the right."""
+    rows, columns = pair(size)
+    check_fits(rows, columns, image.shape[0], image.shape[1])
+    return cut(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
+
+
+def random_crop(image: RGB | Encoded, rng: Generator, size: Size) -> CropBox:
+    """Cuts out a box of `size` at a uniformly random place."""
+    rows, columns = pair(size)
+    check_fits(rows, columns, image.shape[0], image.shape[1])
+    top = int(rng.integers(image.shape[0] - rows + 1))
+    return cut(image, top, int(rng.integers(image.shape[1] - columns + 1)), rows, columns)
+
+
+def inception_crop(
+    image: RGB | Encoded,
+    rng: Generator,
+    size: Size,
+    area_min: int | float = 5,
+    area_max: int | float = 100,
+    method: str = "bilinear",
+    antialias: bool = False,
+) -> CropBox:
+    """Cuts out a random box, as `inception_box` samples it, and resizes it to `size`.
+
+    The areas are in percent of the image's (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
+    """
+    box = inception_box(image.shape[0], image.shape[1], area_min / 100, area_max / 100, rng)
+    return resize_pixels(cut(image, *box), *pair(size), method, antialias)
+
+
+def cut(image: RGB | Encoded, top: int, left: int, rows: int, columns: int) -> CropBox:
+    """Returns the box of the image."""
+    if isinstance(image, Encoded):
+        return image.cut(top, left, rows, columns)
+    return image[top : top + rows, left : left + columns]
+
+
+def inception_box(
+    height: int, width: int, area_min: float, area_max: float, rng: Generator
+) -> tuple[int, int, int, int]:
+    """Samples (top, left, height, width) with the distribution of `tf.image.sample_distorted_bounding_box`.
+
+    The aspect ratio (width to height) is uniform in [0.75, 1.33], TensorFlow's default. Given it, the box's *height*
+    (not its area) is uniform among the whole numbers that keep the area within its bounds and the box within the
+    image; the place is uniform, but the last row and column of places never come. After 100 boxes that rounding
+    pushed out of bounds, it is the whole image.
+
+    Args:
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        area_min: smallest area of the box as a part of the image's.
+        area_max: largest.
+        rng: the only source of randomness.
+    """
+    smallest, largest = area_min * height * width, area_max * height * width
+    for _ in range(100):
+        aspect = rng.uniform(0.75, 1.33)
+        # Python's round is to the nearest even, as C's lrintf.
+        high = min(round((largest / aspect) ** 0.5), height)
+        if round(high * aspect) > width:
+            high = int((width + 0.5 - 1e-7) / aspect)
+        low = min(round((smallest / aspect) ** 0.5), high)
+        rows = low + int(rng.integers(high - low + 1))
+        # A box that rounding made too small or too large gets a second chance with one row more or less.
+        rows += round(rows * aspect) * rows < smallest
+        rows -= round(rows * aspect) * rows > largest
+        columns = round(rows * aspect)
+        if 0 < rows <= height and 0 < columns <= width and smallest <= rows * columns <= largest:
+            top = int(rng.integers(height - rows)) if rows < height else 0
+            left = int(rng.integers(width - columns)) if columns < width else 0
+            return top, left, rows, columns
+    return 0, 0, height, width
+
+
+def flip_lr(image: RGB, rng: Generator) -> RGB:
+    """Mirrors every other image, at random."""
+    return cv2.flip(image, 1) if rng.random() < 0.5 else image
+
+
+def value_range(
+    image: RGB, rng: Generator, low: int | float, high: int | float
+) -> Float32[np.ndarray, "height width 3"]:
+    """Maps 0 to `low` and 255 to `high`, linearly, as float32."""
+    levels = np.arange(256, dtype=np.float32) / np.float32(255)
+    return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
+
+
+CUTS = (central_crop, inception_crop, random_crop)  # take an encoded image
+
+
+OPS: dict[str, Callable] = {
+    "central_crop": central_crop,
+    "color_jitter": augment.color_jitter,
+    "flip_lr": flip_lr,
+    "inception_crop": inception_crop,
+    "randaug": augment.randaug,
+    "random_crop": random_crop,
+    "random_erasing": augment.random_erasing,
+    "resize": resize,
+    "resize_small": resize_small,
+    "value_range": value_range,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocess:
+    """A parsed pipe: called with an image and a generator it returns what the model reads. It pickles.
+
+    Attributes:
+        text: the pipe as stored with a model, `{resolution}` replaced.
+        shape: (height, width, 3) of what it returns, whatever the image.
+        ops: what it does, in order, before `value_range`.
+        value_range: what 0 and 255 become at the end.
+    """
+
+    text: str
+    shape: tuple[int, int, int]
+    ops: tuple[functools.partial, ...]
+    value_range: tuple[float, float]
+
+    def levels(self, image: RGB | Encoded, rng: Generator) -> CropBox:
+        """Runs the ops before `value_range`.
+
+        Raises:
+            UserError: the image is smaller than a crop.
+            DecodeError: it is unreadable.
+        """
+        if isinstance(image, Encoded) and not (self.ops and self.ops[0].func in CUTS):
+            image = image.decode()
+        for op in self.ops:
+            image = op(image, rng)
+        return image
+
+    def fault(self, height: int, width: int) -> str | None:
+        """Returns why an image of this size is too small, or None."""
+        shape: Known = (height, width)
+        try:
+            for op in self.ops:
+                shape = output_shape(shape, op.func.__name__, op.keywords)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def __call__(self, image: RGB | Encoded, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
+        """Runs all ops; raises as `levels`."""
+        return value_range(self.levels(image, rng), rng, *self.value_range)
+
+
+def parse_preprocess(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
+    """Parses `op(arguments)|op|...`; arguments are Python literals.
+
+    Args:
+        pipe: the text; a leading `decode` is accepted and does nothing.
+        resolution: what replaces `{resolution}`, in pixels; see `fill`.
+        fast: whether bilinear resizing may be off by a grey level, and take less time.
+
+    Raises:
+        UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, a crop is larger than
+            any image that comes to it, or the last op is not value_range.
+    """
+    text = fill_resolution(pipe, resolution)
+    parts = [part.strip() for part in text.split("|")]
+    calls = [parse_op(part, text) for part in (parts[1:] if parts[0] == "decode" else parts)]
+    names = [name for name, _ in calls]
+    if names[-1:] != ["value_range"] or names.count("value_range") != 1:
+        raise UserError(f"the preprocessing {text!r} must end with its only value_range, such as value_range(-1,1)")
+    shape: Known = None
+    for name, arguments in calls:
+        shape = output_shape(shape, name, arguments)
+    if not isinstance(shape, tuple):
+        raise UserError(
+            f"the preprocessing {text!r} gives images of different sizes; "
+            f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
+        )
+    if fast:
+        calls = [(name, quicker(name, arguments)) for name, arguments in calls]
+    ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
+    low, high = calls[-1][1].values()
+    return Preprocess(text, (*shape, 3), tuple(ops), (float(low), float(high)))
+
+
+def fill_resolution(pipe: str, resolution: int) -> str:
+    """Returns the pipe with numbers for `{resolution}` and for multiples of it such as `{resolution*256/224}`, which
+    are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.
+    """
+
+    def size(found: re.Match) -> str:
+        numerator, denominator = int(found[1] or 1), int(found[2] or 1)
+        return str((2 * resolution * numerator + denominator) // (2 * denominator))
+
+    return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", size, pipe)
+
+
+def quicker(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an op, its bilinear resizing done in whole numbers."""
+    values = options(name) | arguments
+    plain = values.get("method") == "bilinear" and not values["antialias"]
+    return arguments | {"method": "fast"} if plain else arguments
+
+
+def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
+    """Parses one `op(arguments)` into the op's name and its checked arguments by name."""
+    try:
+        call = ast.parse(part, mode="eval").body
+        name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
+        if not isinstance(name, ast.Name):
+            raise SyntaxError
+    except (SyntaxError, ValueError):
+        raise UserError(f"cannot read {part!r} in the preprocessing {pipe!r}; write op(arguments)|op|...") from None
+    function = inspect.signature(OPS[choose("preprocessing op", name.id, OPS)])
+    signature = inspect.Signature(list(function.parameters.values())[2:])
+    try:
+        arguments = signature.bind(
+            *[ast.literal_eval(arg) for arg in args],
+            **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords},
+        ).arguments
+    except (TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
+        raise UserError(f"wrong arguments in {part!r}: {reason}; the op is {name.id}{signature}") from None
+    if fault := fault_of(name.id, arguments):
+        raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}")
+    return name.id, arguments
+
+
+MOST_PIXELS = 10_000  # on a side
+
+# Largest values of numbers that must not be negative.
+LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
+LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
+
+
+def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
+    """Returns what is wrong with the values, or None."""
+    for name, value in arguments.items():
+        if name == "size":
+            sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
+            if not all(type(side) is int and 0 < side <= MOST_PIXELS for side in sides):
+                allowed = f"a whole number from 1 to {MOST_PIXELS:,}" + (
+                    "" if op == "resize_small" else " or (height, width)"
+                )
+                return f"size must be {allowed}, not {value!r}"
+        elif name == "method":
+            if value not in METHODS:
+                return f"method must be {' or '.join(map(repr, METHODS))}, not {value!r}"
+        elif name == "antialias":
+            if type(value) is not bool:
+                return f"antialias must be True or False, not {value!r}"
+        elif type(value) not in ((int,) if name == "num_layers" else (int, float)):
+            return f"{name} must be a {'whole ' if name == 'num_layers' else ''}number, not {value!r}"
+        elif name in LARGEST and not 0 <= value <= LARGEST[name]:
+            return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
+    values = options(op) | arguments
+    if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
+        return "0 < area_min <= area_max <= 100 must hold"
+    if values.get("method") == "bicubic" and not values["antialias"]:
+        return "the method 'bicubic' is there with antialias=True only"
+    return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
+
+
+def options(op: str) -> dict[str, Any]:
+    """Returns the arguments of an op and their defaults."""
+    return {name: option.default for name, option in list(inspect.signature(OPS[op]).parameters.items())[2:]}
+
+
+def output_shape(shape: Known, name: str, arguments: dict[str, Any]) -> Known:
+    """Returns what is known of the size that an op gives, from what is known of the image that it is given.
+
+    Raises:
+        UserError: it is a crop, and larger than any such image.
+    """
+    if name == "resize_small":
+        return small_size(*shape, arguments["size"]) if isinstance(shape, tuple) else arguments["size"]
+    if "size" not in arguments:
+        return shape
+    size = pair(arguments["size"])
+    if name in ("central_crop", "random_crop"):
+        if isinstance(shape, tuple):
+            check_fits(*size, *shape)
+        elif shape and min(size) > shape:
+            raise UserError(
+                f"a crop of {size[0]} x {size[1]} pixels does not fit into an image whose shorter side has {shape}; "
+                "put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
+            )
+    return size
+
+
+def check_fits(rows: int, columns: int, height: int, width: int) -> None:
+    """Raises UserError unless the box is at most as large as the image."""
+    if rows > height or columns > width:
+        raise UserError(
+            f"a crop of {rows} x {columns} pixels does not fit into an image of {height} x {width}; "
+            "put a larger resize or resize_small before it"
+        )

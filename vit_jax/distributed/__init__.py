@@ -1,0 +1,5 @@
+"""The processes of one run, which begin, go on and end together."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from .catalog import list_models as list_models
+from .description import WEIGHTS as WEIGHTS
+from .description import about as about
+from .transfer import adapt as adapt
+from .transfer import check_classes as check_classes
+from .transfer import fields as fields
+from .weights import LAYOUTS as LAYOUTS
+from .weights import load as load
+from .weights import save as save

@@ -1,0 +1,12 @@
+from .model import CAPTURES as CAPTURES
+from .model import SIZES as SIZES
+from .model import STEMS as STEMS
+from .model import Model as Model
+from .model import create as create
+from .model import name_of as name_of
+from .patch import resize_patches as resize_patches
+from .position import RESAMPLINGS as RESAMPLINGS
+from .position import resample as resample
+from .spec import Spec as Spec
+from .spec import image_size as image_size
+from .spec import stride as stride

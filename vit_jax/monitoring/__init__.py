@@ -1,0 +1,5 @@
+"""What a run tells while it goes on: metrics, logs, a summary, profiles."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

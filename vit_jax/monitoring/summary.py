@@ -1,0 +1,51 @@
+"""What a run says before it starts: versions, devices, data, sizes."""
+
+import math
+import platform
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import __version__, tree
+
+
+def banner_lines(config: ConfigDict, program: Any) -> list[str]:
+    """Returns the start banner."""
+    mesh, devices = program.mesh, program.mesh.devices.size
+    first = mesh.devices.flat[0]
+    used = {axis: size for axis, size in mesh.shape.items() if size > 1 or axis in ("data", "fsdp")}
+    axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
+    rows = program.batch_sharding.shard_shape((config.batch,))[0]
+    height, width, _ = program.batch["image"].shape[1:]
+    spec = program.model.spec
+    passes = config.total_steps * config.batch / config.data.num_examples
+    return [
+        f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
+        f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
+        f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
+        f"{config.data.num_classes:,} classes, {height}x{width} pixels",
+        "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
+        f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
+        f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
+        f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
+    ]
+
+
+def parameter_table(program: Any) -> list[str]:
+    """Returns a line for each parameter: name, shape, count, rate if not the usual, and placement; then the total."""
+    shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
+    rows = [
+        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _note(program.factors[name], places[name]))
+        for name, leaf in shapes.items()
+    ]
+    rows.append(("total", "", f"{tree.count(shapes):,}", ""))
+    name, shape, number = (max(len(row[i]) for row in rows) for i in range(3))
+    return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
+
+
+def _note(factor: float, place: jax.sharding.NamedSharding) -> str:
+    axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
+    rate = "" if factor == 1 else f"rate x {factor:g}" if factor else "frozen"
+    return ", ".join(filter(None, [rate, f"split over {', '.join(axes)}" if axes else ""]))

@@ -1,0 +1,12 @@
+from .chips import CHIPS as CHIPS
+from .chips import Slice as Slice
+from .chips import parse_topology as parse_topology
+from .client import Facts as Facts
+from .client import compile_elsewhere as compile_elsewhere
+from .command import next_command as next_command
+from .estimate import estimate_cost as estimate_cost
+from .report import render as render
+from .search import STRATEGIES as STRATEGIES
+from .search import Change as Change
+from .search import advise as advise
+from .search import largest_batch as largest_batch
