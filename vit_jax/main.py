@@ -24,7 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, cli, nearest, nearest_path
 from vit_jax.config import flatten_config, unset_rivals
-from vit_jax.distributed import Guard
+from vit_jax.distributed import Supervisor
 from vit_jax.synonyms import SYNONYMS
 from vit_jax.train import train
 
@@ -46,23 +46,22 @@ def main(argv: list[str]) -> None:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
         return
-    with watched() as guard:
+    with watched() as supervisor:
         config, workdir = parse(argv)
-        guard.limit = config.stall_limit
-        train(config, workdir, guard=guard)
+        train(config, workdir, supervisor=supervisor)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Guard]:
-    """Joins the other hosts and watches over what is done with them.
+def watched() -> Iterator[Supervisor]:
+    """Joins the other hosts and supervises what is done with them.
 
     Raises:
         UserError: see `coordination.join_cluster`.
     """
-    with Guard() as guard:
-        guard.join()
+    with Supervisor() as supervisor:
+        supervisor.join()
         cli.use_compilation_cache()
-        yield guard
+        yield supervisor
 
 
 def parse(argv: list[str]) -> tuple[ConfigDict, str]:
