@@ -1,5 +1,6 @@
 from . import cache as cache
 from . import filesystem as filesystem
+from .atomic import atomic_write as atomic_write
 from .mirror import check_apart as check_apart
 from .mirror import check_place as check_place
 from .mirror import open_mirror as open_mirror
