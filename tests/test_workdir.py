@@ -170,14 +170,14 @@ def test_a_run_does_not_replace_what_it_starts_from(part, finished):
 
 def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
     for source, place in (("run/pretrained.npz", "run"), ("runs/photos", "runs"), ("ViT-B/16", "."), (None, ".")):
-        mirror.check_apart(source, place)
+        mirror.check_init_from(source, place)
     for source, place in (
         ("run/", "./run"),
         ("gs://b/r/checkpoints/5", "gs://b/r/"),
         ("r/model.npz", f"{Path.cwd()}/r"),
     ):
         with pytest.raises(UserError, match="lies in the workdir"):
-            mirror.check_apart(source, str(place))
+            mirror.check_init_from(source, str(place))
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):

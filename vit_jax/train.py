@@ -12,7 +12,7 @@ from vit_jax import Preempted, UserError, data, distributed, evals
 from vit_jax.distributed import Guard
 from vit_jax.monitoring import Trace, TrainMetrics
 from vit_jax.program import prepare
-from vit_jax.storage import check_place
+from vit_jax.storage import check_workdir
 from vit_jax.workdir import Workdir
 
 
@@ -73,21 +73,21 @@ def train(
         LostHosts: a host did not come where the others waited for it.
     """
     guard = guard or Guard()
-    place = check_place(workdir)
+    place = check_workdir(workdir)
     guard.at("opening the data", patient=True)
     config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
         passed = distributed.passed(guard.share, guard.fail, config, info, program.batch_sharding, program.state, place)
         stack.enter_context(passed)
-        evaluators = evals.make(config, program, info.opened)
+        evaluators = evals.make_evaluators(config, program, info.opened)
         guard.at("opening the workdir", patient=True)
         folder = stack.enter_context(closing(Workdir(place, config, program, info, guard.share)))
         guard.at("restoring")
         state, origin = folder.begin()
         if folder.start < config.total_steps:
             guard.at("trying the evaluation step")
-            evals.check_fits(program, state.weights)
+            evals.check_fits(program, state.eval_params)
         guard.at("beginning")
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
@@ -102,8 +102,8 @@ def train(
         def evaluate(state: Any, step: int) -> dict[str, float]:
             guard.at(f"evaluation after step {step}")
             with keeping(step):
-                metrics = evals.run(evaluators, state.weights, guard.tick)
-            log.write(step, metrics)
+                metrics = evals.run_evaluators(evaluators, state.eval_params, guard.tick)
+            log.write_metrics(step, metrics)
             folder.add_metrics(metrics)
             return metrics
 
@@ -148,11 +148,11 @@ def train(
             raise Preempted(f"preempted after step {done}, which is saved; the same command goes on.") from None
         guard.at("the end", patient=True)
         if start == end and not metrics:
-            log.say("This run is complete." if end else "Nothing to train: total_steps is 0.")
-            metrics = evals.run(evaluators, state.weights, guard.tick)
+            log.write_text("This run is complete." if end else "Nothing to train: total_steps is 0.")
+            metrics = evals.run_evaluators(evaluators, state.eval_params, guard.tick)
             if not end:
-                log.write(0, metrics)
+                log.write_metrics(0, metrics)
         if batches.replaced:
-            log.say(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
-        log.say(f"Model: {folder.export(state)}")
+            log.write_text(f"Unreadable images, each replaced by the next readable one: {batches.replaced:,}.")
+        log.write_text(f"Model: {folder.export(state)}")
         return metrics

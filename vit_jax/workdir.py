@@ -17,9 +17,9 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import Share, alone
-from vit_jax.monitoring import MetricWriter, Watch, last_step
+from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
-from vit_jax.storage import check_apart, check_place, open_mirror
+from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
 LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
 
@@ -65,8 +65,8 @@ class Workdir:
                 that cannot go on, having no or only damaged checkpoints; or what this run would start from; or it is
                 remote, and the store refuses or does not answer.
         """
-        self.place = place = check_place(folder)
-        check_apart(config.init_from, place)
+        self.place = place = check_workdir(folder)
+        check_init_from(config.init_from, place)
         self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
         self.path = self._mirror.path
         self._log: MetricWriter | None = None
@@ -87,7 +87,7 @@ class Workdir:
             first = jax.process_index() == 0
             self._has_model = first and self._mirror.exists(interop.WEIGHTS)
             # Checkpoints may have been damaged or removed since it was written: the metrics tell how far the run was.
-            self._model_step = max(self.start, *self._checkpoints.steps, last_step(self.path) if first else 0)
+            self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
             if not resumes and first:
                 self._check_new(before)
@@ -102,7 +102,7 @@ class Workdir:
             UserError: the model of a run lies here, or metrics of steps that were saved once, or another run began.
         """
         advice = "choose another --workdir, or move what is to be kept to another folder"
-        reached = last_step(self.path)
+        reached = last_logged_step(self.path)
         if before is not None and (reached or self._has_model):  # or there is nothing to lose: it failed at once
             check_resumes(before, self._config, self.place)
         untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
@@ -169,7 +169,7 @@ class Workdir:
         except UserError as error:
             raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
-    def log(self, origin: str, watch: Watch | None = None) -> MetricWriter:
+    def log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics from here on, once it has said and written what the run is; `watch`
         is told them too.
 
@@ -184,14 +184,16 @@ class Workdir:
         log = self._log = MetricWriter(
             self.path, self.start, self.evaluated, total, batch, classes, self._mirror.push, watch
         )
-        log.say("\n".join([*monitoring.banner_lines(self._config, self._program), f"Workdir: {self.place}", origin]))
+        log.write_text(
+            "\n".join([*monitoring.banner_lines(self._config, self._program), f"Workdir: {self.place}", origin])
+        )
         for line in self._warnings:
-            log.say(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
-            log.say("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
+            log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
             since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
-            log.say("\n".join([since, *self._changes]))
+            log.write_text("\n".join([since, *self._changes]))
         with self._writing():
             self._mirror.flush()  # what cannot be written is known before the first step
         return log
@@ -241,7 +243,7 @@ class Workdir:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""
         with self._writing():
             self._checkpoints.wait()
-        weights = jax.tree.map(Gathered, state.weights)
+        weights = jax.tree.map(Gathered, state.eval_params)
         if jax.process_index() == 0:
             interop.save(self.path / interop.WEIGHTS, self._model, weights)
         else:

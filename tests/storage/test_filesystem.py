@@ -30,7 +30,7 @@ def own_cache(tmp_path, monkeypatch):
 def forget():
     """Ends the use of everything in the cache, as the end of the process does."""
     for place in list(cache._held):
-        cache.release(place)
+        cache.unlock_folder(place)
 
 
 @pytest.fixture
@@ -143,22 +143,22 @@ def test_one_copies_and_the_other_waits(own_cache):
     def fill(place):
         copied.append(place)
         with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
-            cache.entry("other", "other", 60_000, others.append)
+            cache.cached_folder("other", "other", 60_000, others.append)
         (place / "x").write_bytes(bytes(60_000))
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        places = list(pool.map(lambda _: cache.entry("key", "it", 60_000, fill), range(8)))
+        places = list(pool.map(lambda _: cache.cached_folder("key", "it", 60_000, fill), range(8)))
     assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
     forget()
-    cache.entry("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
+    cache.cached_folder("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
     assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
 
 
 def test_what_a_killed_process_left_goes(own_cache):
     with pytest.raises(ZeroDivisionError):
-        cache.entry("key", "it", 60_000, lambda place: 1 / 0)
+        cache.cached_folder("key", "it", 60_000, lambda place: 1 / 0)
     (own_cache / "files" / "key.partial").mkdir()
-    cache.entry("other", "other", 60_000, lambda place: None)
+    cache.cached_folder("other", "other", 60_000, lambda place: None)
     assert not (own_cache / "files" / "key.partial").exists()
 
 
@@ -250,7 +250,7 @@ def test_progress_prolongs_the_limit(monkeypatch):
 @pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
-        mirror.check_place(place)
+        mirror.check_workdir(place)
 
 
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):

@@ -32,7 +32,7 @@ def root() -> Path:
     return path
 
 
-def bound() -> int:
+def max_bytes() -> int:
     """Returns how many bytes the copies may take.
 
     Raises:
@@ -45,7 +45,7 @@ def bound() -> int:
         raise UserError(f"VIT_JAX_CACHE_GB={text} must be a number of gigabytes.") from None
 
 
-def entry(key: str, what: str, size: int, fill: Callable[[Path], None]) -> Path:
+def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> Path:
     """Returns the folder kept under a key; it stays as long as this process runs.
 
     Args:
@@ -83,7 +83,7 @@ def entry(key: str, what: str, size: int, fill: Callable[[Path], None]) -> Path:
     return place
 
 
-def hold(folder: Path) -> bool:
+def lock_folder(folder: Path) -> bool:
     """Takes a folder for this process, until it ends or releases it; returns False if another process has it."""
     with _told():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def hold(folder: Path) -> bool:
     return True
 
 
-def release(folder: Path) -> None:
+def unlock_folder(folder: Path) -> None:
     """Lets go of a folder that this process holds."""
     if folder in _held:
         _held.pop(folder).close()
@@ -173,7 +173,7 @@ def _make_room(place: Path, what: str, size: int) -> None:
                 unused.append((other.stat().st_mtime, noted, other))
             else:
                 shutil.rmtree(_unfinished(other), ignore_errors=True)
-    limit = bound()
+    limit = max_bytes()
     if used + size > limit:
         beside = f" beside {used / 1e9:.3g} GB in use" if used else ""
         raise UserError(

@@ -249,7 +249,7 @@ def _fetch(folder: str, infos: dict[str, dict[str, Any]]) -> str:
             if info["size"] is not None and (place / name).stat().st_size != info["size"]:
                 raise UserError(f"{join_path(folder, name)} was cut short, or changed, while it was copied; try again.")
 
-    return str(cache.entry(key, what, size, fill))
+    return str(cache.cached_folder(key, what, size, fill))
 
 
 def _ask(verb: str, path: str, call: Callable[[Any, str, timeout.Progress], Any]) -> Any:

@@ -19,7 +19,7 @@ PAUSE = 10.0  # seconds between two uploads, unless one is due
 OTHERS = "checkpoints"  # a folder that is not mirrored
 
 
-def check_place(workdir: str | Path) -> str:
+def check_workdir(workdir: str | Path) -> str:
     """Returns a workdir's path as text.
 
     Raises:
@@ -31,7 +31,7 @@ def check_place(workdir: str | Path) -> str:
     return place.rstrip("/") if filesystem.is_remote(place) else str(Path(place).expanduser())
 
 
-def check_apart(source: str | None, place: str) -> None:
+def check_init_from(source: str | None, place: str) -> None:
     """Raises UserError if what a run starts from is what it would replace: its own workdir's model or checkpoints."""
     own = filesystem.absolute_path(place).rstrip("/")
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
@@ -91,7 +91,7 @@ class Mirror:
         self._last = time.monotonic()
         owner = hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
         self.path = cache.root() / "runs" / owner  # found, and emptied, by the same run after it was killed
-        if not cache.hold(self.path):
+        if not cache.lock_folder(self.path):
             raise UserError(f"another process on this machine writes to {place} already.")
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
@@ -140,7 +140,7 @@ class Mirror:
     def close(self) -> None:
         """Removes what is here."""
         shutil.rmtree(self.path, ignore_errors=True)
-        cache.release(self.path)
+        cache.unlock_folder(self.path)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Returns what lies here: name -> size and time of change."""
