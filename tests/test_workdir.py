@@ -78,7 +78,7 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
     ]
     for number, (error, kind, sentence) in enumerate(faults):  # the same command again and again
         with monkeypatch.context() as patch:
-            failing(patch, train.evals, "run", error, call=1 if number else 2)
+            failing(patch, train.evals, "run_evaluators", error, call=1 if number else 2)
             with pytest.raises(kind, match=sentence) as raised:
                 train.train(configured(), tmp_path / "run")
         assert steps(tmp_path / "run") == [4, 8]
@@ -154,7 +154,7 @@ def test_a_model_stays_though_its_checkpoint_was_lost(finished):
     shutil.rmtree(finished / "checkpoints" / "10")
     start = steps(finished)[-1]  # the run goes on from here, and saves the next step before it fails
     with pytest.MonkeyPatch.context() as patch:
-        failing(patch, train.evals, "run", UserError("unreadable."), call=1)
+        failing(patch, train.evals, "run_evaluators", UserError("unreadable."), call=1)
         with pytest.raises(UserError, match=f"step {start + 1} is saved"):
             train.train(configured(total_steps=14, eval_every=start + 1), finished)
     assert steps(finished)[-1] == start + 1 < 10 and (finished / "model.npz").read_bytes() == model
