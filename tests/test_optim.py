@@ -48,7 +48,7 @@ GRADS = {"dense1": {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0])}
 
 
 def updated(config, steps=1, grads=GRADS):
-    optimizer, params = optim.make(config), PARAMS
+    optimizer, params = optim.make_optimizer(config), PARAMS
     state = optimizer.init(params)
     for _ in range(steps):
         changes, state = optimizer.update(grads, state, params)
@@ -101,7 +101,7 @@ def test_momentum_and_clipping(config):
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_the_first_moment_may_be_kept_in_half_precision(config, name):
     config.optim.name, config.optim.moment_dtype = name, "bfloat16"
-    state = optim.make(config).init(PARAMS)
+    state = optim.make_optimizer(config).init(PARAMS)
     assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
 
 
@@ -122,7 +122,7 @@ def test_rates_by_name(config, factor):
 def test_rates_that_cannot_be_read(config, text):
     config.optim.rates = text
     with pytest.raises(UserError, match=r"cannot read .* in optim.rates; write head/"):
-        optim.make(config)
+        optim.make_optimizer(config)
 
 
 def test_a_pattern_that_names_nothing():

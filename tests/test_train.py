@@ -192,7 +192,7 @@ def test_the_activations_of_an_evaluation_fit_small_machines(tiny, model, resolu
     tiny.batch, tiny.resolution, tiny.model.name, tiny.model.depth = 4096, resolution, model, None
     tiny.model.scan = True  # traced sooner
     tiny.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
-    assert evaluate.choose_batch(program_module.refit(tiny, fsdp=1)) == 8 * images
+    assert evaluate.choose_batch(program_module.make_inference_program(tiny, fsdp=1)) == 8 * images
 
 
 def test_images_predicted_together_are_predicted_as_alone(run, tmp_path):

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, cli, data, distributed, evals, nearest_path
 from vit_jax.config import load_config
-from vit_jax.program import Program, refit
+from vit_jax.program import Program, make_inference_program
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -65,13 +65,13 @@ def evaluate(
     if split is not None:
         choose_split(config, split)
     wanted = data.batch_eval(config)
-    program = refit(config, fsdp)
+    program = make_inference_program(config, fsdp)
     config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
-    evaluators = evals.make(config, program)  # opens the data first: the weights may take long to read
+    evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
     weights, _ = checkpoint.read_weights(folder)
     weights = jax.device_put(weights, program.state_shardings.params)
-    return {"step": int(folder.name), **evals.run(evaluators, weights)}
+    return {"step": int(folder.name), **evals.run_evaluators(evaluators, weights)}
 
 
 def choose_split(config: ConfigDict, split: str) -> None:

@@ -53,7 +53,7 @@ def _schedule_shape(config: ConfigDict) -> optax.Schedule:
     return shape
 
 
-def make(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns clip -> precondition -> decay -> factors by name -> rate.
 
     Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as

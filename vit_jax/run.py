@@ -76,7 +76,7 @@ class Run:
             UserError: the checkpoint before could not be written.
         """
         self.state, self.step = state, step
-        self._train_metrics.record(step, values)
+        self._train_metrics(step, values)
         self._trace.after(step, state)
         self._supervisor.count_step()
         self._supervisor.raise_pending()
@@ -113,9 +113,9 @@ class Run:
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
             with saved_before(self.step):
-                self.metrics = evals.run(self._evaluators, self.state.weights, self._supervisor.count_step)
+                self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             self._supervisor.raise_pending()
-            self._log.write(self.step, self.metrics)
+            self._log.write_metrics(self.step, self.metrics)
             self._folder.add_metrics(self.metrics)
 
     def evaluate_restored(self) -> None:
@@ -127,13 +127,13 @@ class Run:
         """Exports the model and returns the metrics of the last evaluation."""
         self._supervisor.enter_phase("the end", patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
-            self._log.say("This run is complete." if self.step else "Nothing to train: total_steps is 0.")
-            self.metrics = evals.run(self._evaluators, self.state.weights, self._supervisor.count_step)
+            self._log.write_text("This run is complete." if self.step else "Nothing to train: total_steps is 0.")
+            self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
-                self._log.write(0, self.metrics)
+                self._log.write_metrics(0, self.metrics)
         if self._batches.replaced:
-            self._log.say(f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}.")
-        self._log.say(f"Model: {self._folder.export(self.state)}")
+            self._log.write_text(f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}.")
+        self._log.write_text(f"Model: {self._folder.export(self.state)}")
         return self.metrics
 
     def _next_batch(self) -> Any:

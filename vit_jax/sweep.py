@@ -165,7 +165,7 @@ def combinations(argv: list[str]) -> list[Run]:
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
         config, workdir = parse(given)
         name = ",".join(sorted(pairs))
-        folder = filesystem.join_path(vit_jax.train.check_place(workdir), re.sub(r"[^\w.,=+-]", "_", name))
+        folder = filesystem.join_path(vit_jax.train.check_workdir(workdir), re.sub(r"[^\w.,=+-]", "_", name))
         if any(run.config == config for run in runs.values()):
             continue
         if folder in runs:

@@ -10,7 +10,7 @@ from vit_jax import evals
 from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.program import prepare
 from vit_jax.run import Run
-from vit_jax.storage import check_place
+from vit_jax.storage import check_workdir
 from vit_jax.workdir import Workdir
 
 
@@ -39,21 +39,21 @@ def train(
     """
     supervisor = supervisor or Supervisor()
     supervisor.set_limits(config.stall_limit, config.checkpoint_every_minutes * 60)
-    place = check_place(workdir)
+    place = check_workdir(workdir)
     with supervisor.phase("opening the data", patient=True):
         config, info, program = prepare(config)
 
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))
-        evaluators = evals.make(config, program, info.opened)
+        evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
             folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
         with supervisor.phase("restoring"):
             state, origin = folder.restore_or_init()
         if folder.start < config.total_steps:
             with supervisor.phase("trying the evaluation step"):
-                evals.check_fits(program, state.weights)
+                evals.check_fits(program, state.eval_params)
         log = stack.enter_context(contextlib.closing(folder.open_log(origin, watch)))
         run = stack.enter_context(Run(config, program, info, folder, log, evaluators, supervisor, state))
 

@@ -15,9 +15,9 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
-from vit_jax.monitoring import MetricWriter, Watch, last_step
+from vit_jax.monitoring import MetricWriter, MetricsCallback, last_logged_step
 from vit_jax.program import Program
-from vit_jax.storage import check_apart, check_place, open_mirror
+from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
 LOGS = ("metrics.jsonl", "train.log")  # which a resumed run continues
 SINGLE_HOST = SingleHost()
@@ -48,8 +48,8 @@ class Workdir:
                 run that cannot be resumed, having no checkpoints or only damaged ones; or what this run would start
                 from; or it is remote, and the store refuses or does not answer.
         """
-        self.place = place = check_place(folder)
-        check_apart(config.init_from, place)
+        self.place = place = check_workdir(folder)
+        check_init_from(config.init_from, place)
         first = jax.process_index() == 0
         self._mirror = open_mirror(place, ("config.json", *(LOGS if first else ())))
         self.path = self._mirror.path
@@ -70,10 +70,10 @@ class Workdir:
             self.start, self.evaluated = self._checkpoints.latest or 0, True
             self._has_model = first and self._mirror.exists(interop.WEIGHTS)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
-            self._model_step = max(self.start, *self._checkpoints.steps, last_step(self.path) if first else 0)
+            self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
             if not resumes and first:
-                check_new_run(place, before, config, last_step(self.path), self._has_model)
+                check_new_run(place, before, config, last_logged_step(self.path), self._has_model)
             self._changes = check_resumes(before, config, place) if before and resumes else []
             self._given = {} if resumes or source is None else load_init(source, config, program, info.class_names)
             undone.pop_all()
@@ -123,7 +123,7 @@ class Workdir:
         words = "the data are not those that the run has seen, as data.accept_change allows"
         return [f"{words}: {'; '.join(changes)}."] if changes else []
 
-    def open_log(self, origin: str, watch: Watch | None = None) -> MetricWriter:
+    def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
 
         Raises:
@@ -143,14 +143,14 @@ class Workdir:
             self._mirror.push,
             watch,
         )
-        log.say("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
+        log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
-            log.say(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", aloud=False)
         if not self.start:
-            log.say("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
+            log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
             since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
-            log.say("\n".join([since, *self._changes]))
+            log.write_text("\n".join([since, *self._changes]))
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
         return log
@@ -200,7 +200,7 @@ class Workdir:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
         with self._writing():
             self._checkpoints.wait()
-        weights = jax.tree.map(GatheredArray, state.weights)
+        weights = jax.tree.map(GatheredArray, state.eval_params)
         if jax.process_index() == 0:
             interop.save(self.path / interop.WEIGHTS, self._model, weights)
         else:

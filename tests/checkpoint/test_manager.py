@@ -370,7 +370,7 @@ def test_two_hosts_go_back_together(tmp_path):
 
 
 def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
-    store = filesystem._store("memory://b", os.getpid())
+    store = filesystem.open_store("memory://b", os.getpid())
     store.store.clear()
     for path in saved.rglob("*"):
         if path.is_file():

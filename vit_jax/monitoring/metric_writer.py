@@ -15,7 +15,7 @@ from tqdm import tqdm
 from vit_jax import UserError
 
 Metrics = dict[str, float]
-Watch = Callable[[int, Metrics], None]
+MetricsCallback = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
 
 
@@ -36,7 +36,7 @@ class MetricWriter:
         batch: int,
         classes: int,
         wrote: Callable[[], None] = lambda: None,
-        watch: Watch | None = None,
+        watch: MetricsCallback | None = None,
     ):
         """Begins.
 
@@ -69,11 +69,11 @@ class MetricWriter:
         if watch or sys.stderr.isatty():  # a notebook is no terminal, but draws a bar
             self._bar = tqdm(initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05)
 
-    def say(self, text: str, aloud: bool = True) -> None:
+    def write_text(self, text: str, to_terminal: bool = True) -> None:
         """Writes lines of text to the file and, aloud, to the terminal."""
         if not self._writes:
             return
-        if aloud:
+        if to_terminal:
             tqdm.write(text, file=sys.stderr)
         self._text.write(text + "\n")
         self._text.flush()
@@ -107,7 +107,7 @@ class MetricWriter:
         yield
         self._clock += time.monotonic() - began
 
-    def write(self, step: int, metrics: Metrics) -> None:
+    def write_metrics(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics of a step everywhere, if there are any."""
         if not self._writes or not metrics:
             return
@@ -116,7 +116,7 @@ class MetricWriter:
         self._jsonl.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
-        self.say(self._line(step, metrics), aloud=self._watch is None)
+        self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
         self._wrote()
         if self._watch:
             self._watch(step, metrics)
@@ -181,7 +181,7 @@ def _read(path: Path) -> Iterator[tuple[int, Metrics]]:
         yield step, {name: math.nan if value is None else value for name, value in values.items()}
 
 
-def last_step(workdir: Path) -> int:
+def last_logged_step(workdir: Path) -> int:
     """Returns the step of the last line of metrics that a run has left in a folder; 0: it has left none.
 
     Raises:

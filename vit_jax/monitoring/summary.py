@@ -37,7 +37,12 @@ def parameter_table(program: Any) -> list[str]:
     """Returns a line for each parameter: name, shape, count, rate if not the usual, and placement; then the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
-        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _note(program.factors[name], places[name]))
+        (
+            name,
+            "x".join(map(str, leaf.shape)),
+            f"{math.prod(leaf.shape):,}",
+            _note(program.lr_multipliers[name], places[name]),
+        )
         for name, leaf in shapes.items()
     ]
     rows.append(("total", "", f"{tree.count(shapes):,}", ""))

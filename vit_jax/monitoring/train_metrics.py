@@ -51,7 +51,7 @@ class TrainMetrics:
             self._refuse(step, skips, metrics["train/loss"])
         self._log.advance(step)
         if step % self._config.log_every == 0 or step == self._config.total_steps:
-            self._log.write(step, metrics | self._log.speed(step, self._waited()))
+            self._log.write_metrics(step, metrics | self._log.speed(step, self._waited()))
 
     def _refuse(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"
@@ -61,4 +61,4 @@ class TrainMetrics:
                 f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, "
                 "or allow some with optim.max_nonfinite_skips."
             )
-        self._log.say(f"Skipped: {what}, {skips} in a row.")
+        self._log.write_text(f"Skipped: {what}, {skips} in a row.")
