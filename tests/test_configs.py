@@ -10,7 +10,7 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, models, nearest
+from vit_jax import UserError, data, models, nearest
 from vit_jax.config import (
     CONFIG_VERSION,
     DURATIONS,
@@ -24,6 +24,7 @@ from vit_jax.config import (
     resolve_config,
     save_config,
 )
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import parse_preprocess
 from vit_jax.synonyms import ADVICE, FIELDS, SYNONYMS
 
@@ -158,7 +159,7 @@ def test_a_config_file_of_another_version(tmp_path, monkeypatch):
 
 
 def parse(*words):
-    return main.parse(["main.py", f"--config={ROOT}/configs/digits.py", *words])
+    return parse_command_line(["main.py", f"--config={ROOT}/configs/digits.py", *words])
 
 
 def test_overrides():
@@ -245,32 +246,34 @@ def test_a_misspelt_recipe_leads_to_the_nearest(typed, meant, monkeypatch):
     monkeypatch.chdir(ROOT)
     hint = f"; did you mean {meant!r}?" if meant else "."
     with pytest.raises(UserError, match=re.escape(f"there is no config file {typed.partition(':')[0]}{hint}") + "$"):
-        main.parse(["main.py", f"--config={typed}"])
+        parse_command_line(["main.py", f"--config={typed}"])
 
 
 def test_the_stages_of_cifar5():
-    parsed = [main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")]
+    parsed = [
+        parse_command_line(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")
+    ]
     first, second = map(flatten_config, parsed)
     assert {key for key in first if key.startswith("model.") and first[key] != second[key]} == set()
     assert (first["resolution"], second["resolution"]) == (32, 48)
     assert [flat["data.source"][-3:] for flat in (first, second)] == ["0-4", "5-9"]
     for arg in ("stage=fine", "finetune", "stage="):
         with pytest.raises(UserError, match=f"'{arg}' is not stage=STAGE with one of the stages pretrain, finetune"):
-            main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
+            parse_command_line(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
 
 
 def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="--config=FILE"):
-        main.parse(["main.py"])
+        parse_command_line(["main.py"])
     with pytest.raises(UserError, match="no config file"):
-        main.parse(["main.py", "--config=configs/nothing.py"])
+        parse_command_line(["main.py", "--config=configs/nothing.py"])
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module
     with pytest.raises(UserError, match=r"configs/jft\.py is no recipe: it defines no get_config\(\)\."):
-        main.parse(["main.py", f"--config={ROOT}/configs/jft.py"])
+        parse_command_line(["main.py", f"--config={ROOT}/configs/jft.py"])
     for name in ("digits", "vit_b16_jft"):
         sentence = rf"^the recipe \S*configs/{name}\.py takes no argument, but was given 'aug=medium1'\.$"
         with pytest.raises(UserError, match=sentence):
-            main.parse(["main.py", f"--config={ROOT}/configs/{name}.py:aug=medium1"])
+            parse_command_line(["main.py", f"--config={ROOT}/configs/{name}.py:aug=medium1"])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
 from vit_jax import convert, evaluate, main, pack, plan, predict, sweep
 from vit_jax.config import FIXED, FREE, IDENTITY, check_config
+from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import coordination, supervisor
 from vit_jax.planning import worker
 from vit_jax.program import program_without_data
@@ -96,7 +97,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
             for run in sweep.combinations([name, *words]):
                 check_config(run.config)
         if name == "vit_jax.main":
-            config, _ = main.parse([name, *words])
+            config, _ = parse_command_line([name, *words])
             check_config(config)
             if any(word in line for word in DRY):
                 _, program = program_without_data(config)
