@@ -11,7 +11,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, nearest, nearest_path
-from vit_jax.config import flatten_config, unset_rivals
+from vit_jax.config import flatten_config, rename_fields, unset_other_durations
+from vit_jax.config_fields import RENAMED
 from vit_jax.synonyms import SYNONYMS
 
 # Type of a field -> the function that converts its text, and the type in words.
@@ -30,15 +31,20 @@ def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
     """
     overrides = [word for word in argv if word.startswith("--config.")]
     config = _parse_flags([word for word in argv if word not in overrides]).config
+    with config.unlocked():
+        rename_fields(config)
     fields = flatten_config(config)
     given = {}
     for word in overrides:
         key, _, value = word.removeprefix("--config.").partition("=")
-        given[choose("config field", key, fields, "configs/base.py", SYNONYMS)] = value
+        key = choose("config field", RENAMED.get(key, key), fields, "configs/base.py", SYNONYMS)
+        given[key] = value
         _check_type(config, key, value)
     values = _parse_flags([word for word in argv if word not in overrides or not word.endswith("=None")])
+    with values.config.unlocked():
+        rename_fields(values.config)
     values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
-    unset_rivals(values.config, set(given))
+    unset_other_durations(values.config, set(given))
     return values.config, values.workdir or f"workdirs/{_config_file(argv).stem}"
 
 

@@ -32,7 +32,7 @@ GOLDEN = {"tpu_vm": "launch_tpu_vm.txt", "gke": "launch_gke.yaml", "slurm": "lau
 MAINS = {"tpu_vm": tpu_vm.main, "gke": gke.main, "slurm": slurm.main}
 SCHEMA = json.loads((ROOT / "tests" / "fixtures" / "jobset.schema.json").read_text())
 # Words that a careless shell would read.
-NASTY = ["--config.optim.rates=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
+NASTY = ["--config.optim.lr_multipliers=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
 
 # A command and, below it, what its dry run prints.
 SHOWN = re.compile(r"^```bash\n(python -m launch\.(\w+) [^\n]*)\n```\n\n```\w+\n(.*?)^```", re.M | re.S)
