@@ -30,8 +30,9 @@ from ml_collections import ConfigDict
 import vit_jax
 from vit_jax import NonFiniteLoss, UserError, cli, data
 from vit_jax.config import flatten_config, parse_config
+from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import Supervisor
-from vit_jax.main import parse, watched
+from vit_jax.main import watched
 from vit_jax.storage import filesystem
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
@@ -155,7 +156,7 @@ def combinations(argv: list[str]) -> list[Run]:
 
     Raises:
         UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, nothing
-            can be written to the workdir, or as `vit_jax.main.parse`.
+            can be written to the workdir, or as `vit_jax.config_flags.parse_command_line`.
     """
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
     grid = _grid(argv, words)
@@ -163,7 +164,7 @@ def combinations(argv: list[str]) -> list[Run]:
     for chosen in itertools.product(*grid.values()):
         pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
-        config, workdir = parse(given)
+        config, workdir = parse_command_line(given)
         name = ",".join(sorted(pairs))
         folder = filesystem.join_path(vit_jax.train.check_workdir(workdir), re.sub(r"[^\w.,=+-]", "_", name))
         if any(run.config == config for run in runs.values()):
