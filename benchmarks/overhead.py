@@ -20,8 +20,7 @@ import jax
 
 from configs import cifar10
 from vit_jax import data
-from vit_jax.distributed import preflight
-from vit_jax.distributed.supervisor import Guard
+from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.program import prepare
 from vit_jax.workdir import Workdir
 
@@ -31,15 +30,15 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
     config = cifar10.get_config()
     config.data.source = source or "synthetic"
     config, info, program = prepare(config)
-    guard = Guard()
+    supervisor = Supervisor()
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, str(place))
-        stack.enter_context(passed)
+        sharding = program.batch_sharding
+        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, str(place)))
         print(f"preflight: {time.monotonic() - began:.3f} s", file=sys.stderr)
-        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
-        state, origin = folder.begin()
-        stack.enter_context(contextlib.closing(folder.log(origin)))
+        folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
+        state, origin = folder.restore_or_init()
+        stack.enter_context(contextlib.closing(folder.open_log(origin)))
         batches = data.make(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None
@@ -51,7 +50,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
             for _ in range(steps):
                 before = values
                 state, values = program.train_step(state, next(batches))
-                guard.tick()
+                supervisor.count_step()
                 folder.poll()
                 jax.block_until_ready(before)
             jax.block_until_ready(values)

@@ -15,7 +15,7 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
-from vit_jax.monitoring import MetricWriter, MetricsCallback, last_logged_step
+from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
@@ -145,7 +145,7 @@ class Workdir:
         )
         log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
-            log.write_text(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
             log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
@@ -255,18 +255,19 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
         check_resumes(before, config, place)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
     if has_model and not untrained:
-        raise UserError(f"the workdir {place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}.")
+        raise UserError(
+            f"the workdir {place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}."
+        )
     if before is None and reached:
         raise UserError(f"the workdir {place} holds the metrics of a run, but no config.json; {advice}.")
     if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
         raise UserError(
-            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; {advice}."
+            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"{advice}."
         )
 
 
-def load_init(
-    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> dict[str, Any]:
+def load_init(source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the parameters of `init_from`, by name, adapted to the model of this run.
 
     Raises:

@@ -102,7 +102,9 @@ def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
         raise UserError(f"does not exist, nor is it a published checkpoint; {catalog.nearest_listed(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where, listed
-    found = where / description.WEIGHTS if (where / description.WEIGHTS).is_file() else checkpoint.find_checkpoint(where)
+    found = (
+        where / description.WEIGHTS if (where / description.WEIGHTS).is_file() else checkpoint.find_checkpoint(where)
+    )
     if found is None:
         raise UserError(f"holds neither {description.WEIGHTS} nor checkpoints")
     return found, None
