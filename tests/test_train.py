@@ -354,7 +354,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
-    make, fetch = program_module.make_program, train_metrics.fetch
+    make, fetch = program_module.make_program, train_metrics.fetch_metrics
 
     def recording(*args):
         program = make(*args)
@@ -371,7 +371,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
         return fetch(values)
 
     monkeypatch.setattr(program_module, "make_program", recording)
-    monkeypatch.setattr(train_metrics, "fetch", reading)
+    monkeypatch.setattr(train_metrics, "fetch_metrics", reading)
     quick.eval_every, quick.checkpoint_every = 20, 100
     quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
     train.train(quick, tmp_path)
