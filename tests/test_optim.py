@@ -110,7 +110,7 @@ def test_rates_by_name(config, factor):
     config.decay_type, config.warmup_steps = "constant", 0
     config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, "all", factor
     plain = updated(config)
-    config.optim.rates = "dense1/bias=0,dense1/.*=0.25"  # the first that matches counts
+    config.optim.lr_multipliers = "dense1/bias=0,dense1/.*=0.25"  # the first that matches counts
     params = updated(config)
     np.testing.assert_array_equal(params["dense1"]["bias"], PARAMS["dense1"]["bias"])
     before = PARAMS["dense1"]["kernel"]
@@ -120,8 +120,8 @@ def test_rates_by_name(config, factor):
 
 @pytest.mark.parametrize("text", ["head", "head=x", "=3", "(=1", "head=-1", "head=nan", "head=inf"])
 def test_rates_that_cannot_be_read(config, text):
-    config.optim.rates = text
-    with pytest.raises(UserError, match=r"cannot read .* in optim.rates; write head/"):
+    config.optim.lr_multipliers = text
+    with pytest.raises(UserError, match=r"cannot read .* in optim.lr_multipliers; write head/"):
         optim.make_optimizer(config)
 
 

@@ -65,7 +65,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
 
 
 def test_the_table_of_parameters_shows_what_is_frozen(tiny):
-    tiny.optim.rates = "head/.*=10,embed/.*=0"
+    tiny.optim.lr_multipliers = "head/.*=10,embed/.*=0"
     tiny.mesh.fsdp = 8
     lines = {line.split()[0]: line.split("  ")[-1].strip() for line in summary.parameter_table(build(tiny, devices=8))}
     assert lines["head/bias"] == "rate x 10" and lines["embed/kernel"] == "frozen, split over fsdp"
@@ -172,7 +172,7 @@ def test_the_largest_config_takes_a_step_at_reduced_depth():
 
 
 def test_frozen_parameters_stay_and_cost_nothing(tiny):
-    tiny.optim.rates, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
+    tiny.optim.lr_multipliers, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
     program = build(tiny)
     before = tree.flatten(jax.device_get(program.init(jax.random.key(0), {}).params))
     state = program.init(jax.random.key(0), {})
@@ -183,7 +183,7 @@ def test_frozen_parameters_stay_and_cost_nothing(tiny):
         assert np.array_equal(leaf, after[name]) == (not name.startswith("head/")), name
     assert metrics["norm/grads"] > 0
     flops = program.train_step.lower(program.state, program.batch).cost_analysis()["flops"]
-    tiny.optim.rates = ""
+    tiny.optim.lr_multipliers = ""
     whole = build(tiny)
     assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]
 

@@ -51,13 +51,13 @@ def evaluate(
     for name, number, least in (("fsdp", fsdp, 1), ("batch", batch, 1), ("workers", workers, 0)):
         if number is not None and number < least:
             raise UserError(f"{name} must be at least {least}, not {number}.")
-    path = checkpoint.here(workdir, best)
+    path = checkpoint.local_workdir(workdir, best)
     if not path.exists():
         near = nearest_path(path)
         raise UserError(f"there is no folder {workdir}{f'; did you mean {str(near)!r}?' if near else '.'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
-    folder = checkpoint.find(path, best)
+    folder = checkpoint.find_checkpoint(path, best)
     if folder is None:
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
     config = load_config(path / "config.json")

@@ -23,8 +23,9 @@ from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
-from vit_jax import NoAnswer, UserError, cli, evaluate, main, pack, predict, sweep, train, tree
+from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import manager, staging
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.storage import filesystem, timeout
 
@@ -159,7 +160,7 @@ def runs(photos, tmp_path_factory, request):
         "here": folder / "here",
         **{name: f"{bucket}/run" for name, bucket in buckets.items()},
     }.items():
-        config, _ = main.parse(words(name, workdir)[1:])
+        config, _ = parse_command_line(words(name, workdir)[1:])
         train.train(config, workdir)
     return folder
 

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, models
+from vit_jax.config_fields import EXECUTION
 
 WEIGHTS = "model.npz"
-
-# Fields that depend on the machine and not on the weights.
-EXECUTION = ("dtype", "attention", "mlp", "remat", "scan")
 
 LARGEST = 2**24  # bytes of a JSON file
 KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": list | None, "loss": str}
