@@ -514,7 +514,7 @@ def test_a_finished_run_is_left_as_it_is(run):
 
 
 def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
-    with pytest.raises(UserError, match=r"gives images of 16x16 pixels, but resolution=24; write \{resolution\}"):
+    with pytest.raises(UserError, match=r"produces images of 16x16 pixels, but resolution=24; write \{resolution\}"):
         quick.resolution = 24
         train.train(quick, tmp_path)
     for number in range(4):
@@ -523,7 +523,9 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
     quick.resolution, quick.data.source = 16, f"folder:{tmp_path}/photos"
     quick.data.num_classes = quick.data.num_examples = None
     quick.evals.test.split = quick.data.split = "train"
-    with pytest.raises(UserError, match="the data have 1 class; if they are a folder, is it one level too high"):
+    with pytest.raises(
+        UserError, match="the data have 1 class, but softmax needs two or more; if the data are a folder"
+    ):
         train.train(quick, tmp_path)
 
 
