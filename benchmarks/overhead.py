@@ -1,9 +1,10 @@
-"""What it costs to be able to go on: saving every 50 steps, fingerprints and preflight, on the steps of a recipe.
+"""The cost of being able to resume: saving every 50 steps, fingerprints and preflight, for the steps of a recipe.
 
 python -m benchmarks.overhead --source=array_record:packed/cifar10 --rounds=20
 
-Segments of 50 steps of `configs/cifar10.py` alternate in one process: before every second one a checkpoint is saved, as
-`vit_jax.train` does, and written in the background while its steps go on. The preflight, made once, is told besides.
+Segments of 50 steps of `configs/cifar10.py` alternate in one process. Before every second segment a checkpoint is
+saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the preflight, which
+runs once, is printed too.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from vit_jax.workdir import Workdir
 
 
 def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:
-    """Yields whether a segment began with a save, and the seconds that it took."""
+    """Yields, for each segment, whether it began with a save, and its seconds."""
     config = cifar10.get_config()
     config.data.source = source or "synthetic"
     config, info, program = prepare(config)
@@ -42,7 +43,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
         batches = data.make(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None
-        for segment in range(-2, 2 * rounds):  # the first two compile
+        for segment in range(-2, 2 * rounds):  # the first two compile and do not count
             saves = segment % 2 == 0
             began = time.monotonic()
             if saves:
@@ -60,9 +61,9 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", help="of the data, as config.data.source [synthetic]")
+    parser.add_argument("--source", help="data, as in config.data.source [synthetic]")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=50, help="of a segment [50]")
+    parser.add_argument("--steps", type=int, default=50, help="steps per segment [50]")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         times = list(segments(args.source, Path(folder) / "run", args.rounds, args.steps))

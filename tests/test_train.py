@@ -349,7 +349,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
-    make, fetch = program_module.make_program, train_metrics.fetch
+    make, fetch = program_module.make_program, train_metrics.fetch_metrics
 
     def recording(*args):
         program = make(*args)
@@ -366,7 +366,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
         return fetch(values)
 
     monkeypatch.setattr(program_module, "make_program", recording)
-    monkeypatch.setattr(train_metrics, "fetch", reading)
+    monkeypatch.setattr(train_metrics, "fetch_metrics", reading)
     quick.eval_every, quick.checkpoint_every = 20, 100
     quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
     train.train(quick, tmp_path)
@@ -510,7 +510,7 @@ def test_a_finished_run_is_left_as_it_is(run):
 
 
 def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
-    with pytest.raises(UserError, match=r"gives images of 16x16 pixels, but resolution=24; write \{resolution\}"):
+    with pytest.raises(UserError, match=r"produces images of 16x16 pixels, but resolution=24; write \{resolution\}"):
         quick.resolution = 24
         train.train(quick, tmp_path)
     for number in range(4):
@@ -519,7 +519,9 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
     quick.resolution, quick.data.source = 16, f"folder:{tmp_path}/photos"
     quick.data.num_classes = quick.data.num_examples = None
     quick.evals.test.split = quick.data.split = "train"
-    with pytest.raises(UserError, match="the data have 1 class; if they are a folder, is it one level too high"):
+    with pytest.raises(
+        UserError, match="the data have 1 class, but softmax needs two or more; if the data are a folder"
+    ):
         train.train(quick, tmp_path)
 
 
