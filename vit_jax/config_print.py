@@ -45,8 +45,8 @@ def print_config(argv: list[str]) -> None:
         UserError: the command line or the recipe is wrong.
     """
     line = read_command_line(argv)
-    print(f"{line.file}, resolved; * differs from configs/base.py")
-    print(*explain_config(line), sep="\n")
+    lines = explain_config(line)
+    print(f"{line.file}, resolved; * differs from configs/base.py", *lines, sep="\n")
     if line.config.data.num_examples is None:
         print("data.num_examples is unset: durations in epochs become steps when the data are opened.")
 
