@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from vit_jax import UserError, models
 from vit_jax.models import Spec, create, resample
 from vit_jax.models.attention import heads_first, tokens_first
-from vit_jax.models.dense import narrow
+from vit_jax.models.layers import narrow
 from vit_jax.models.norm import normalise
 from vit_jax.models.position import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise

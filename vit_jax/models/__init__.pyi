@@ -4,7 +4,7 @@ from .model import STEMS as STEMS
 from .model import Model as Model
 from .model import create as create
 from .model import name_of as name_of
-from .patch import resize_patches as resize_patches
+from .resampling import resize_patches as resize_patches
 from .position import RESAMPLINGS as RESAMPLINGS
 from .position import resample as resample
 from .spec import Spec as Spec

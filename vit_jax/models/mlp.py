@@ -5,7 +5,7 @@ from typing import TypeAlias
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from vit_jax.models.dense import Dense, narrow
+from vit_jax.models.layers import Dense, narrow
 from vit_jax.models.spec import Spec
 from vit_jax.sharding import constrain, per_device, sum_over
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.dense import Dense
+from vit_jax.models.layers import Dense
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.mlp import Tokens, dropout
