@@ -76,7 +76,7 @@ class Workdir:
         self._model = dataclasses.replace(
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
-        self._about = {"model": interop.about(self._model), "data": info.fingerprint}
+        self._about = {"model": interop.describe_model(self._model), "data": info.fingerprint}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -85,7 +85,7 @@ class Workdir:
             self._checkpoints = Checkpoints(config, place, self.path, share, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
             first = jax.process_index() == 0
-            self._has_model = first and self._mirror.exists(interop.WEIGHTS)
+            self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since it was written: the metrics tell how far the run was.
             self._model_step = max(self.start, *self._checkpoints.steps, last_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
@@ -108,7 +108,8 @@ class Workdir:
         untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
         if self._has_model and not untrained:
             raise UserError(
-                f"the workdir {self.place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}."
+                f"the workdir {self.place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; "
+                f"{advice}."
             )
         if before is None and reached:
             raise UserError(f"the workdir {self.place} holds the metrics of a run, but no config.json; {advice}.")
@@ -162,9 +163,9 @@ class Workdir:
             asked = {key: program.model.field(key) for key in keys}
             model, params = interop.load(source, resample=config.resample, **asked)
             wanted = program.state.params
-            adapted = interop.adapt(model, params, program.model, wanted, config.keep_head, config.resample)
+            adapted = interop.adapt_parameters(model, params, program.model, wanted, config.keep_head, config.resample)
             if config.keep_head:
-                interop.check_classes(model.class_names, self._model.class_names)
+                interop.check_class_order(model.class_names, self._model.class_names)
             return adapted
         except UserError as error:
             raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
@@ -233,9 +234,9 @@ class Workdir:
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
             try:
-                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run; the newest checkpoint holds more
+                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint holds more
             except UserError as error:
-                logging.getLogger(__name__).warning("the older %s stays: %s", interop.WEIGHTS, error)
+                logging.getLogger(__name__).warning("the older %s stays: %s", interop.MODEL_FILE, error)
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""
@@ -243,11 +244,11 @@ class Workdir:
             self._checkpoints.wait()
         weights = jax.tree.map(Gathered, state.weights)
         if jax.process_index() == 0:
-            interop.save(self.path / interop.WEIGHTS, self._model, weights)
+            interop.save(self.path / interop.MODEL_FILE, self._model, weights)
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)
-        return f"{self.place}/{interop.WEIGHTS}"
+        return f"{self.place}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
         """Finishes what is being saved.

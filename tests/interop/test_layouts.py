@@ -192,7 +192,9 @@ def test_another_resolution_resamples_the_positions(name, method, size):
     model, params = load(name)
     other, resampled = load(name, resolution=size, resample=method)
     assert other.spec.position.image_size == (size if isinstance(size, tuple) else (size, size))
-    expected = models.resample(params["position"], model.spec.grid, other.spec.grid, model.spec.class_rows, method)
+    expected = models.resample_positions(
+        params["position"], model.spec.grid, other.spec.grid, model.spec.class_rows, method
+    )
     np.testing.assert_array_equal(resampled["position"], expected)
     height, width = other.spec.position.image_size
     assert other.preprocess == f"resize(({height},{width}))|value_range(-1,1)"

@@ -14,7 +14,7 @@ import scipy.ndimage
 
 from tests.conftest import ROOT
 from vit_jax import UserError, models
-from vit_jax.models import Spec, create, resample
+from vit_jax.models import ModelSpec, create, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import narrow
 from vit_jax.models.norm import normalise
@@ -464,7 +464,7 @@ GRIDS = [((14, 14), (24, 24)), ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((24, 2
 @pytest.mark.parametrize("class_rows", [0, 1])
 def test_resampling_is_the_authors(old, new, class_rows):
     table = np.random.default_rng(0).normal(size=(class_rows + old[0] * old[1], 8)).astype(np.float32)
-    found = resample(table, old, new, class_rows)
+    found = resample_positions(table, old, new, class_rows)
     grid = table[class_rows:].reshape(*old, 8)
     expected = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1).reshape(-1, 8)
     assert found.dtype == np.float32 and len(found) == class_rows + new[0] * new[1]
@@ -479,7 +479,7 @@ def test_bicubic_resampling_is_that_of_torch():
         old, new = stored[f"{name}/old"], stored[f"{name}/new"]
         for class_rows in (0, 1):
             table = np.pad(old.reshape(-1, old.shape[2]), ((class_rows, 0), (0, 0)))
-            found = resample(table, old.shape[:2], new.shape[:2], class_rows, method="bicubic")
+            found = resample_positions(table, old.shape[:2], new.shape[:2], class_rows, method="bicubic")
             assert found.dtype == np.float32
             np.testing.assert_array_equal(found[:class_rows], 0)
             np.testing.assert_allclose(found[class_rows:].reshape(new.shape), new, atol=1e-5, err_msg=name)
@@ -488,13 +488,13 @@ def test_bicubic_resampling_is_that_of_torch():
 @pytest.mark.parametrize("method", RESAMPLINGS)
 def test_resampling_to_the_same_grid_changes_nothing(method):
     table = np.random.default_rng(0).normal(size=(17, 8)).astype(np.float32)
-    np.testing.assert_array_equal(resample(jnp.asarray(table), (4, 4), (4, 4), 1, method), table)
+    np.testing.assert_array_equal(resample_positions(jnp.asarray(table), (4, 4), (4, 4), 1, method), table)
     constant = np.ones((17, 8), np.float32)
-    np.testing.assert_allclose(resample(constant, (4, 4), (3, 7), 1, method), np.ones((22, 8)), rtol=1e-6)
+    np.testing.assert_allclose(resample_positions(constant, (4, 4), (3, 7), 1, method), np.ones((22, 8)), rtol=1e-6)
     with pytest.raises(UserError, match="unknown method of resampling 'cubic'; did you mean 'bicubic'"):
-        resample(table, (4, 4), (8, 8), 1, "cubic")
+        resample_positions(table, (4, 4), (8, 8), 1, "cubic")
     with pytest.raises(ValueError, match="17 rows"):
-        resample(table, (4, 4), (8, 8), 0)
+        resample_positions(table, (4, 4), (8, 8), 0)
 
 
 # Hybrids.
@@ -580,11 +580,11 @@ def test_fields_recreate_the_model():
 
 
 def test_field_names_are_unique():
-    fields = dataclasses.fields(Spec)
-    parts = [getattr(Spec(), field.name) for field in fields]
+    fields = dataclasses.fields(ModelSpec)
+    parts = [getattr(ModelSpec(), field.name) for field in fields]
     names = [field.name for field, part in zip(fields, parts, strict=True) if not dataclasses.is_dataclass(part)]
     names += [field.name for part in parts if dataclasses.is_dataclass(part) for field in dataclasses.fields(part)]
-    assert len(set(names)) == len(names) == len(flatten(Spec()))
+    assert len(set(names)) == len(names) == len(flatten(ModelSpec()))
 
 
 @pytest.mark.parametrize(

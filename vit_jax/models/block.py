@@ -8,14 +8,14 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import ATTENTIONS, Weights
 from vit_jax.models.mlp import MLPS, Tokens, dropout, kernel_init
 from vit_jax.models.norm import Norm
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 
 class Fused(nn.Module):
     """Queries, keys and values by one matmul (equation 5); each is initialised with its own fans."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> Float[Array, "batch tokens 3 heads head_dim"]:
@@ -32,7 +32,7 @@ class Fused(nn.Module):
 class Out(nn.Module):
     """The projection of the heads' mixed values (equation 8)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, mixed: Tokens) -> Tokens:
@@ -48,7 +48,7 @@ class Out(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention (appendix A). Nothing is dropped from the attention weights (appendix B.1)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> tuple[Tokens, Weights]:
@@ -62,7 +62,7 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Training when a `dropout` random stream is given."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens, drop_branch: float | Float[Array, ""] = 0.0) -> tuple[Tokens, Weights]:

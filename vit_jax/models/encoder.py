@@ -10,7 +10,7 @@ from jaxtyping import Array
 from vit_jax.models.block import Block
 from vit_jax.models.mlp import Tokens
 from vit_jax.models.norm import Norm
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec
 
 POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -21,7 +21,7 @@ POLICIES = {
 class Encoder(nn.Module):
     """Blocks, then a LayerNorm (equation 4). Every parameter of the blocks has a leading layer axis."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
@@ -64,6 +64,6 @@ def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Toke
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def _init_stacked(block: Block, key: Array, spec: Spec) -> dict:
+def _init_stacked(block: Block, key: Array, spec: ModelSpec) -> dict:
     example = jnp.zeros((1, 1, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.block import Out
 from vit_jax.models.mlp import MLPS, Tokens, kernel_init
 from vit_jax.models.norm import Norm
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 Pooled: TypeAlias = Float[Array, "batch width"]
@@ -19,7 +19,7 @@ Pooled: TypeAlias = Float[Array, "batch width"]
 class Projection(nn.Module):
     """A linear map from the width to heads."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows heads head_dim"]:
@@ -34,7 +34,7 @@ class Projection(nn.Module):
 class ProbeAttention(nn.Module):
     """Attention of one learned query, the same for every image, over the tokens."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Float[Array, "batch 1 width"]:
@@ -51,7 +51,7 @@ class ProbeAttention(nn.Module):
 class MapHead(nn.Module):
     """Multi-head attention pooling, big_vision's (not in the paper): a probe attends, then x + mlp(norm(x))."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> Pooled:
@@ -65,7 +65,7 @@ class MapHead(nn.Module):
 class Token(nn.Module):
     """The class token's row (equation 4)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     def __call__(self, x: Tokens) -> Pooled:
         """Returns the first token."""
@@ -75,7 +75,7 @@ class Token(nn.Module):
 class Gap(nn.Module):
     """Global average pooling (appendix D.3)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     def __call__(self, x: Tokens) -> Pooled:
         """Returns the mean of the tokens."""

@@ -6,7 +6,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from vit_jax.models.layers import Dense, narrow
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
 
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
@@ -23,7 +23,7 @@ WIDENING, NARROWING = ("width", "mlp"), ("mlp", "width")
 class Mlp(nn.Module):
     """Dense, GELU by tanh, dense; dropout after both (section 3.1, appendix B.1)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> Tokens:
@@ -36,10 +36,10 @@ class Mlp(nn.Module):
         return dropout(self, dense2(dropout(self, hidden)))
 
 
-class MlpPerDevice(nn.Module):
+class ShardMapMlp(nn.Module):
     """The same, its exchanges between devices written out: kernels are gathered, and the parts of the output summed."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> Tokens:
@@ -75,7 +75,7 @@ def _narrowed(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Arr
     return sum_over("mlp", hidden @ kernel) + bias
 
 
-MLPS: dict[str, type[nn.Module]] = {"jit": Mlp, "shard_map": MlpPerDevice}
+MLPS: dict[str, type[nn.Module]] = {"jit": Mlp, "shard_map": ShardMapMlp}
 
 
 def dropout(module: nn.Module, x: Tokens) -> Tokens:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.spec import Spec, flatten, replace
+from vit_jax.models.spec import ModelSpec, flatten, replace
 from vit_jax.models.vit import ViT
 
 # Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
@@ -30,7 +30,7 @@ SIZES = {
 SHAPE = ("width", "depth", "mlp_dim", "num_heads")
 
 # First word and last number of a hybrid's name -> units per stage of its ResNet, pixels on a side under a token.
-STEMS = {
+HYBRIDS = {
     ("R50", 16): ((3, 4, 9), 16),  # the units of stage 4 moved to stage 3
     ("R50", 32): ((3, 4, 6, 3), 32),
     ("R26", 32): ((2, 2, 2, 2), 32),
@@ -46,7 +46,7 @@ class Model:
     """A model without its parameters: hashable, so that it may be a static argument."""
 
     name: str  # as `create` reads it
-    spec: Spec
+    spec: ModelSpec
     preprocess: str | None = None  # the pipe of operations that its images went through
     class_names: tuple[str, ...] | None = None  # of the logits, in order
     loss: str = "softmax"  # that it was trained with: what makes probabilities of the logits, softmax or sigmoid
@@ -54,7 +54,7 @@ class Model:
     @property
     def fields(self) -> dict[str, Any]:
         """What differs from the name, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
-        named = flatten(Spec()) | _named(self.name)  # a name without a size says nothing of the shape: None
+        named = flatten(ModelSpec()) | _named(self.name)  # a name without a size says nothing of the shape: None
         return {name: value for name, value in flatten(self.spec).items() if value != named[name]}
 
     def field(self, name: str) -> Any:
@@ -126,11 +126,11 @@ def create(
 
     Args:
         name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`; `R50+`, `R26+` or `R+` before it for a hybrid
-            of `STEMS`; or `ViT/<patch size>` for a shape without a name: width, depth, mlp_dim and num_heads are given.
+            of `HYBRIDS`; or `ViT/<patch size>` with the fields width, depth, mlp_dim and num_heads.
         preprocess: the pipe of operations that its images go through; not read by the model.
         class_names: names of the logits, in order; not read by the model.
         loss: softmax or sigmoid; not read by the model.
-        **fields: fields of `Spec` and its parts by name; None means as named.
+        **fields: fields of `ModelSpec` and its parts by name; None means as named.
 
     Raises:
         UserError: no such name or field, or values that do not go together.
@@ -139,7 +139,7 @@ def create(
     chosen = _named(name) | given
     if missing := [field for field in SHAPE if chosen[field] is None]:
         raise UserError(f"{name} names no size; give {', '.join(missing)}.")
-    spec = replace(Spec(), **chosen)
+    spec = replace(ModelSpec(), **chosen)
     choose("loss", loss, ("softmax", "sigmoid"))
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
@@ -150,12 +150,12 @@ def create(
     return Model(name, spec, preprocess, class_names, loss)
 
 
-def name_of(fields: dict[str, Any]) -> str:
+def model_name(fields: dict[str, Any]) -> str:
     """Returns the name of the models with these fields, by flat keyword: with a size, else `ViT/<patch size>`."""
-    whole = flatten(Spec()) | fields
+    whole = flatten(ModelSpec()) | fields
     options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
     if whole["stem"] == "resnet":
-        options = [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
+        options = [f"{stem}+ViT-{size}/{number}" for stem, number in HYBRIDS for size in SIZES]
     fits = [name for name in options if all(whole[field] == value for field, value in _named(name).items())]
     return next(iter(fits), f"ViT/{whole['patch_size']}")
 
@@ -164,10 +164,10 @@ def _named(name: str) -> dict[str, Any]:
     """Returns the fields that a name stands for; those of the shape are None if it names no size."""
     found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
     stem, size, number = found.groups() if found else (None, "", "0")
-    hybrid = STEMS.get((stem, int(number))) if stem and size else None
+    hybrid = HYBRIDS.get((stem, int(number))) if stem and size else None
     if size not in (None, *SIZES) or (stem and not hybrid):
         options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
-        options += [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
+        options += [f"{stem}+ViT-{size}/{number}" for stem, number in HYBRIDS for size in SIZES]
         choose("model", name, options, where="vit_jax/models/__init__.py")
     shape = dict(zip(SHAPE, SIZES[size] if size else (None,) * len(SHAPE), strict=True))
     if not hybrid:

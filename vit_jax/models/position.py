@@ -108,7 +108,7 @@ def _normal(weights: np.ndarray) -> np.ndarray:
 RESAMPLINGS = {"linear": linear, "bicubic": bicubic, "flexi": flexi}
 
 
-def resample(
+def resample_positions(
     position: Float[Array | np.ndarray, "tokens width"],
     old_grid: Grid,
     new_grid: Grid,

@@ -21,7 +21,7 @@ def _at_least_one(part: Any, name: str) -> None:
         raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
 
 
-def stride(stages: tuple[int, ...]) -> int:
+def resnet_stride(stages: tuple[int, ...]) -> int:
     """Returns the pixels, on a side, under one position of the feature map of a ResNet with such stages."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
@@ -56,7 +56,7 @@ class Stem:
     @property
     def stride(self) -> int:
         """Pixels of the image, on a side, under one position of what the patches are taken of."""
-        return 1 if self.stem == "patches" else stride(self.stages)
+        return 1 if self.stem == "patches" else resnet_stride(self.stages)
 
     @property
     def channels(self) -> int:
@@ -124,7 +124,7 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """A Vision Transformer, complete. Widths are in channels, rates are probabilities."""
 
     width: int = 768
@@ -189,7 +189,7 @@ class Spec:
         return height // patch, width // patch
 
 
-def flatten(spec: Spec) -> dict[str, Any]:
+def flatten(spec: ModelSpec) -> dict[str, Any]:
     """Returns every field of a spec and of its parts by its own name: names are unique over all parts."""
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
@@ -201,7 +201,7 @@ def flatten(spec: Spec) -> dict[str, Any]:
     return flat
 
 
-def replace(spec: Spec, **flat: Any) -> Spec:
+def replace(spec: ModelSpec, **flat: Any) -> ModelSpec:
     """Returns a spec with fields replaced, wherever in it they lie.
 
     Args:

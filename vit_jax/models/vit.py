@@ -7,25 +7,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.layers import Dense
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
+from vit_jax.models.layers import Dense
 from vit_jax.models.mlp import Tokens, dropout
 from vit_jax.models.position import TABLES
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
-def pixels(spec: Spec, images: Images) -> Reduced:
+def pixels(spec: ModelSpec, images: Images) -> Reduced:
     """Returns the images: their patches are the tokens."""
     del spec
     return images
 
 
-def resnet(spec: Spec, images: Images) -> Reduced:
+def resnet(spec: ModelSpec, images: Images) -> Reduced:
     """Returns the feature map of a ResNet, whose patches are the tokens of a hybrid (section 3.1)."""
     return ResNet(spec.stem.stages, spec.stem.stem_width, name="stem")(images.astype(spec.dtype))
 
@@ -36,7 +36,7 @@ STEMS = {"patches": pixels, "resnet": resnet}
 class Embed(nn.Module):
     """Patches in raster order, each flattened and projected to the width (E of equation 1)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Tokens:
@@ -55,7 +55,7 @@ class Embed(nn.Module):
 class ViT(nn.Module):
     """The whole model. Training when a `dropout` random stream is given."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(
