@@ -13,6 +13,7 @@ import pytest
 
 from tests.test_program import batches, build
 from vit_jax import UserError, models, sharding, tree
+from vit_jax.models import variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.monitoring import summary
 from vit_jax.planning import collectives
@@ -141,7 +142,7 @@ def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
 
 @pytest.mark.parametrize("stages", [(), pytest.param((1,), marks=pytest.mark.slow)])
 def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
-    monkeypatch.setitem(models.HYBRIDS, ("R26", 32), (stages, 4))
+    monkeypatch.setitem(variants.HYBRIDS, ("R26", 32), (stages, 4))
     tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
     # What is random does not know of the stem, and takes half of the time to compile.
     tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0

@@ -317,7 +317,7 @@ def test_unknown_things_are_told(tmp_path):
         load("google_vit_in21k_tanh", resample="cubic")
     with pytest.raises(UserError, match="resolution must be"):
         load("google_vit_in21k_tanh", resolution="large")
-    with pytest.raises(UserError, match=r"resolution \d+ would do"):
+    with pytest.raises(UserError, match=r"resolution \d+ would fit"):
         load("google_vit_in21k_tanh", resolution=33)
 
 
@@ -350,7 +350,7 @@ def test_patches_of_another_size(tmp_path, capsys):
     chex.assert_trees_all_equal(vit_jax.load(target)[1], params)
     linear = load("big_vision_flexi", patch_size=16, resample="linear")[1]
     assert not np.array_equal(linear["position"], params["position"])
-    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would do"):
+    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would fit"):
         load("big_vision_flexi", patch_size=30)
     with pytest.raises(UserError, match="patch_size must be a whole number"):
         load("big_vision_flexi", patch_size="16")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from typing import get_args
 
 import chex
 import flax.linen as nn
@@ -16,11 +17,10 @@ from tests.conftest import ROOT
 from vit_jax import UserError, models
 from vit_jax.models import ModelSpec, create, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
-from vit_jax.models.layers import narrow
-from vit_jax.models.norm import normalise
-from vit_jax.models.position import RESAMPLINGS
+from vit_jax.models.layers import layer_norm, narrowing_matmul
+from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
-from vit_jax.models.spec import flatten
+from vit_jax.models.spec import flatten_spec
 from vit_jax.planning import flops
 
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
@@ -283,10 +283,10 @@ def assert_same_gradients(ours, plain, *arguments):
 
 def test_written_out_gradients_equal_derived_ones():
     x, kernel = images_of(4, 5, 16), images_of(16, 8)
-    assert_same_gradients(narrow, lambda x, kernel: x @ kernel, x, kernel)
+    assert_same_gradients(narrowing_matmul, lambda x, kernel: x @ kernel, x, kernel)
     norm = nn.LayerNorm(epsilon=1e-6)
     plain = lambda x, scale, bias: norm.apply({"params": {"scale": scale, "bias": bias}}, x)  # noqa: E731
-    assert_same_gradients(normalise, plain, x, images_of(16), images_of(16, seed=1))
+    assert_same_gradients(layer_norm, plain, x, images_of(16), images_of(16, seed=1))
     # Training on captured weights is possible, too.
     assert_same_gradients(heads_first, tokens_first, images_of(4, 5, 3, 2, 8))
 
@@ -579,12 +579,10 @@ def test_fields_recreate_the_model():
     assert described.preprocess == "value_range(-1,1)" and described.class_names == ("cat", "dog")
 
 
-def test_field_names_are_unique():
-    fields = dataclasses.fields(ModelSpec)
-    parts = [getattr(ModelSpec(), field.name) for field in fields]
-    names = [field.name for field, part in zip(fields, parts, strict=True) if not dataclasses.is_dataclass(part)]
-    names += [field.name for part in parts if dataclasses.is_dataclass(part) for field in dataclasses.fields(part)]
-    assert len(set(names)) == len(names) == len(flatten(ModelSpec()))
+def test_flat_keywords_are_unique():
+    values = [getattr(ModelSpec(), field.name) for field in dataclasses.fields(ModelSpec)]
+    parts = [dataclasses.fields(value) for value in values if dataclasses.is_dataclass(value)]
+    assert len(flatten_spec(ModelSpec())) == len(values) - len(parts) + sum(map(len, parts))
 
 
 @pytest.mark.parametrize(
@@ -592,12 +590,12 @@ def test_field_names_are_unique():
     [
         ("ViT-X/16", {}, "unknown model 'ViT-X/16'; did you mean 'ViT-"),
         ("ViT-B16", {}, "did you mean 'ViT-B/16'"),
-        ("resnet", {}, "unknown model 'resnet'; vit_jax/models/__init__.py lists them"),
+        ("resnet", {}, "unknown model 'resnet'; vit_jax/models/variants.py lists them"),
         ("R50+ViT-B/14", {}, "unknown model 'R50+ViT-B/14'; did you mean 'R50+ViT-B/1"),
         ("R50+ViT/16", {"width": 8}, "unknown model 'R50+ViT/16'; did you mean"),
         ("ViT/16", {"width": 8, "depth": 1}, "ViT/16 names no size; give mlp_dim, num_heads."),
         ("ViT-B/16", {"stem": "resnets"}, "unknown stem 'resnets'; did you mean 'resnet'"),
-        ("ViT-B/16", {"stages": (3, 4)}, "stages and stem_width are a ResNet's; give stem='resnet'"),
+        ("ViT-B/16", {"stages": (3, 4)}, "stages and stem_width are fields of a ResNet; give stem='resnet'"),
         ("R50+ViT-B/16", {"patch_size": 24}, "patch_size must be a multiple of 16, the stem's stride, not 24"),
         ("R50+ViT-B/16", {"stages": (3, 0)}, "each of the stages must have at least 1 unit, not (3, 0)"),
         ("R50+ViT-B/16", {"stages": 3}, "stages must be a list of whole numbers, not 3"),
@@ -610,7 +608,7 @@ def test_field_names_are_unique():
         ("ViT-B/16", {"remat": "dot"}, "did you mean 'dots'"),
         ("ViT-B/16", {"position": "rope"}, "unknown position"),
         ("ViT-B/16", {"num_heads": 5}, "width 768 is not divisible by num_heads 5"),
-        ("ViT-B/15", {}, "patches of 15 pixels do not tile 224x224 images; resolution 225"),
+        ("ViT-B/15", {}, "patches of 15 pixels do not tile 224x224 images; resolution 225 would fit"),
         ("ViT-B/16", {"resolution": (224, 100)}, "do not tile 224x100"),
         ("ViT-B/16", {"resolution": (1, 2, 3)}, "one size or"),
         ("ViT-B/16", {"width": 42, "num_heads": 2, "position": "sincos2d"}, "divisible by 4, not 42"),
@@ -648,11 +646,19 @@ def test_images_must_fit_the_positions():
         model.apply(params, images_of(), capture=("atention",))
 
 
-def test_words_of_the_spec_are_those_implemented():
+def test_every_word_that_the_spec_accepts_is_implemented():
     spec = models.spec
-    assert set(spec.ATTENTIONS) == set(models.attention.ATTENTIONS)
-    assert set(spec.MLPS) == set(models.mlp.MLPS)
-    assert set(spec.POOLINGS) == set(models.head.POOLINGS)
-    assert set(spec.POSITIONS) == set(models.position.TABLES)
-    assert set(spec.STEMS) == set(models.vit.STEMS)
-    assert set(spec.REMATS) - {"none"} == set(models.encoder.POLICIES)
+    implementations = {
+        spec.AttentionKind: models.attention.ATTENTIONS,
+        spec.MlpKind: models.mlp.MLPS,
+        spec.Pooling: models.head.POOLINGS,
+        spec.PositionKind: models.position.POSITIONS,
+        spec.StemKind: models.vit.STEMS,
+        spec.Remat: models.encoder.REMAT_POLICIES,
+    }
+    for words, table in implementations.items():
+        assert get_args(words) == tuple(table)
+
+
+def test_fields_that_only_say_how_a_model_is_computed():
+    assert models.EXECUTION_FIELDS == {"dtype", "attention", "mlp", "remat", "scan"} <= set(flatten_spec(ModelSpec()))

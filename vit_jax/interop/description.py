@@ -8,16 +8,13 @@ from vit_jax import UserError, models
 
 MODEL_FILE = "model.npz"
 
-# Fields that depend on the machine and not on the weights.
-EXECUTION = ("dtype", "attention", "mlp", "remat", "scan")
-
 LARGEST = 2**24  # bytes of a JSON file
 KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": list | None, "loss": str}
 
 
 def describe_model(model: models.Model) -> dict[str, Any]:
     """Returns what a model is, as JSON, without how it was made to run."""
-    fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
+    fields = {name: value for name, value in model.fields.items() if name not in models.EXECUTION_FIELDS}
     names = list(model.class_names) if model.class_names else None
     use = {"preprocess": model.preprocess, "class_names": names, "loss": model.loss}
     return {"model": model.name, "fields": fields, **use}

@@ -68,7 +68,7 @@ def places(spec: ModelSpec, layout: Layout) -> mapping.Table:
     def put_norm(ours: str, theirs: str) -> None:
         put(ours, theirs, ("scale", "bias"))
 
-    if spec.stem.stem == "resnet":
+    if spec.stem.kind == "resnet":
         put("stem/root/conv", "conv_root", ("kernel",))
         put_norm("stem/root/norm", "gn_root")
         for stage, unit, number in _convolutions(spec):
@@ -79,7 +79,7 @@ def places(spec: ModelSpec, layout: Layout) -> mapping.Table:
     put("embed", "embedding")
     if spec.class_rows:
         names["cls"] = Leaf("cls", ones=2)
-    if spec.position.position == "learned":
+    if spec.position.kind == "learned":
         names["position"] = Leaf(layout.position, ones=1)
 
     blocks = "encoder/blocks"
@@ -152,9 +152,9 @@ def arrays(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> di
         UserError: the layout cannot express the model.
     """
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
-    if spec.position.position not in positions:
-        raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
-    if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
+    if spec.position.kind not in positions:
+        raise UserError(f"the {layout.name} layout has no positions {spec.position.kind}")
+    if spec.position.kind == "learned" and spec.grid[0] != spec.grid[1]:
         rows, columns = spec.grid
         if layout.name == "big_vision":
             raise UserError(
@@ -168,7 +168,7 @@ def arrays(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> di
             )
     if spec.head.pooling == "map" and layout.name == "google":
         raise UserError("the google layout has no attention pooling")
-    if spec.stem.stem == "resnet" and layout.name == "big_vision":
+    if spec.stem.kind == "resnet" and layout.name == "big_vision":
         raise UserError("the big_vision layout has no hybrids")
     if _folded(layout, spec):
         first, rest = np.split(params["position"], [1])
@@ -178,7 +178,7 @@ def arrays(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> di
 
 def _folded(layout: Layout, spec: ModelSpec) -> bool:
     """Tells whether the class token's position is part of the class token: that sum is all that a model sees."""
-    return bool(spec.class_rows) and spec.position.position == "learned" and not layout.class_row
+    return bool(spec.class_rows) and spec.position.kind == "learned" and not layout.class_row
 
 
 def infer(found: mapping.Archive, layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:

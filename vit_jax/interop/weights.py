@@ -167,7 +167,7 @@ def _at_size(model: models.Model, params: Flat, given: dict[str, Any], method: s
     flexible = sizes["patch_size"] != model.field("patch_size")
     name = model.name
     if flexible:
-        if old.stem.stem != "patches":
+        if old.stem.kind != "patches":
             raise UserError("patch_size cannot change: patches of pixels are resized, not those of a ResNet's features")
         name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
     spec = models.create(name, **(model.fields | sizes)).spec
@@ -196,7 +196,7 @@ def _shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 @functools.lru_cache
 def _traced(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Once for a model: a file is read by its shapes, and what was read, or is written, is compared with them.
-    learned = spec.position.position == "learned"
+    learned = spec.position.kind == "learned"
     # Fixed positions are no parameters: their table, maybe a large one, need not be made.
     size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
     init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
@@ -220,7 +220,7 @@ def _describe(model: models.Model, params: Flat) -> str:
     told = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
     height, width = spec.position.image_size
-    words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
+    words += [f"{height}x{width} pixels", f"{spec.position.kind} positions", f"{spec.head.pooling} pooling"]
     size = spec.head.representation_size
     words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
     words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]

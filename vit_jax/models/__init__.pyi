@@ -1,12 +1,10 @@
-from .model import CAPTURES as CAPTURES
-from .model import HYBRIDS as HYBRIDS
-from .model import SIZES as SIZES
 from .model import Model as Model
 from .model import create as create
-from .model import model_name as model_name
-from .position import RESAMPLINGS as RESAMPLINGS
-from .position import resample_positions as resample_positions
+from .resampling import RESAMPLINGS as RESAMPLINGS
+from .resampling import resample_positions as resample_positions
 from .resampling import resize_patches as resize_patches
+from .spec import EXECUTION_FIELDS as EXECUTION_FIELDS
 from .spec import ModelSpec as ModelSpec
 from .spec import image_size as image_size
 from .spec import resnet_stride as resnet_stride
+from .variants import model_name as model_name
