@@ -163,12 +163,14 @@ def check_config(job: Job, shared: bool, devices: int) -> None:
     if name not in ("vit_jax.main", "vit_jax.sweep") or {"--help", "-h"} & set(words):
         return
     # They import what trains: seconds, of which other commands have no need.
-    from vit_jax import data, main, models, sharding, sweep
+    from vit_jax import data, models, sharding, sweep
     from vit_jax.config import check_config
+    from vit_jax.config_flags import parse_command_line
     from vit_jax.data import sources
 
     argv = [name, *words]
-    configs = [run.config for run in sweep.combinations(argv)] if name == "vit_jax.sweep" else [main.parse(argv)[0]]
+    swept = name == "vit_jax.sweep"
+    configs = [run.config for run in sweep.combinations(argv)] if swept else [parse_command_line(argv)[0]]
     for config in configs:
         check_config(config)
         models.create(config.model.name)

@@ -62,12 +62,12 @@ def test_bugs_keep_their_traceback():
 
 def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):
     kept = {}
-    monkeypatch.setattr(cli.Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     config = SimpleNamespace(jax_compilation_cache_dir=None, update=kept.__setitem__)
     monkeypatch.setattr(cli, "jax", SimpleNamespace(config=config))
     cli.use_compilation_cache()
-    assert kept == {"jax_compilation_cache_dir": str(tmp_path / ".cache" / "vit_jax" / "xla")}
-    assert (tmp_path / ".cache" / "vit_jax" / "xla").stat().st_mode & 0o077 == 0
+    assert kept == {"jax_compilation_cache_dir": str(tmp_path / "cache" / "xla")}
+    assert (tmp_path / "cache" / "xla").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(

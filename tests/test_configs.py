@@ -10,22 +10,21 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, models, nearest
+from vit_jax import UserError, data, models, nearest
 from vit_jax.config import (
     CONFIG_VERSION,
-    DURATIONS,
-    OPTIONAL,
-    RANGES,
     check_config,
     check_resumes,
-    epochs,
     flatten_config,
     load_config,
+    parse_config,
     resolve_config,
     save_config,
 )
+from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, epochs_field
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import parse_preprocess
-from vit_jax.synonyms import ADVICE, FIELDS, SYNONYMS
+from vit_jax.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
@@ -74,8 +73,8 @@ def test_every_field_is_read_and_every_read_field_is_declared():
     assert reads - groups - {"*"} <= KNOWN, "read but not declared"
     assert KNOWN - indirect <= reads, "declared but read by nothing"
     for key in DURATIONS:
-        assert {key, epochs(key)} <= KNOWN
-    assert indirect - {epochs(key) for key in DURATIONS} == {k for k in KNOWN if k[:6] == "model."}
+        assert {key, epochs_field(key)} <= KNOWN
+    assert indirect - {epochs_field(key) for key in DURATIONS} == {k for k in KNOWN if k[:6] == "model."}
 
 
 def test_models_take_every_field_of_the_model_group():
@@ -99,13 +98,9 @@ def other(key, value):
 
 
 def test_every_field_of_the_base_says_what_it_means():
-    lines = (ROOT / "configs/base.py").read_text().splitlines()
-    fields = [line for line in lines if re.match(r"\s+config\.[\w.]+ = (?!ConfigDict)", line)]
-    assert len(fields) == len(DECLARED)
-    explained = [
-        line for line in fields if re.search(r"#|\.(momentum|mlp_dim|depth|num_heads|split|preprocess) =", line)
-    ]
-    assert explained == fields
+    source = (ROOT / "configs/base.py").read_text()
+    meanings = dict(re.findall(r"^    config\.([\w.]+) = (?!ConfigDict).*?(?:  |\n    )# (.+)", source, re.M))
+    assert set(meanings) == DECLARED | set(RENAMED)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -132,33 +127,62 @@ def test_configs_survive_the_disk(name, tmp_path):
     assert check_resumes(again, config, "here") == []
 
 
-def test_a_config_file_of_another_version(tmp_path, monkeypatch):
+def test_a_config_file_of_another_version(tmp_path):
     path, config = tmp_path / "config.json", base.get_config()
     save_config(config, path)
     written = json.loads(path.read_text())
     assert written["version"] == CONFIG_VERSION
     del written["version"], written["seed"], written["data"]["fast"]  # as if they were younger than the file
-    path.write_text(json.dumps(written))
-    monkeypatch.setattr("vit_jax.config.YOUNGER", {"seed": 7, "data.fast": True})
-    assert flatten_config(load_config(path)) == flatten_config(config) | {"seed": 7, "data.fast": True}
-    monkeypatch.setattr(
-        "vit_jax.config.YOUNGER", {"seed": 7, "data.fast": True, "new.group.field": 1, "evals.*.every": 2}
-    )
-    younger = load_config(path)
+
+    def read(**younger):
+        known = {name: Field(when_missing=(value,)) for name, value in younger.items()}
+        return parse_config(json.dumps(written).encode(), "config.json", known)
+
+    assert flatten_config(read(**{"seed": 7, "data.fast": True})) == flatten_config(config) | {
+        "seed": 7,
+        "data.fast": True,
+    }
+    younger = read(**{"new.group.field": 1, "evals.*.every": 2})
     assert (younger.new.group.field, younger.evals.test.every) == (1, 2)
     path.write_text(json.dumps(written | {"version": CONFIG_VERSION + 1}))
     with pytest.raises(UserError, match=r"config\.json was written by a later version"):
         load_config(path)
     with pytest.raises(UserError, match=r"cannot read .*nothing\.json"):
         load_config(tmp_path / "nothing.json")
-    for text in ("", "[]", "null", '{"version": "x"}', path.read_text()[:-20]):
+    for text in ("", "[]", "null", '{"version": "x"}', '{"model": 1}', '{"optim": 1}', path.read_text()[:-20]):
         path.write_text(text)
         with pytest.raises(UserError, match=r"config\.json is damaged"):
             load_config(path)
 
 
+def test_an_earlier_name_of_a_field_is_read_from_recipes_files_and_command_lines(tmp_path):
+    assert dict(RENAMED) == {"optim.rates": "optim.lr_multipliers"}
+    config = base.get_config()
+    config.optim.rates = "head/.*=10"  # as a recipe written for version 0.1.0 does
+    assert flatten_config(config)["optim.lr_multipliers"] == "head/.*=10"
+    config.total_steps = 5
+    resolved = resolve_config(config)
+    assert resolved.optim.lr_multipliers == "head/.*=10" and "rates" not in resolved.optim
+    save_config(resolved, tmp_path / "config.json")
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["optim"]["lr_multipliers"] == "head/.*=10" and "rates" not in written["optim"]
+    written["optim"]["rates"] = written["optim"].pop("lr_multipliers")
+    again = parse_config(json.dumps(written).encode(), "config.json")
+    assert check_resumes(again, resolved, "here") == [] and "rates" not in again.optim
+    for name in ("rates", "lr_multipliers"):
+        config, _ = parse(f"--config.optim.{name}=head/.*=10")
+        assert config.optim.lr_multipliers == "head/.*=10" and "rates" not in config.optim
+
+
+def test_a_base_of_an_earlier_version_is_read_too(tmp_path):
+    old = (ROOT / "configs/base.py").read_text().replace("config.optim.rates = ", "pass  # ")
+    (tmp_path / "old.py").write_text(old.replace("config.optim.lr_multipliers", "config.optim.rates"))
+    config, _ = parse_command_line(["main.py", f"--config={tmp_path}/old.py", "--config.optim.rates=head/.*=0"])
+    assert config.optim.lr_multipliers == "head/.*=0" and "rates" not in config.optim
+
+
 def parse(*words):
-    return main.parse(["main.py", f"--config={ROOT}/configs/digits.py", *words])
+    return parse_command_line(["main.py", f"--config={ROOT}/configs/digits.py", *words])
 
 
 def test_overrides():
@@ -184,7 +208,7 @@ def test_overrides():
         (["--config.data.augment=x"], "unknown config field 'data.augment'; did you mean 'data.preprocess'?"),
         (["--config.mixup=0.2"], "unknown config field 'mixup'; did you mean 'task.mixup'?"),
         (["--config.evals.val.split=x"], "unknown config field 'evals.val.split'; did you mean 'evals.test.split'?"),
-        (["--config.resume=True"], "unknown config field 'resume'; the same command with the same --workdir goes on"),
+        (["--config.resume=True"], "unknown config field 'resume'; the same command with the same --workdir continues"),
         (["--batch-size", "3"], "Unknown command line flag 'batch-size'; did you mean --config.batch=VALUE?"),
         (["--lr=3"], "Unknown command line flag 'lr'; did you mean --config.base_lr=VALUE?"),
         (
@@ -215,8 +239,10 @@ def test_a_letter_too_few_leads_to_the_field():
 
 def test_the_names_of_other_trainers_lead_to_ours():
     fields = flatten_config(base.get_config())
-    assert set(FIELDS) <= set(fields)
-    assert len(SYNONYMS) == sum(len(names.split()) for names in (FIELDS | ADVICE).values())  # each stands there once
+    assert set(FOREIGN_NAMES) <= set(fields)
+    assert len(SYNONYMS) == sum(
+        len(names.split()) for names in (FOREIGN_NAMES | ADVICE).values()
+    )  # each stands there once
     for name, ours in SYNONYMS.items():
         group = name in base.get_config()
         assert group or name not in {field.rpartition(".")[2] for field in fields}, f"{name} needs no row"
@@ -245,32 +271,34 @@ def test_a_misspelt_recipe_leads_to_the_nearest(typed, meant, monkeypatch):
     monkeypatch.chdir(ROOT)
     hint = f"; did you mean {meant!r}?" if meant else "."
     with pytest.raises(UserError, match=re.escape(f"there is no config file {typed.partition(':')[0]}{hint}") + "$"):
-        main.parse(["main.py", f"--config={typed}"])
+        parse_command_line(["main.py", f"--config={typed}"])
 
 
 def test_the_stages_of_cifar5():
-    parsed = [main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")]
+    parsed = [
+        parse_command_line(["main.py", f"--config={ROOT}/configs/cifar5.py{arg}"])[0] for arg in ("", ":stage=finetune")
+    ]
     first, second = map(flatten_config, parsed)
     assert {key for key in first if key.startswith("model.") and first[key] != second[key]} == set()
     assert (first["resolution"], second["resolution"]) == (32, 48)
     assert [flat["data.source"][-3:] for flat in (first, second)] == ["0-4", "5-9"]
     for arg in ("stage=fine", "finetune", "stage="):
         with pytest.raises(UserError, match=f"'{arg}' is not stage=STAGE with one of the stages pretrain, finetune"):
-            main.parse(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
+            parse_command_line(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
 
 
 def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="--config=FILE"):
-        main.parse(["main.py"])
+        parse_command_line(["main.py"])
     with pytest.raises(UserError, match="no config file"):
-        main.parse(["main.py", "--config=configs/nothing.py"])
+        parse_command_line(["main.py", "--config=configs/nothing.py"])
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module
     with pytest.raises(UserError, match=r"configs/jft\.py is no recipe: it defines no get_config\(\)\."):
-        main.parse(["main.py", f"--config={ROOT}/configs/jft.py"])
+        parse_command_line(["main.py", f"--config={ROOT}/configs/jft.py"])
     for name in ("digits", "vit_b16_jft"):
         sentence = rf"^the recipe \S*configs/{name}\.py takes no argument, but was given 'aug=medium1'\.$"
         with pytest.raises(UserError, match=sentence):
-            main.parse(["main.py", f"--config={ROOT}/configs/{name}.py:aug=medium1"])
+            parse_command_line(["main.py", f"--config={ROOT}/configs/{name}.py:aug=medium1"])
 
 
 @pytest.mark.parametrize(
@@ -301,8 +329,17 @@ def test_values_that_make_no_sense(change, sentence):
         check_config(config)
 
 
+def test_every_field_is_declared_once():
+    assert set(FIELDS) == KNOWN
+    for module in ("config", "config_fields", "config_flags"):
+        source = (ROOT / "vit_jax" / f"{module}.py").read_text()
+        for name in FIELDS if module != "config_fields" else ():
+            assert "." not in name or f'"{name}"' not in source or name == "checkpoint.best_metric", (module, name)
+
+
 def test_optional_fields_are_those_that_the_base_leaves_unset():
-    assert {key for key, value in flatten_config(BASE).items() if value is None} == OPTIONAL
+    unset = {key for key, value in flatten_config(BASE).items() if value is None}
+    assert unset == {name for name, field in FIELDS.items() if field.optional}
     config, _ = parse("--config.grad_norm_clip=None", "--config.total_epochs=None", "--config.total_steps=3")
     assert config.grad_norm_clip is None and config.total_epochs is None
     check_config(config)
@@ -314,8 +351,9 @@ def test_every_number_has_a_range():
     numbers = {
         k for k, v in flatten_config(BASE).items() if type(v) in (int, float) or k.endswith(("_steps", "_epochs"))
     }
-    free = {"mesh.data", "mesh.fsdp", "linear_end", "eval_every", "grad_norm_clip", "batch_eval"}
-    assert {key for key in numbers if not key.startswith("model.")} - free <= set(RANGES)
+    free = {"mesh.data", "mesh.fsdp", "linear_end"}
+    for name in numbers - free:
+        assert name.startswith("model.") or FIELDS[name].least in (0, 1), name
 
 
 def test_durations_in_epochs():

@@ -45,8 +45,8 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
     model, params = load(folder / f"curve_{name}.npz", resolution=24)
     update = TrainStep(
         model=model,
-        task=tasks.make(config, 7),
-        optimizer=optim.make(config),
+        task=tasks.make_task(config, 7),
+        optimizer=optim.make_optimizer(config),
         schedule=optim.make_schedule(config),
         seed=0,
         accum_steps=config.accum_steps,

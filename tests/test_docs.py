@@ -17,7 +17,9 @@ from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
 from vit_jax import convert, evaluate, main, pack, plan, predict, sweep
-from vit_jax.config import FIXED, FREE, IDENTITY, check_config
+from vit_jax.config import check_config
+from vit_jax.config_fields import FIELDS, GROUPS, OnResume
+from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import coordination, supervisor
 from vit_jax.planning import worker
 from vit_jax.program import program_without_data
@@ -96,7 +98,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
             for run in sweep.combinations([name, *words]):
                 check_config(run.config)
         if name == "vit_jax.main":
-            config, _ = main.parse([name, *words])
+            config, _ = parse_command_line([name, *words])
             check_config(config)
             if any(word in line for word in DRY):
                 _, program = program_without_data(config)
@@ -202,9 +204,10 @@ def test_the_limits_of_the_page_are_those_of_the_code():
 def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
     page = PAGES[ROOT / "docs" / "checkpoints.md"]
     rows = re.search(r"^\| fields \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.M)[1].splitlines()
-    fixed, fatal, accepted, free = (set(re.findall(r"`([\w.]+)`", row.split("|")[1])) for row in rows)
-    assert (fixed, free) == (FIXED, FREE)
-    assert fatal | accepted | (fixed & IDENTITY) == IDENTITY and accepted == {"data"}
+    listed = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in rows]
+    rules = [OnResume.REFUSED, OnResume.REFUSED, OnResume.DATA, OnResume.ACCEPTED]
+    told = {name: rule for names, rule in zip(listed, rules, strict=True) for name in names}
+    assert told == GROUPS | {name: field.on_resume for name, field in FIELDS.items() if field.on_resume}
 
 
 def test_every_program_is_shown():

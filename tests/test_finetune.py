@@ -6,8 +6,9 @@ import pytest
 
 from configs import base, finetune
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, sharding
+from vit_jax import UserError, data, sharding
 from vit_jax.config import check_config, flatten_config, resolve_config
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import parse_preprocess
 from vit_jax.data.sources import splits
 from vit_jax.program import make_program
@@ -102,7 +103,7 @@ ROWS = {
 
 
 def parse(arg, *words):
-    return main.parse(["main.py", f"--config={ROOT}/configs/finetune.py:{arg}", *words])[0]
+    return parse_command_line(["main.py", f"--config={ROOT}/configs/finetune.py:{arg}", *words])[0]
 
 
 @pytest.mark.parametrize("arg", ROWS)

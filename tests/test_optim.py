@@ -48,7 +48,7 @@ GRADS = {"dense1": {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0])}
 
 
 def updated(config, steps=1, grads=GRADS):
-    optimizer, params = optim.make(config), PARAMS
+    optimizer, params = optim.make_optimizer(config), PARAMS
     state = optimizer.init(params)
     for _ in range(steps):
         changes, state = optimizer.update(grads, state, params)
@@ -101,7 +101,7 @@ def test_momentum_and_clipping(config):
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_the_first_moment_may_be_kept_in_half_precision(config, name):
     config.optim.name, config.optim.moment_dtype = name, "bfloat16"
-    state = optim.make(config).init(PARAMS)
+    state = optim.make_optimizer(config).init(PARAMS)
     assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
 
 
@@ -110,7 +110,7 @@ def test_rates_by_name(config, factor):
     config.decay_type, config.warmup_steps = "constant", 0
     config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, "all", factor
     plain = updated(config)
-    config.optim.rates = "dense1/bias=0,dense1/.*=0.25"  # the first that matches counts
+    config.optim.lr_multipliers = "dense1/bias=0,dense1/.*=0.25"  # the first that matches counts
     params = updated(config)
     np.testing.assert_array_equal(params["dense1"]["bias"], PARAMS["dense1"]["bias"])
     before = PARAMS["dense1"]["kernel"]
@@ -120,9 +120,9 @@ def test_rates_by_name(config, factor):
 
 @pytest.mark.parametrize("text", ["head", "head=x", "=3", "(=1", "head=-1", "head=nan", "head=inf"])
 def test_rates_that_cannot_be_read(config, text):
-    config.optim.rates = text
-    with pytest.raises(UserError, match=r"cannot read .* in optim.rates; write head/"):
-        optim.make(config)
+    config.optim.lr_multipliers = text
+    with pytest.raises(UserError, match=r"cannot read .* in optim.lr_multipliers; write head/"):
+        optim.make_optimizer(config)
 
 
 def test_a_pattern_that_names_nothing():

@@ -48,7 +48,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
     params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
     batch = next(batches(program, 1))
-    targets, optimizer = program.task.targets(batch["label"]), optim.make(resolve_config(tiny))
+    targets, optimizer = program.task.targets(batch["label"]), optim.make_optimizer(resolve_config(tiny))
 
     def gradient(parts):
         update = TrainStep(
@@ -65,7 +65,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
 
 
 def test_the_table_of_parameters_shows_what_is_frozen(tiny):
-    tiny.optim.rates = "head/.*=10,embed/.*=0"
+    tiny.optim.lr_multipliers = "head/.*=10,embed/.*=0"
     tiny.mesh.fsdp = 8
     lines = {line.split()[0]: line.split("  ")[-1].strip() for line in summary.parameter_table(build(tiny, devices=8))}
     assert lines["head/bias"] == "rate x 10" and lines["embed/kernel"] == "frozen, split over fsdp"
@@ -92,8 +92,10 @@ def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     tiny.base_lr, tiny.warmup_steps = 1e39, 0  # infinite in float32
     tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0
     config = resolve_config(tiny)
-    task, schedule = tasks.make(config, 10), optim.make_schedule(config)
-    update = TrainStep(models.create("ViT-mu/16"), task, optim.make(config), schedule, 0, accum_steps=1, ema_decay=0.9)
+    task, schedule = tasks.make_task(config, 10), optim.make_schedule(config)
+    update = TrainStep(
+        models.create("ViT-mu/16"), task, optim.make_optimizer(config), schedule, 0, accum_steps=1, ema_decay=0.9
+    )
     loss_and_grads = (jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
     monkeypatch.setattr(TrainStep, "loss_and_grads", lambda *args: loss_and_grads)
     state = update.start({"kernel": jnp.array([2.0, 3.0])})
@@ -111,7 +113,7 @@ def test_the_moving_average_follows_the_parameters(tiny):
     for batch in batches(program, 3):
         state, _ = program.train_step(state, batch)
         expected = jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, expected, jax.device_get(state.params))
-    chex.assert_trees_all_close(state.weights, expected, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(state.eval_params, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_predict_is_the_model_without_dropout(tiny):
@@ -170,7 +172,7 @@ def test_the_largest_config_takes_a_step_at_reduced_depth():
 
 
 def test_frozen_parameters_stay_and_cost_nothing(tiny):
-    tiny.optim.rates, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
+    tiny.optim.lr_multipliers, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
     program = build(tiny)
     before = tree.flatten(jax.device_get(program.init(jax.random.key(0), {}).params))
     state = program.init(jax.random.key(0), {})
@@ -181,7 +183,7 @@ def test_frozen_parameters_stay_and_cost_nothing(tiny):
         assert np.array_equal(leaf, after[name]) == (not name.startswith("head/")), name
     assert metrics["norm/grads"] > 0
     flops = program.train_step.lower(program.state, program.batch).cost_analysis()["flops"]
-    tiny.optim.rates = ""
+    tiny.optim.lr_multipliers = ""
     whole = build(tiny)
     assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]
 
@@ -197,7 +199,7 @@ def test_an_evaluation_holds_as_many_images_as_a_part_of_a_step(tiny):
         )
         given = {"head/kernel": np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)}
         params = program.init(jax.random.key(0), given).params
-        found.append(evals.run(evals.make(tiny, program), params))
+        found.append(evals.run_evaluators(evals.make_evaluators(tiny, program), params))
     part, more = found
     assert part["test/n"] == more["test/n"] == 40 and part["test/accuracy"] == more["test/accuracy"]
     assert part["test/top5"] == more["test/top5"] and part["test/loss"] == pytest.approx(more["test/loss"], rel=1e-6)
@@ -206,10 +208,10 @@ def test_an_evaluation_holds_as_many_images_as_a_part_of_a_step(tiny):
 def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, caplog):
     tiny.model.depth = 1
     program = build(tiny, devices=8)
-    weights = program.init(jax.random.key(0), {}).weights
+    weights = program.init(jax.random.key(0), {}).eval_params
     with jax.log_compiles():
         evals.check_fits(program, weights)
-        assert evals.run(evals.make(tiny, program), weights)["test/n"] == 40
+        assert evals.run_evaluators(evals.make_evaluators(tiny, program), weights)["test/n"] == 40
     assert sum("Finished XLA compilation of jit(eval_step)" in record.getMessage() for record in caplog.records) == 1
 
     def run(error):
@@ -242,7 +244,7 @@ def test_images_with_several_labels(tiny):
     one = np.arange(16, dtype=np.int32)[:, None] % 10
     few = np.concatenate([one, np.full_like(one, -1), np.where(one > 4, one - 1, -1)], axis=1)
     state = program.init(jax.random.key(0), {})
-    weights = jax.device_get(state.weights)
+    weights = jax.device_get(state.eval_params)
     for labels in (np.pad(one, ((0, 0), (0, 2)), constant_values=-1), few):
         batch = {"image": images, "label": labels, "mask": np.ones(16, np.float32)}
         sums = program.eval_step(weights, batch)

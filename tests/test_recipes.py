@@ -7,8 +7,9 @@ import pytest
 
 from configs import augreg, base
 from tests.conftest import ROOT
-from vit_jax import UserError, main
+from vit_jax import UserError
 from vit_jax.config import check_config, flatten_config, resolve_config
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import OPS, parse_preprocess
 from vit_jax.data.sources import splits
 
@@ -171,7 +172,7 @@ ROWS = {
 
 
 def parse(name, *words):
-    return main.parse(["main.py", f"--config={ROOT}/configs/{name}", *words])[0]
+    return parse_command_line(["main.py", f"--config={ROOT}/configs/{name}", *words])[0]
 
 
 def test_every_recipe_of_a_published_model_is_here():

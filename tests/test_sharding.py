@@ -169,7 +169,7 @@ def test_the_mlps_agree(tiny):
             return (y**2).sum(), y
 
         def run(params, x):
-            with sharding.use(mesh) if mesh else contextlib.nullcontext():
+            with sharding.use_mesh(mesh) if mesh else contextlib.nullcontext():
                 return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, x)
 
         return jax.jit(run)(variables["params"], x)
@@ -262,7 +262,7 @@ def test_a_dimension_that_its_axes_do_not_divide_stays_whole(tiny):
     mesh = sharding.make_mesh(tiny)
 
     def pinned(x):
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             return sharding.constrain(x, ("batch", "width"))
 
     assert jax.jit(pinned)(jnp.ones((8, 3))).sharding.shard_shape((8, 3)) == (1, 3)

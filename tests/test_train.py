@@ -192,7 +192,7 @@ def test_the_activations_of_an_evaluation_fit_small_machines(tiny, model, resolu
     tiny.batch, tiny.resolution, tiny.model.name, tiny.model.depth = 4096, resolution, model, None
     tiny.model.scan = True  # traced sooner
     tiny.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
-    assert evaluate.choose_batch(program_module.refit(tiny, fsdp=1)) == 8 * images
+    assert evaluate.choose_batch(program_module.make_inference_program(tiny, fsdp=1)) == 8 * images
 
 
 def test_images_predicted_together_are_predicted_as_alone(run, tmp_path):
@@ -355,7 +355,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
 
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
-    make, fetch = program_module.make_program, train_metrics.fetch
+    make, fetch = program_module.make_program, train_metrics.fetch_metrics
 
     def recording(*args):
         program = make(*args)
@@ -372,7 +372,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
         return fetch(values)
 
     monkeypatch.setattr(program_module, "make_program", recording)
-    monkeypatch.setattr(train_metrics, "fetch", reading)
+    monkeypatch.setattr(train_metrics, "fetch_metrics", reading)
     quick.eval_every, quick.checkpoint_every = 20, 100
     quick.mesh.data, quick.log_every, quick.profile_steps = 8, 1, 2
     train.train(quick, tmp_path)

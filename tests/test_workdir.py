@@ -78,7 +78,7 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
     ]
     for number, (error, kind, sentence) in enumerate(faults):  # the same command again and again
         with monkeypatch.context() as patch:
-            failing(patch, train.evals, "run", error, call=1 if number else 2)
+            failing(patch, train.evals, "run_evaluators", error, call=1 if number else 2)
             with pytest.raises(kind, match=sentence) as raised:
                 train.train(configured(), tmp_path / "run")
         assert steps(tmp_path / "run") == [4, 8]
@@ -154,7 +154,7 @@ def test_a_model_stays_though_its_checkpoint_was_lost(finished):
     shutil.rmtree(finished / "checkpoints" / "10")
     start = steps(finished)[-1]  # the run goes on from here, and saves the next step before it fails
     with pytest.MonkeyPatch.context() as patch:
-        failing(patch, train.evals, "run", UserError("unreadable."), call=1)
+        failing(patch, train.evals, "run_evaluators", UserError("unreadable."), call=1)
         with pytest.raises(UserError, match=f"step {start + 1} is saved"):
             train.train(configured(total_steps=14, eval_every=start + 1), finished)
     assert steps(finished)[-1] == start + 1 < 10 and (finished / "model.npz").read_bytes() == model
@@ -170,14 +170,14 @@ def test_a_run_does_not_replace_what_it_starts_from(part, finished):
 
 def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
     for source, place in (("run/pretrained.npz", "run"), ("runs/photos", "runs"), ("ViT-B/16", "."), (None, ".")):
-        mirror.check_apart(source, place)
+        mirror.check_init_from(source, place)
     for source, place in (
         ("run/", "./run"),
         ("gs://b/r/checkpoints/5", "gs://b/r/"),
         ("r/model.npz", f"{Path.cwd()}/r"),
     ):
         with pytest.raises(UserError, match="lies in the workdir"):
-            mirror.check_apart(source, str(place))
+            mirror.check_init_from(source, str(place))
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):
@@ -192,7 +192,7 @@ def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):
 
 def test_metrics_of_another_program_are_left_alone(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is not what a run writes; move it away"):
+    with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl: a line is not .*; move the file away"):
         train.train(configured(), tmp_path)
 
 

@@ -15,7 +15,9 @@ from vit_jax.errors import choose as choose
 from vit_jax.errors import exit_code as exit_code
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path
+from vit_jax.errors import reason as reason
 from vit_jax.errors import shown as shown
+from vit_jax.errors import user_errors as user_errors
 
 __version__ = "0.1.0"
 # What users need; the names imported above beside it are for the package itself.

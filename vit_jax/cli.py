@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.extend.backend import register_backend_factory
 
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
 from vit_jax.machine import has_tpu
+from vit_jax.storage import cache
 
 AGAIN = "the same command goes on from what was saved last, if anything was."
 TERMINATED = "terminated", signal.SIGTERM
@@ -96,6 +96,7 @@ def no_tpu() -> None:
 def use_compilation_cache() -> None:
     """Keeps compiled programs for the next run, in a folder that only this user can write."""
     if jax.config.jax_compilation_cache_dir is None:
-        folder = Path.home() / ".cache" / "vit_jax" / "xla"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = cache.root() / "xla"
+        with cache.write_errors():
+            folder.mkdir(exist_ok=True, mode=0o700)
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -1,7 +1,8 @@
 """Errors that a run may end with, told in one sentence."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -43,6 +44,36 @@ CODES: dict[type[BaseException], int] = {
 def exit_code(error: BaseException) -> int:
     """Returns the exit code of a command that an error ends; 1 for a bug."""
     return next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
+
+
+@contextlib.contextmanager
+def user_errors(what: str, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Turns errors of libraries into a `UserError`: "`what`: reason; `advice`".
+
+    A `UserError` passes as it is. Where `kinds` has `Exception`, so do `BUGS` that are not in `kinds` themselves.
+
+    Args:
+        what: what failed, such as "cannot read FILE".
+        *kinds: the errors to turn; `OSError` if none is given.
+        advice: what the user can do about it.
+
+    Raises:
+        UserError: in place of an error of these kinds.
+    """
+    kinds = kinds or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        is_bug = Exception in kinds and isinstance(error, BUGS) and type(error) not in kinds
+        if is_bug or isinstance(error, UserError):
+            raise
+        raise UserError(f"{what}: {reason(error)}" + (f"; {advice}" if advice else "")) from error
+
+
+def reason(error: BaseException) -> str:
+    """Returns what went wrong in one line: without the number and the path of an `OSError`."""
+    text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
+    return text.rstrip(".") or type(error).__name__
 
 
 def shown(text: object, most: int = 20_000) -> str:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, cli, data, distributed, evals, nearest_path
 from vit_jax.config import load_config
-from vit_jax.program import Program, refit
+from vit_jax.program import Program, make_inference_program
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -51,13 +51,13 @@ def evaluate(
     for name, number, least in (("fsdp", fsdp, 1), ("batch", batch, 1), ("workers", workers, 0)):
         if number is not None and number < least:
             raise UserError(f"{name} must be at least {least}, not {number}.")
-    path = checkpoint.here(workdir, best)
+    path = checkpoint.local_workdir(workdir, best)
     if not path.exists():
         near = nearest_path(path)
         raise UserError(f"there is no folder {workdir}{f'; did you mean {str(near)!r}?' if near else '.'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{workdir} holds no run: it has no config.json.")
-    folder = checkpoint.find(path, best)
+    folder = checkpoint.find_checkpoint(path, best)
     if folder is None:
         raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
     config = load_config(path / "config.json")
@@ -65,13 +65,13 @@ def evaluate(
     if split is not None:
         choose_split(config, split)
     wanted = data.batch_eval(config)
-    program = refit(config, fsdp)
+    program = make_inference_program(config, fsdp)
     config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
-    evaluators = evals.make(config, program)  # opens the data first: the weights may take long to read
+    evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
     weights, _ = checkpoint.read_weights(folder)
     weights = jax.device_put(weights, program.state_shardings.params)
-    return {"step": int(folder.name), **evals.run(evaluators, weights)}
+    return {"step": int(folder.name), **evals.run_evaluators(evaluators, weights)}
 
 
 def choose_split(config: ConfigDict, split: str) -> None:

@@ -53,7 +53,7 @@ def _schedule_shape(config: ConfigDict) -> optax.Schedule:
     return shape
 
 
-def make(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns clip -> precondition -> decay -> factors by name -> rate.
 
     Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
@@ -95,13 +95,13 @@ def _all(params: optax.Params) -> optax.Params:
 
 
 def lr_multipliers(config: ConfigDict) -> LrMultipliers:
-    """Returns what `config.optim.rates` says.
+    """Returns what `config.optim.lr_multipliers` says.
 
     Raises:
         UserError: it is not written PATTERN=FACTOR,...
     """
     pairs = []
-    for part in filter(None, config.optim.rates.split(",")):
+    for part in filter(None, config.optim.lr_multipliers.split(",")):
         pattern, _, number = part.rpartition("=")
         try:
             re.compile(pattern)
@@ -109,7 +109,9 @@ def lr_multipliers(config: ConfigDict) -> LrMultipliers:
         except (re.error, ValueError):
             pairs.append((pattern, math.nan))
         if not pattern or not 0 <= pairs[-1][1] < math.inf:
-            raise UserError(f"cannot read {part!r} in optim.rates; write head/.*=10,embed/.*=0, factors at least 0")
+            raise UserError(
+                f"cannot read {part!r} in optim.lr_multipliers; write head/.*=10,embed/.*=0, factors at least 0"
+            )
     return tuple(pairs)
 
 
@@ -125,4 +127,4 @@ def check_lr_multipliers(multipliers: LrMultipliers, names: Iterable[str]) -> No
     names = list(names)
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, name) for name in names):
-            raise UserError(f"optim.rates: no parameter is called {pattern!r}; there are {', '.join(names)}")
+            raise UserError(f"optim.lr_multipliers: no parameter is called {pattern!r}; there are {', '.join(names)}")

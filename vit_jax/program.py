@@ -33,8 +33,8 @@ class Program:
         init: (key, given) -> state, made in place; `given` are parameters by name to use instead of random ones.
         train_step: (state, batch) -> (state, metrics); consumes the state.
         predict: (params, images) -> logits.
-        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.sums`.
-        factors: of the learning rate, by parameter; 0: frozen.
+        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
+        lr_multipliers: of the learning rate, by parameter; 0: frozen.
     """
 
     mesh: Mesh
@@ -50,7 +50,7 @@ class Program:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     predict: Callable[[Any, jax.Array], jax.Array]
     eval_step: Callable[[Any, Batch], Metrics]
-    factors: dict[str, float]
+    lr_multipliers: dict[str, float]
 
 
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
@@ -61,10 +61,10 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     """
     model = make_model(config, mesh, spec)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
-    task = tasks.make(config, spec.num_classes)
+    task = tasks.make_task(config, spec.num_classes)
     rates = optim.lr_multipliers(config)
 
-    def trained(params: Any) -> Any:
+    def freeze(params: Any) -> Any:
         return tree.map_named(
             lambda name, x: x if optim.lr_multiplier(rates, name) else jax.lax.stop_gradient(x), params
         )
@@ -72,12 +72,12 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     update = TrainStep(
         model=model,
         task=task,
-        optimizer=optim.make(config),
+        optimizer=optim.make_optimizer(config),
         schedule=optim.make_schedule(config),
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
-        trained=trained,
+        freeze=freeze,
     )
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.batch_eval(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
@@ -94,18 +94,18 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     replicated = NamedSharding(mesh, P())
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             return update(state, batch)
 
     def predict(params: Any, images: jax.Array) -> jax.Array:
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             return model.apply(params, images)[0]
 
     params_shardings = state_shardings.params
     predict = jax.jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding)
 
     def eval_step(params: Any, batch: Batch) -> Metrics:
-        return task.sums(predict(params, batch["image"]), batch["label"], batch["mask"])
+        return task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
 
     return Program(
         mesh=mesh,
@@ -126,7 +126,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ),
         predict=predict,
         eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
-        factors={name: optim.lr_multiplier(rates, name) for name in tree.flatten(state.params)},
+        lr_multipliers={name: optim.lr_multiplier(rates, name) for name in tree.flatten(state.params)},
     )
 
 
@@ -166,7 +166,7 @@ def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | Non
     return config, make_program(config, sharding.make_mesh(config, devices), spec)
 
 
-def refit(config: ConfigDict, fsdp: int) -> Program:
+def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
     """Returns the program of a finished run on the devices here, with the least batch: predictions take any. The
     configuration keeps nothing of what fitted training to the run's own devices.
 

@@ -192,7 +192,7 @@ def _parts(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh) -> Iterator[None]:
+def use_mesh(mesh: Mesh) -> Iterator[None]:
     """Lets the functions below know the mesh while a function is traced; outside of one they do nothing."""
     token = _mesh.set(mesh)
     try:

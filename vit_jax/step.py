@@ -36,7 +36,7 @@ class TrainState:
     skips: Any
 
     @property
-    def weights(self) -> Any:
+    def eval_params(self) -> Any:
         """The parameters to evaluate and export: the moving average when it is on."""
         return self.params if self.ema is None else self.ema
 
@@ -53,7 +53,7 @@ class TrainStep:
         seed: of dropout, stochastic depth and MixUp.
         accum_steps: parts into which the batch is cut.
         ema_decay: of the moving average; 0 for none.
-        trained: returns the parameters, those that never change without their gradient: it is not computed and is 0.
+        freeze: returns the parameters, those that never change without their gradient: it is not computed and is 0.
     """
 
     model: Model
@@ -63,7 +63,7 @@ class TrainStep:
     seed: int
     accum_steps: int
     ema_decay: float
-    trained: Callable[[Any], Any] = lambda params: params
+    freeze: Callable[[Any], Any] = lambda params: params
 
     def start(self, params: Any) -> TrainState:
         """Returns the state before the first step."""
@@ -121,7 +121,7 @@ class TrainStep:
         """Returns the mean loss and its gradient, computed over `accum_steps` equal parts of the batch."""
 
         def loss_of(params: Any, images: Array, targets: Array, key: PRNGKeyArray) -> Array:
-            logits, _ = self.model.apply(self.trained(params), images, dropout_key=key)
+            logits, _ = self.model.apply(self.freeze(params), images, dropout_key=key)
             return self.task.losses(logits, targets).mean()
 
         grad_of = jax.value_and_grad(loss_of)

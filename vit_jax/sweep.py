@@ -30,8 +30,9 @@ from ml_collections import ConfigDict
 import vit_jax
 from vit_jax import NonFiniteLoss, UserError, cli, data
 from vit_jax.config import flatten_config, parse_config
-from vit_jax.distributed import Guard
-from vit_jax.main import parse, watched
+from vit_jax.config_flags import parse_command_line
+from vit_jax.distributed import Supervisor
+from vit_jax.main import watched
 from vit_jax.storage import filesystem
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
@@ -67,7 +68,7 @@ class Run:
     folder: str
 
 
-def sweep(runs: list[Run], guard: Guard | None = None) -> list[Row]:
+def sweep(runs: list[Run], supervisor: Supervisor | None = None) -> list[Row]:
     """Trains what is not finished, and returns a row for each run, best first.
 
     Raises:
@@ -78,7 +79,7 @@ def sweep(runs: list[Run], guard: Guard | None = None) -> list[Row]:
     rows = []
     for number, (run, row) in enumerate(zip(runs, done, strict=True), start=1):
         print(f"[{number}/{len(runs)}] {run.name}{'' if row is None else ': done before'}", file=sys.stderr, flush=True)
-        rows.append(train(run, guard) if row is None else row)
+        rows.append(train(run, supervisor) if row is None else row)
     return sorted(rows, key=lambda row: (row.last is None, -(row.last or 0.0)))
 
 
@@ -130,12 +131,12 @@ def _foreign(path: str) -> UserError:
     return UserError(f"{path} is not what a run leaves there; remove it, or choose another --workdir.")
 
 
-def train(run: Run, guard: Guard | None = None) -> Row:
+def train(run: Run, supervisor: Supervisor | None = None) -> Row:
     """Trains a combination, from where it stands, and leaves its row in its folder."""
     gc.collect()  # what the run before left on the devices
     metric, start = run.config.checkpoint.best_metric, time.monotonic()
     try:
-        last = vit_jax.train.train(run.config, run.folder, guard=guard)[metric]
+        last = vit_jax.train.train(run.config, run.folder, supervisor=supervisor)[metric]
     except NonFiniteLoss as error:
         print(f"{run.name}: {error}", file=sys.stderr, flush=True)
         last = None
@@ -155,7 +156,7 @@ def combinations(argv: list[str]) -> list[Run]:
 
     Raises:
         UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, nothing
-            can be written to the workdir, or as `vit_jax.main.parse`.
+            can be written to the workdir, or as `vit_jax.config_flags.parse_command_line`.
     """
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
     grid = _grid(argv, words)
@@ -163,9 +164,9 @@ def combinations(argv: list[str]) -> list[Run]:
     for chosen in itertools.product(*grid.values()):
         pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
-        config, workdir = parse(given)
+        config, workdir = parse_command_line(given)
         name = ",".join(sorted(pairs))
-        folder = filesystem.join_path(vit_jax.train.check_place(workdir), re.sub(r"[^\w.,=+-]", "_", name))
+        folder = filesystem.join_path(vit_jax.train.check_workdir(workdir), re.sub(r"[^\w.,=+-]", "_", name))
         if any(run.config == config for run in runs.values()):
             continue
         if folder in runs:
@@ -230,9 +231,8 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     runs = combinations(argv)
-    with watched() as guard:
-        guard.limit = runs[0].config.stall_limit
-        rows = sweep(runs, guard)
+    with watched() as supervisor:
+        rows = sweep(runs, supervisor)
     told = report(rows, runs)
     if jax.process_index() == 0:
         filesystem.write_bytes(

@@ -1,7 +1,7 @@
-"""What other trainers call the fields of the config: timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE."""
+"""What timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE call the fields of our configuration."""
 
-# Our field -> their names. A name of theirs that is the last word of a field of ours needs no row.
-FIELDS = {
+# Our field -> their names. A name that is the last part of one of our fields needs no row.
+FOREIGN_NAMES = {
     "resolution": "img_size image_size input_size img_resolution image_resolution crop_size",
     "batch": "batch_size train_batch_size per_device_train_batch_size global_batch_size batchsize bs",
     "batch_eval": "eval_batch_size per_device_eval_batch_size validation_batch_size val_batch_size test_batch_size",
@@ -56,7 +56,7 @@ FIELDS = {
     "optim.eps": "adam_epsilon epsilon opt_eps",
     "optim.moment_dtype": "optim_dtype mu_dtype",
     "optim.weight_decay": "wd l2 l2_decay_factor weight_decay_rate",
-    "optim.rates": "freeze layer_decay lr_mults",
+    "optim.lr_multipliers": "freeze layer_decay lr_mults",
     "optim.ema_decay": "ema model_ema model_ema_decay ema_rate",
     "mesh.slice": "num_slices",
     "mesh.data": "data_parallel",
@@ -65,13 +65,13 @@ FIELDS = {
     "checkpoint.keep_last": "save_total_limit checkpoint_hist max_to_keep",
     "checkpoint.best_metric": "eval_metric metric_for_best_model monitor",
 }
-# What to do instead -> their names of what is no field here.
+# What to do instead -> their names for what is not a field here.
 ADVICE = {
     "the folder of the run is a flag of its own, --workdir=FOLDER.": "workdir output output_dir out_dir log_dir logdir "
     "save_dir ckpt_dir checkpoint_dir run_name experiment",
-    "the same command with the same --workdir goes on where its run stopped.": "resume auto_resume resume_from "
+    "the same command with the same --workdir continues its run where it stopped.": "resume auto_resume resume_from "
     "resume_from_checkpoint",
-    "all devices that JAX finds are used, and mesh says how.": "device devices gpu gpus num_gpus n_gpu accelerator",
+    "all devices that JAX finds are used; the mesh fields say how.": "device devices gpu gpus num_gpus n_gpu accelerator",
 }
 # Their name -> our field, or what to do instead.
-SYNONYMS = {name: ours for ours, names in (FIELDS | ADVICE).items() for name in names.split()}
+SYNONYMS = {name: ours for ours, names in (FOREIGN_NAMES | ADVICE).items() for name in names.split()}

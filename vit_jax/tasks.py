@@ -57,7 +57,7 @@ class Classify:
             own = jnp.maximum(share, 1 - share)
         if self.cutmix:
             cuts = jax.random.bernoulli(kind_key, 0.5 if self.mixup else 1.0)
-            own = jnp.where(cuts, 1 - box(box_key, self.cutmix, images.shape[1:3]), own)
+            own = jnp.where(cuts, 1 - cutmix_box(box_key, self.cutmix, images.shape[1:3]), own)
         own = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, own, 1.0)
         images = own * images + (1 - own) * jnp.roll(images, 1, axis=0)
         share = own.mean()
@@ -71,7 +71,7 @@ class Classify:
             return optax.losses.softmax_cross_entropy(logits, targets)
         return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
 
-    def sums(
+    def metric_sums(
         self,
         logits: Float[Array, "batch classes"],
         labels: Int[Array, " batch"] | Int[Array, "batch labels"],
@@ -94,7 +94,7 @@ class Classify:
         }
 
 
-def box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:
+def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:
     """Returns 1 inside of a random box and 0 outside: CutMix's, of area 1 - Beta(alpha, alpha), cut off at the border.
 
     Args:
@@ -112,7 +112,7 @@ def box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, 
     return (inside[0][:, None] * inside[1])[..., None]
 
 
-def make(config: ConfigDict, num_classes: int) -> Classify:
+def make_task(config: ConfigDict, num_classes: int) -> Classify:
     """Returns the objective of `config.task`.
 
     Raises:

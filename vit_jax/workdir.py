@@ -9,46 +9,22 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
-from vit_jax.distributed import Share, alone
-from vit_jax.monitoring import MetricWriter, Watch, last_step
+from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
+from vit_jax.monitoring import MetricWriter, MetricsCallback, last_logged_step
 from vit_jax.program import Program
-from vit_jax.storage import check_apart, check_place, open_mirror
+from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
-LOGS = ("metrics.jsonl", "train.log")  # what a resumed run goes on writing
-
-
-class Gathered:
-    """An array on the devices, whole in memory here only while it is looked at.
-
-    Attributes:
-        shape: of the array.
-        dtype: of the array.
-    """
-
-    def __init__(self, leaf: jax.Array):
-        """Takes the array, however it is split."""
-        self._leaf, self.shape, self.dtype = leaf, leaf.shape, leaf.dtype
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Gathers it; every process must do so, in the same order."""
-        sharding = self._leaf.sharding
-        if self._leaf.is_fully_addressable:  # then to one device, not to all
-            first = min(sharding.device_set, key=lambda device: device.id)
-            whole = jax.device_put(self._leaf, SingleDeviceSharding(first))
-        else:
-            whole = jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(sharding.mesh, P()))(self._leaf)
-        return np.asarray(whole, dtype)  # what NumPy looks at goes with it
+LOGS = ("metrics.jsonl", "train.log")  # which a resumed run continues
+SINGLE_HOST = SingleHost()
 
 
 class Workdir:
-    """A run's folder, open for writing: a local one, gs:// or s3://.
+    """A run's folder, open for writing: a local one, gs:// or s3://. In a `with`, which finishes what is being saved.
 
     Attributes:
         place: the folder.
@@ -57,17 +33,25 @@ class Workdir:
         evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
     """
 
-    def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info, share: Share = alone):
-        """Opens the folder, made if need be; `share` is how its hosts agree.
+    def __init__(
+        self,
+        folder: str | Path,
+        config: ConfigDict,
+        program: Program,
+        info: data.Info,
+        coordinator: Coordinator = SINGLE_HOST,
+    ):
+        """Opens the folder, and makes it if there is none; the hosts agree by `coordinator`.
 
         Raises:
-            UserError: it holds another run: the configuration differs in more than may change; or what a run has left
-                that cannot go on, having no or only damaged checkpoints; or what this run would start from; or it is
-                remote, and the store refuses or does not answer.
+            UserError: it holds another run, whose configuration differs in more than may change; or what is left of a
+                run that cannot be resumed, having no checkpoints or only damaged ones; or what this run would start
+                from; or it is remote, and the store refuses or does not answer.
         """
-        self.place = place = check_place(folder)
-        check_apart(config.init_from, place)
-        self._mirror = open_mirror(place, ("config.json", *(LOGS if jax.process_index() == 0 else ())))
+        self.place = place = check_workdir(folder)
+        check_init_from(config.init_from, place)
+        first = jax.process_index() == 0
+        self._mirror = open_mirror(place, ("config.json", *(LOGS if first else ())))
         self.path = self._mirror.path
         self._log: MetricWriter | None = None
         self._warnings: list[str] = []
@@ -81,63 +65,47 @@ class Workdir:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
             before = load_config(saved) if saved.exists() else None
-            named = before is not None and _ranks_alike(before, config)
-            self._checkpoints = Checkpoints(config, place, self.path, share, info.evals, named)
+            named = before is not None and have_same_measure(before, config)
+            self._checkpoints = Checkpoints(config, place, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
-            first = jax.process_index() == 0
             self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
-            # Checkpoints may have been damaged or removed since it was written: the metrics tell how far the run was.
-            self._model_step = max(self.start, *self._checkpoints.steps, last_step(self.path) if first else 0)
+            # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
+            self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
             if not resumes and first:
-                self._check_new(before)
+                check_new_run(place, before, config, last_logged_step(self.path), self._has_model)
             self._changes = check_resumes(before, config, place) if before and resumes else []
-            self._given = {} if resumes or source is None else self._adapt(source)
+            self._given = {} if resumes or source is None else load_init(source, config, program, info.class_names)
             undone.pop_all()
 
-    def _check_new(self, before: ConfigDict | None) -> None:
-        """Lets a run start anew only where nothing is lost by it: where it was killed before its first save, say.
+    def __enter__(self) -> "Workdir":
+        """Returns the workdir."""
+        return self
 
-        Raises:
-            UserError: the model of a run lies here, or metrics of steps that were saved once, or another run began.
-        """
-        advice = "choose another --workdir, or move what is to be kept to another folder"
-        reached = last_step(self.path)
-        if before is not None and (reached or self._has_model):  # or there is nothing to lose: it failed at once
-            check_resumes(before, self._config, self.place)
-        untrained = before is not None and (before.total_steps, before.init_from) == (0, self._config.init_from)
-        if self._has_model and not untrained:
-            raise UserError(
-                f"the workdir {self.place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; "
-                f"{advice}."
-            )
-        if before is None and reached:
-            raise UserError(f"the workdir {self.place} holds the metrics of a run, but no config.json; {advice}.")
-        if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may not be whole
-            raise UserError(
-                f"the workdir {self.place} holds the metrics of a run of {reached:,} steps, but none of its "
-                f"checkpoints; {advice}."
-            )
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Closes the workdir, and adds to an interruption what the same command does."""
+        try:
+            self.close()
+        finally:
+            if error is not None and not isinstance(error, Exception):
+                step = self._checkpoints.latest
+                resumes = f"the same command goes on after step {step}, which is saved."
+                error.add_note("nothing was saved yet: the same command begins anew." if step is None else resumes)
 
-    @property
-    def saved(self) -> int | None:
-        """The last step whose checkpoint is whole, as far as is known; None: there is none yet."""
-        return self._checkpoints.latest
-
-    def begin(self) -> tuple[Any, str]:
-        """Returns the state to go on from, placed on the mesh, and a sentence on where it comes from.
+    def restore_or_init(self) -> tuple[Any, str]:
+        """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
 
         Raises:
             UserError: the checkpoint is of other data, or beyond the run's end; all checkpoints are damaged; or they
-                cannot be read, or none written.
+                cannot be read, or none can be written.
         """
         program, source = self._program, self._config.init_from
-        restored = self._checkpoints.restore(program.state, program.state_shardings, self._accept)
+        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_about)
         with self._writing():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
-            self._warnings = [*restored.aside, *self._accept(restored.about)]
+            self._warnings = [*restored.set_aside, *self._check_about(restored.about)]
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.place} after step {self.start}."
@@ -145,63 +113,53 @@ class Workdir:
         kept = ", head included" if self._config.keep_head else ""
         return state, f"Starting from {source or 'random weights'}{kept}."
 
-    def _accept(self, about: dict[str, Any]) -> list[str]:
-        """Returns a warning if the run goes on from a checkpoint on other data, and that is accepted."""
+    def _check_about(self, about: dict[str, Any]) -> list[str]:
+        """Returns a warning if the checkpoint is of other data and that is accepted; raises UserError if it is not."""
         step, total = about["step"], self._config.total_steps
         if step > total:
             raise UserError(f"{self.place} is at step {step} already, beyond total_steps={total}.")
         accepts = self._config.data.accept_change
         changes = check_data(about["data"], self._about["data"], accepts, str(self.place))
-        told = f"the data are not those of the run until here, as data.accept_change allows: {'; '.join(changes)}."
-        return [told] if changes else []
+        words = "the data are not those that the run has seen, as data.accept_change allows"
+        return [f"{words}: {'; '.join(changes)}."] if changes else []
 
-    def _adapt(self, source: str) -> dict[str, Any]:
-        config, program = self._config, self._program
-        try:
-            # Resized once, from the patches as they were trained, and only if that was asked for.
-            keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
-            asked = {key: program.model.field(key) for key in keys}
-            model, params = interop.load(source, resample=config.resample, **asked)
-            wanted = program.state.params
-            adapted = interop.adapt_parameters(model, params, program.model, wanted, config.keep_head, config.resample)
-            if config.keep_head:
-                interop.check_class_order(model.class_names, self._model.class_names)
-            return adapted
-        except UserError as error:
-            raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
-
-    def log(self, origin: str, watch: Watch | None = None) -> MetricWriter:
-        """Returns the writer of the run's metrics from here on, once it has said and written what the run is; `watch`
-        is told them too.
+    def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
+        """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
 
         Raises:
             UserError: the workdir is remote and cannot be written to.
         """
-        total, batch = self._config.total_steps, self._config.batch
-        complete = 0 < self.start == total  # then what was changed had no part in it
+        config = self._config
+        complete = 0 < self.start == config.total_steps  # then what was changed had no part in it
         if jax.process_index() == 0 and not complete:
-            save_config(self._config, self.path / "config.json")
-        classes = self._config.data.num_classes
+            save_config(config, self.path / "config.json")
         log = self._log = MetricWriter(
-            self.path, self.start, self.evaluated, total, batch, classes, self._mirror.push, watch
+            self.path,
+            self.start,
+            self.evaluated,
+            config.total_steps,
+            config.batch,
+            config.data.num_classes,
+            self._mirror.push,
+            watch,
         )
-        log.say("\n".join([*monitoring.banner_lines(self._config, self._program), f"Workdir: {self.place}", origin]))
+        log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
-            log.say(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", aloud=False)
         if not self.start:
-            log.say("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
+            log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
             since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
-            log.say("\n".join([since, *self._changes]))
+            log.write_text("\n".join([since, *self._changes]))
         with self._writing():
-            self._mirror.flush()  # what cannot be written is known before the first step
+            self._mirror.flush()  # a store that refuses is reported before the first step
         return log
 
     def save(self, state: Any, step: int) -> None:
         """Starts to save the state after `step`.
 
         Raises:
-            UserError: the disk or store refuses it, or did so with the one before, or does not answer.
+            UserError: the disk or store refuses it, or refused the one before, or does not answer.
             NonFiniteLoss: the state is not finite; nothing is written.
         """
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
@@ -234,15 +192,15 @@ class Workdir:
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
             try:
-                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint holds more
+                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint has learnt more
             except UserError as error:
-                logging.getLogger(__name__).warning("the older %s stays: %s", interop.MODEL_FILE, error)
+                logging.getLogger(__name__).warning("the older %s remains: %s", interop.MODEL_FILE, error)
 
     def export(self, state: Any) -> str:
-        """Writes the weights as `model.npz` with `model.json`, array by array, and returns where they lie."""
+        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
         with self._writing():
             self._checkpoints.wait()
-        weights = jax.tree.map(Gathered, state.weights)
+        weights = jax.tree.map(GatheredArray, state.eval_params)
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, self._model, weights)
         else:
@@ -258,7 +216,7 @@ class Workdir:
         """
         try:
             with self._writing():
-                self._mirror.flush()  # first: it says in time if the store does not answer, while Orbax tries for long
+                self._mirror.flush()  # first: it is quick to say that the store does not answer; Orbax tries for long
                 self._checkpoints.close()
         except UserError:
             self._checkpoints.abandon()
@@ -267,8 +225,8 @@ class Workdir:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Lets nothing be written after the store has failed: it would wait again, and what was given up may still
-        arrive and replace what is newer.
+        """Raises the store's first failure again: it would wait once more, and what was given up may still arrive and
+        replace what is newer.
         """
         if self._failed:
             raise self._failed
@@ -279,8 +237,57 @@ class Workdir:
             raise
 
 
-def _ranks_alike(one: ConfigDict, other: ConfigDict) -> bool:
-    """Returns whether two configurations find the best checkpoint by the same measure."""
+def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
+    """Checks that a run which starts in a folder without checkpoints destroys nothing.
+
+    Args:
+        place: the folder.
+        before: the configuration that lies there, or None.
+        config: of this run.
+        reached: the last step of the metrics that lie there; 0: there are none.
+        has_model: an exported model lies there.
+
+    Raises:
+        UserError: the folder holds a run's model, metrics of steps that were saved once, or another run's beginning.
+    """
+    advice = "choose another --workdir, or move what is to be kept to another folder"
+    if before is not None and (reached or has_model):  # else there is nothing to lose: the run failed at once
+        check_resumes(before, config, place)
+    untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
+    if has_model and not untrained:
+        raise UserError(f"the workdir {place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; {advice}.")
+    if before is None and reached:
+        raise UserError(f"the workdir {place} holds the metrics of a run, but no config.json; {advice}.")
+    if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
+        raise UserError(
+            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; {advice}."
+        )
+
+
+def load_init(
+    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Returns the parameters of `init_from`, by name, adapted to the model of this run.
+
+    Raises:
+        UserError: they cannot be read, or do not suit the model.
+    """
+    try:
+        # Resized once, from the patches as they were trained, and only if that was asked for.
+        keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
+        asked = {key: program.model.field(key) for key in keys}
+        loaded, params = interop.load(source, resample=config.resample, **asked)
+        wanted = program.state.params
+        adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
+        if config.keep_head:
+            interop.check_class_order(loaded.class_names, class_names)
+        return adapted
+    except UserError as error:
+        raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
+
+
+def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:
+    """Returns whether two configurations rank checkpoints by the same measure."""
     evaluations = [data.told_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)]
     same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
     return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data

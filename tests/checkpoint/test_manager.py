@@ -370,7 +370,7 @@ def test_two_hosts_go_back_together(tmp_path):
 
 
 def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
-    store = filesystem._store("memory://b", os.getpid())
+    store = filesystem.open_store("memory://b", os.getpid())
     store.store.clear()
     for path in saved.rglob("*"):
         if path.is_file():
@@ -570,7 +570,7 @@ def test_a_run_tells_what_was_set_aside_and_goes_on(quick, run, tmp_path, caplog
             evaluate.evaluate(path) if path.name == "run" else vit_jax.load(path)
     with pytest.raises(UserError, match="is damaged"):
         evaluate.evaluate(tmp_path / "run", best=True)
-    monkeypatch.setattr(train.evals, "run", lambda *args: {})
+    monkeypatch.setattr(train.evals, "run_evaluators", lambda *args: {})
     train.train(short(quick, 3), tmp_path / "run")
     told = (tmp_path / "run" / "train.log").read_text()
     assert "Resuming" in told and "after step 1." in told and names(tmp_path / "run") == ["2", "3", "damaged-2"]
@@ -631,7 +631,7 @@ def test_a_run_ends_within_a_step_of_a_save_that_failed(quick, tmp_path, monkeyp
 
     monkeypatch.setattr(Checkpoints, "_finish", full)
     monkeypatch.setattr(Checkpoints, "poll", late)
-    monkeypatch.setattr(train.evals, "run", lambda *args: pytest.fail("step 2 was finished"))
+    monkeypatch.setattr(train.evals, "run_evaluators", lambda *args: pytest.fail("step 2 was finished"))
     with pytest.raises(UserError, match="no space left"):
         train.train(short(quick), tmp_path / "run")
 

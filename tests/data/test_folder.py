@@ -9,7 +9,8 @@ from PIL import Image
 
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_sources import open_source, write_image
-from vit_jax import UserError, data, evaluate, main, pack, predict, train
+from vit_jax import UserError, data, evaluate, pack, predict, train
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data.images import decode
 from vit_jax.data.sources import folder
 
@@ -81,7 +82,7 @@ def test_it_trains_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
     words += ["--config.data.split=train", "--config.evals.test.split=val", "--config.model.name=ViT-mu/16"]
     words += ["--config.resolution=16", "--config.model.depth=1", "--config.batch=8", "--config.total_steps=2"]
     words += ["--config.warmup_steps=1", "--config.model.stochastic_depth=0.0", "--config.eval_every=2"]
-    metrics = train.train(*main.parse(["main.py", *words]))
+    metrics = train.train(*parse_command_line(["main.py", *words]))
     assert metrics["test/n"] == 4 and metrics["test/top5"] == 1  # of three classes, which nobody needs to be told
     assert "accuracy" in (run / "train.log").read_text() and "top5" not in (run / "train.log").read_text()
     assert json.loads((run / "model.json").read_text())["class_names"] == list(IN_WORDS)

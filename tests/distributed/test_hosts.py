@@ -12,7 +12,8 @@ import pytest
 from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
-from vit_jax import main, train
+from vit_jax import train
+from vit_jax.config_flags import parse_command_line
 
 WORDS = [SPLIT, "--config.total_steps=40"]  # three epochs and a part
 
@@ -39,7 +40,7 @@ def test_a_lost_host_ends_the_others_and_is_named(lost):
 
 def test_killed_while_saving_and_resumed_on_another_mesh_it_has_the_same_losses(lost, tmp_path):
     workdir = shutil.copytree(lost, tmp_path / "other")
-    config, _ = main.parse(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words, *WORDS[1:]])
+    config, _ = parse_command_line(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words, *WORDS[1:]])
     config.mesh.update(slice=2, fsdp=2, tensor=2)
     config.eval_every, config.checkpoint_every = 60, 60
     train.train(config, workdir)

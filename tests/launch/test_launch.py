@@ -22,8 +22,9 @@ import yaml
 from benchmarks.preemptions import LAUNCHERS, TAKEN, cloud_tpu
 from launch import clouds, gke, job, slurm, tpu_vm
 from tests.conftest import ROOT
-from vit_jax import UserError, main
+from vit_jax import UserError
 from vit_jax.config import check_config
+from vit_jax.config_flags import parse_command_line
 from vit_jax.planning.chips import parse_topology
 
 PAGE = ROOT / "launch" / "README.md"
@@ -31,7 +32,7 @@ GOLDEN = {"tpu_vm": "launch_tpu_vm.txt", "gke": "launch_gke.yaml", "slurm": "lau
 MAINS = {"tpu_vm": tpu_vm.main, "gke": gke.main, "slurm": slurm.main}
 SCHEMA = json.loads((ROOT / "tests" / "fixtures" / "jobset.schema.json").read_text())
 # Words that a careless shell would read.
-NASTY = ["--config.optim.rates=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
+NASTY = ["--config.optim.lr_multipliers=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
 
 # A command and, below it, what its dry run prints.
 SHOWN = re.compile(r"^```bash\n(python -m launch\.(\w+) [^\n]*)\n```\n\n```\w+\n(.*?)^```", re.M | re.S)
@@ -55,7 +56,7 @@ def test_the_dry_runs_of_the_page_are_what_is_done(command, name, capsys):
         PAGE.write_text(page[:start] + text + page[end:])
     assert text == golden.read_text()
     assert (command, name, text) in SHOWN.findall(PAGE.read_text())
-    config, _ = main.parse(argv[argv.index("vit_jax.main") :])
+    config, _ = parse_command_line(argv[argv.index("vit_jax.main") :])
     check_config(config)
 
 

@@ -658,7 +658,3 @@ def test_every_word_that_the_spec_accepts_is_implemented():
     }
     for words, table in implementations.items():
         assert get_args(words) == tuple(table)
-
-
-def test_fields_that_only_say_how_a_model_is_computed():
-    assert models.EXECUTION_FIELDS == {"dtype", "attention", "mlp", "remat", "scan"} <= set(flatten_spec(ModelSpec()))

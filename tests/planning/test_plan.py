@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.test_program import build
-from vit_jax import UserError, main, plan, tree
+from vit_jax import UserError, plan, tree
+from vit_jax.config_flags import parse_command_line
 from vit_jax.planning import client, report, topology, worker
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
@@ -25,7 +26,7 @@ def cache(monkeypatch, tmp_path):
 
 def pieces(facts):
     """Bytes of parameters and of the whole state that a device holds, by the numbers of their elements."""
-    config, _ = main.parse(["plan", *WORDS, f"--config.mesh.fsdp={facts['mesh']['fsdp']}"])
+    config, _ = parse_command_line(["plan", *WORDS, f"--config.mesh.fsdp={facts['mesh']['fsdp']}"])
     program = build(config, devices=facts["mesh"]["fsdp"])
     places = tree.flatten(program.state_shardings.params)
     params = {

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
 from launch import tpu_vm
 from tests.conftest import ROOT
-from vit_jax import UserError, main, models
+from vit_jax import UserError, models
+from vit_jax.config_flags import parse_command_line
 from vit_jax.planning import chips, collectives, compiled, estimate, flops, hlo, link_traffic, report, search
 from vit_jax.planning.command import next_command
 
@@ -268,7 +269,7 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     [("vit_l16_jft", 680), ("vit_h14_jft", 2500), ("vit_l16_imagenet21k", 230), ("vit_b16_jft", None)],
 )
 def test_recipes_of_table_2_are_told_its_core_days(recipe, days):
-    config, _ = main.parse(["plan", f"--config={ROOT}/configs/{recipe}.py"])
+    config, _ = parse_command_line(["plan", f"--config={ROOT}/configs/{recipe}.py"])
     images = config.data.num_examples
     steps = int(config.total_epochs * images / config.batch)  # settings.resolve
     facts = {

@@ -1,10 +1,14 @@
 """Remote files in fsspec's `memory://`, and what goes wrong with servers."""
 
 import concurrent.futures
+import contextlib
+import fcntl
 import os
 import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -22,15 +26,22 @@ def own_cache(tmp_path, monkeypatch):
     """A cache of the test's own, of 100 kB."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.0001")
-    monkeypatch.setattr(cache, "_held", {})
     yield tmp_path / "cache"
-    forget()
+    forget(tmp_path / "cache")
 
 
-def forget():
+def forget(root):
     """Ends the use of everything in the cache, as the end of the process does."""
-    for place in list(cache._held):
-        cache.release(place)
+    for path in root.glob("*/*.lock"):
+        cache.unlock_folder(path.with_suffix(""))
+
+
+@contextlib.contextmanager
+def locked_elsewhere(folder, kind):
+    """Locks a cached folder as another process does."""
+    with folder.with_name(f"{folder.name}.lock").open("a+") as lock:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        yield
 
 
 @pytest.fixture
@@ -113,9 +124,9 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         time.sleep(0.02)  # the order is that of the clock of the disk
     with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
         filesystem.local_copy("memory://b/c")
-    forget()
+    forget(own_cache)
     filesystem.local_copy("memory://b/a")
-    forget()
+    forget(own_cache)
     filesystem.local_copy("memory://b/c")
     assert cached(own_cache) == ["a", "c"]  # b was used longest ago
     filesystem.local_copy("memory://b/a")
@@ -126,15 +137,18 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
         filesystem.local_copy("memory://b/d")
 
 
-def test_processes_share_the_cache(bucket, own_cache, monkeypatch):
+def test_processes_share_the_cache(bucket, own_cache):
     for name in "ab":
         bucket(**{name: name.encode() * 80_000})
     first = filesystem.local_copy("memory://b/a")
-    theirs = cache._held
-    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
-    with pytest.raises(UserError, match="beside 8e-05 GB in use"):
-        filesystem.local_copy("memory://b/b")
-    assert filesystem.local_copy("memory://b/a") == first and cached(own_cache) == ["a"] and theirs
+    forget(own_cache)
+    with locked_elsewhere(Path(first).parent, fcntl.LOCK_SH):
+        with pytest.raises(UserError, match="beside 8e-05 GB in use"):
+            filesystem.local_copy("memory://b/b")
+        assert filesystem.local_copy("memory://b/a") == first and cached(own_cache) == ["a"]
+        forget(own_cache)
+    filesystem.local_copy("memory://b/b")
+    assert cached(own_cache) == ["b"]
 
 
 def test_one_copies_and_the_other_waits(own_cache):
@@ -143,22 +157,22 @@ def test_one_copies_and_the_other_waits(own_cache):
     def fill(place):
         copied.append(place)
         with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
-            cache.entry("other", "other", 60_000, others.append)
+            cache.cached_folder("other", "other", 60_000, others.append)
         (place / "x").write_bytes(bytes(60_000))
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        places = list(pool.map(lambda _: cache.entry("key", "it", 60_000, fill), range(8)))
+        places = list(pool.map(lambda _: cache.cached_folder("key", "it", 60_000, fill), range(8)))
     assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
-    forget()
-    cache.entry("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
+    forget(own_cache)
+    cache.cached_folder("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
     assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
 
 
 def test_what_a_killed_process_left_goes(own_cache):
     with pytest.raises(ZeroDivisionError):
-        cache.entry("key", "it", 60_000, lambda place: 1 / 0)
+        cache.cached_folder("key", "it", 60_000, lambda place: 1 / 0)
     (own_cache / "files" / "key.partial").mkdir()
-    cache.entry("other", "other", 60_000, lambda place: None)
+    cache.cached_folder("other", "other", 60_000, lambda place: None)
     assert not (own_cache / "files" / "key.partial").exists()
 
 
@@ -179,9 +193,11 @@ def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, mon
 def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
     bucket(x=b"123")
     monkeypatch.setattr(filesystem, "download", lambda folder, names, target: (target / "x").write_bytes(b"1"))
-    with pytest.raises(UserError, match="b/x was cut short"):
+    with pytest.raises(UserError, match="b/x was truncated or changed"):
         filesystem.local_copy("memory://b/x")
-    assert cached(own_cache) == [] and not cache._held
+    [lock] = own_cache.glob("files/?*.lock")
+    with locked_elsewhere(lock.with_suffix(""), fcntl.LOCK_EX):  # this process has let go of it
+        assert cached(own_cache) == []
 
 
 def raising(error):
@@ -217,11 +233,20 @@ def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
         raise error
 
 
+def test_fsspec_is_configured_at_first_use():
+    program = (
+        "import copy, fsspec; before = copy.deepcopy(fsspec.config.conf)\n"
+        "from vit_jax.storage import filesystem; assert filesystem.read_bytes and fsspec.config.conf == before\n"
+        "filesystem.exists('memory://b/x'); assert fsspec.config.conf['gs'] == {'use_listings_cache': False}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
 def test_a_missing_package_is_named(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
-    filesystem._store.cache_clear()
+    filesystem.open_store.cache_clear()
     with pytest.raises(UserError, match=rf"{kind}:// paths need .* pip install {package}"):
         filesystem.read_bytes(f"{kind}://b/x")
 
@@ -250,29 +275,44 @@ def test_progress_prolongs_the_limit(monkeypatch):
 @pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
-        mirror.check_place(place)
+        mirror.check_workdir(place)
 
 
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     bucket(train_log=b"said")
     first = mirror.open_mirror("memory://b", ("train.log",))
-    theirs = cache._held
-    monkeypatch.setattr(cache, "_held", {})  # from here on this is another process
-    with pytest.raises(UserError, match="another process on this machine writes to memory://b already"):
-        mirror.open_mirror("memory://b", ())
     assert (first.path / "train.log").read_bytes() == b"said"
-    monkeypatch.setattr(cache, "_held", theirs)
+    with pytest.raises(BlockingIOError), locked_elsewhere(first.path, fcntl.LOCK_EX):
+        pass
     first.close()
     assert not first.path.exists()
+    words = "another process on this machine already writes to memory://b"
+    with locked_elsewhere(first.path, fcntl.LOCK_EX), pytest.raises(UserError, match=words):
+        mirror.open_mirror("memory://b", ())
     monkeypatch.setattr(filesystem, "download", raising(UserError("no")))
     with pytest.raises(UserError, match="no"):
         mirror.open_mirror("memory://b", ())
-    assert not cache._held  # what could not begin does not keep others out
+    with locked_elsewhere(first.path, fcntl.LOCK_EX):  # a mirror that could not be opened does not keep others out
+        pass
+
+
+def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
+    run, sent = mirror.open_mirror("memory://b", ()), []
+    monkeypatch.setattr(filesystem, "upload", lambda path, remote: sent.append(remote.removeprefix("memory://b/")))
+    for name in ("model.npz", "z.txt", "model.json", "a/b.txt", "checkpoints/1/x", "x.partial"):
+        (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / name).touch()
+    run.flush()
+    assert sent == ["a/b.txt", "model.json", "z.txt", "model.npz"]
+    (run.path / "z.txt").write_text("changed")
+    run.flush()
+    assert sent[4:] == ["z.txt"]
+    run.close()
 
 
 def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
     run, sent = mirror.open_mirror("memory://b", ()), []
-    monkeypatch.setattr(mirror, "PAUSE", 0)
+    monkeypatch.setattr(mirror, "UPLOAD_INTERVAL", 0)
 
     def upload(path, remote):
         sent.append(remote)
@@ -365,7 +405,7 @@ def test_remote_paths_stay_what_they_are(bucket, tmp_path):
     assert completed.data.source == "folder:memory://b" and completed.data.data_dir == "gs://bucket/tfds"
 
 
-def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
+def test_tfds_on_a_bucket_is_copied_here(bucket, own_cache, tfds_folder, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.001")
     memory = fsspec.filesystem("memory")
     memory.put(str(tfds_folder / "tiny" / "1.2.3"), "memory://b/tfds/tiny/1.2.3", recursive=True)
@@ -377,7 +417,7 @@ def test_tfds_on_a_bucket_is_brought_here(bucket, tfds_folder, monkeypatch):
         np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
     with pytest.raises(UserError, match="there is no TFDS dataset 'small' in memory://b/tfds"):
         kinds.open_source(configured("tfds:small", data_dir="memory://b/tfds"), "train")
-    forget()
+    forget(own_cache)
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
     with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):

@@ -23,8 +23,9 @@ from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
-from vit_jax import NoAnswer, UserError, cli, evaluate, main, pack, predict, sweep, train, tree
+from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import manager, staging
+from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.storage import filesystem, timeout
 
@@ -75,14 +76,14 @@ def servers(tmp_path_factory):
         try:
             for port in (s3, gcs):
                 await_port(port)
-            filesystem._store.cache_clear()
+            filesystem.open_store.cache_clear()
             fsspec.filesystem("s3").mkdir("bkt")
             yield
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-            filesystem._store.cache_clear()
+            filesystem.open_store.cache_clear()
 
 
 def await_port(port, seconds=60):
@@ -159,7 +160,7 @@ def runs(photos, tmp_path_factory, request):
         "here": folder / "here",
         **{name: f"{bucket}/run" for name, bucket in buckets.items()},
     }.items():
-        config, _ = main.parse(words(name, workdir)[1:])
+        config, _ = parse_command_line(words(name, workdir)[1:])
         train.train(config, workdir)
     return folder
 
@@ -306,7 +307,7 @@ def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick
 
 
 def forget_stores():
-    filesystem._store.cache_clear()
+    filesystem.open_store.cache_clear()
     fsspec.filesystem("s3").clear_instance_cache()
 
 
@@ -314,7 +315,7 @@ def forget_stores():
 def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
     """24 MiB at 10 MiB/s, under a limit of two seconds without progress."""
     (tmp_path / "x").write_bytes(content := np.random.default_rng(0).bytes(3 * 2**23))
-    store, line, parts = filesystem._store(f"{kind}://bkt", os.getpid()), asyncio.Lock(), []
+    store, line, parts = filesystem.open_store(f"{kind}://bkt", os.getpid()), asyncio.Lock(), []
 
     def slowed(call):
         async def slow(*args, **kwargs):
@@ -336,7 +337,7 @@ def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
 
 def test_s3_is_read_as_a_stream(servers, tmp_path, monkeypatch):
     filesystem.upload(__file__, "s3://bkt/stream/x")
-    store, told = filesystem._store("s3://bkt", os.getpid()), []
+    store, told = filesystem.open_store("s3://bkt", os.getpid()), []
     monkeypatch.setattr(store, "default_block_size", 2**10)  # else 50 MB, of which each part tells when it is whole
     monkeypatch.setattr(store, "_download_file_part_concurrent", lambda *args, **kwargs: pytest.fail("in parts"))
     monkeypatch.setattr(timeout.Progress, "call", lambda *args, **kwargs: told.append(1))

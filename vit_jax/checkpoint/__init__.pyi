@@ -1,9 +1,10 @@
-from .directory import find as find
-from .directory import here as here
 from .directory import is_checkpoint as is_checkpoint
-from .directory import latest as latest
-from .directory import weights_here as weights_here
-from .fingerprint import marks as marks
 from .manager import Checkpoints as Checkpoints
-from .manager import Restored as Restored
-from .manager import read_weights as read_weights
+from .reader import (
+    find_checkpoint as find_checkpoint,
+    latest_step as latest_step,
+    local_weights as local_weights,
+    local_workdir as local_workdir,
+    read_weights as read_weights,
+)
+from .restore import Restored as Restored

@@ -1,108 +1,69 @@
-"""The checkpoints of a workdir as folders, here or on a bucket: which there are, what they say, which are set aside."""
+"""Where the checkpoints of a workdir lie: in a local folder, on gs://, or on s3:// by way of a local folder."""
 
 import json
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from vit_jax import UserError
-from vit_jax.checkpoint import manifest, retention, staging
-from vit_jax.checkpoint.manifest import Damaged
-from vit_jax.checkpoint.staging import FOLDER
-from vit_jax.storage import filesystem
+from vit_jax.checkpoint.errors import DamagedCheckpoint
+from vit_jax.checkpoint.manifest import parse_manifest
+from vit_jax.storage import atomic_write, filesystem
 
-ABOUT = "about/metadata"  # of a checkpoint: what `manifest.sealed` made
-ASIDE = "damaged-"  # begins the name of the folder of a checkpoint that was set aside
+FOLDER = "checkpoints"  # of a workdir
+MANIFEST = "about/metadata"  # of a checkpoint: what `manifest.add_checksum` made, as JSON
+FINISHED = "commit_success.txt"  # the file by which Orbax marks a finished checkpoint on a bucket
+SET_ASIDE = "damaged-"  # begins the name of the folder of a checkpoint that was set aside
+INCOMPLETE = "it is incomplete: it has no state or no manifest"
 
 
-class Shelf:
-    """The folder `checkpoints` of a workdir, local, gs:// or, through a spool here, s3://.
+class CheckpointDirectory(Protocol):
+    """The folder `checkpoints` of a workdir.
 
     Attributes:
-        folder: its path.
-        path: where checkpoints are read and written, the folder or the spool.
+        folder: its path, for messages.
+        path: where Orbax reads and writes checkpoints.
     """
 
-    def __init__(self, workdir: str, here: Path | None = None):
-        """Opens the folder, which need not exist; a folder `here` is where the spool of s3:// lies.
+    folder: str
+    path: str
 
-        Raises:
-            UserError: see `staging.Spool`.
-        """
-        self._workdir, self._spool = workdir, staging.open_spool(workdir, here)
-        spooled, self.folder = self._spool, staging.folder(workdir)
-        self._here = spooled.path if spooled else None if staging.is_remote(workdir) else Path(self.folder)
-        self.path = str(self._here or self.folder)
+    def list_steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, the newest first."""
 
-    def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints, the newest first: of remote ones those that are finished, of local ones
-        all, as their folders got their names when they were finished.
-        """
-        if self._here is None:
-            return sorted(staging.finished(self._workdir), reverse=True)
-        folders = self._here.iterdir() if self._here.is_dir() else ()
-        return sorted((int(path.name) for path in folders if path.name.isdigit()), reverse=True)
+    def list_set_aside(self) -> list[str]:
+        """Returns the names of the folders that were set aside as damaged."""
 
-    def aside(self) -> list[str]:
-        """Returns the names of the folders that were set aside."""
-        if self._spool:
-            names = self._spool.there
-        elif self._here is None:
-            names = {name.partition("/")[0] for name in filesystem.list_files(self.folder)}
-        else:
-            names = {path.name for path in Path(self.folder).glob(f"{ASIDE}*")}
-        return sorted(name for name in names if name.startswith(ASIDE))
-
-    def about(self, step: int) -> dict[str, Any]:
+    def read_manifest(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint says of itself.
 
         Raises:
-            Damaged: the checkpoint is incomplete, or what it says is damaged.
+            DamagedCheckpoint: the checkpoint is incomplete, or its manifest is damaged.
             UserError: it cannot be read.
         """
-        where = filesystem.join_path(self.path, str(step))
-        if self._spool:  # its state comes later
-            return read_about(Path(where), has_state=True)
-        if self._here:
-            return read_about(Path(where))
-        names = filesystem.list_files(where)
-        if ABOUT not in names or not any(name.startswith("state/") for name in names):
-            raise Damaged(INCOMPLETE)
-        return _checked(filesystem.read_bytes(filesystem.join_path(where, ABOUT)), step)
 
-    def write_about(self, step: int, about: dict[str, Any]) -> None:
-        """Replaces what a checkpoint says of itself, whole or not at all, on the first host.
+    def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
+        """Replaces what a checkpoint says of itself, completely or not at all.
 
         Raises:
             UserError: that is not possible.
         """
-        if jax.process_index() > 0:
-            return
-        with tempfile.TemporaryDirectory() as temporary:
-            written = Path(temporary) / "about"
-            if self._here:
-                written = self._here / str(step) / f"{ABOUT}.partial"
-            written.write_text(json.dumps(about))
-            if staging.is_remote(self._workdir):
-                filesystem.upload(written, filesystem.join_path(self.folder, str(step), ABOUT))
-            if self._here:
-                written.replace(self._here / str(step) / ABOUT)
 
-    def bring(self, step: int) -> None:
-        """Fetches a checkpoint that is to be read, if it is not within reach."""
-        if self._spool:
-            self._spool.fetch(step)
-
-    def push(self) -> None:
-        """Uploads what is finished, where that is not written at its place.
+    def fetch(self, step: int) -> None:
+        """Makes a checkpoint readable at `path`.
 
         Raises:
             UserError: the store refuses or does not answer.
         """
-        if self._spool:
-            self._spool.push()
+
+    def publish(self) -> None:
+        """Uploads what was written at `path`, and removes what was removed there, if the checkpoints lie elsewhere.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
 
     def set_aside(self, step: int) -> str:
         """Renames the folder of a damaged checkpoint, so that nothing takes it for a good one; returns the new path.
@@ -110,113 +71,225 @@ class Shelf:
         Raises:
             UserError: that is not possible.
         """
-        taken, name, number = self.aside(), f"{ASIDE}{step}", 1
-        while name in taken:
-            number += 1
-            name = f"{ASIDE}{step}-{number}"
-        new = filesystem.join_path(self.folder, name)
-        if self._here:
-            try:
-                (self._here / str(step)).rename(self._here / name)
-            except OSError as error:
-                raise UserError(f"cannot set aside {self._here / str(step)}: {error.strerror or error}") from error
-        if staging.is_remote(self._workdir):
-            old = filesystem.join_path(self.folder, str(step))
-            names = sorted(
-                filesystem.list_files(old), key=lambda name: name != staging.MARK
-            )  # without it, it counts no more
-            filesystem.move_folder(old, names, new)
+
+
+class LocalDirectory:
+    """A `CheckpointDirectory` on a disk."""
+
+    def __init__(self, folder: Path):
+        """Takes a folder, which need not exist."""
+        self.folder = self.path = str(folder)
+
+    def list_steps(self) -> list[int]:
+        """Returns all steps: Orbax gives a local checkpoint its name when it is finished."""
+        folders = Path(self.folder).iterdir() if Path(self.folder).is_dir() else ()
+        return sorted((int(path.name) for path in folders if path.name.isdigit()), reverse=True)
+
+    def list_set_aside(self) -> list[str]:
+        """Returns the names of the folders that were set aside."""
+        return sorted(path.name for path in Path(self.folder).glob(f"{SET_ASIDE}*"))
+
+    def read_manifest(self, step: int) -> dict[str, Any]:
+        """Returns the manifest; see `CheckpointDirectory`."""
+        return read_manifest(Path(self.folder) / str(step))
+
+    def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
+        """Replaces the manifest; see `CheckpointDirectory`."""
+        with atomic_write(Path(self.folder) / str(step) / MANIFEST) as partial:
+            partial.write_text(json.dumps(manifest))
+
+    def fetch(self, step: int) -> None:
+        """Does nothing."""
+
+    def publish(self) -> None:
+        """Does nothing."""
+
+    def set_aside(self, step: int) -> str:
+        """Renames the folder; see `CheckpointDirectory`."""
+        old, name = Path(self.folder) / str(step), free_name(step, self.list_set_aside())
+        try:
+            return str(old.rename(Path(self.folder) / name))
+        except OSError as error:
+            raise UserError(f"cannot set aside {old}: {error.strerror or error}") from error
+
+
+class BucketDirectory:
+    """A `CheckpointDirectory` on a bucket that Orbax itself reads and writes: gs://."""
+
+    def __init__(self, folder: str):
+        """Takes a folder, which need not exist."""
+        self.folder = self.path = folder
+
+    def list_steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, the newest first."""
+        return finished_steps(filesystem.list_files(self.folder))
+
+    def list_set_aside(self) -> list[str]:
+        """Returns the names of the folders that were set aside."""
+        folders = {name.partition("/")[0] for name in filesystem.list_files(self.folder)}
+        return sorted(name for name in folders if name.startswith(SET_ASIDE))
+
+    def read_manifest(self, step: int) -> dict[str, Any]:
+        """Returns the manifest; see `CheckpointDirectory`."""
+        folder = filesystem.join_path(self.folder, str(step))
+        names = filesystem.list_files(folder)
+        if MANIFEST not in names or not any(name.startswith("state/") for name in names):
+            raise DamagedCheckpoint(INCOMPLETE)
+        return parse_manifest(filesystem.read_bytes(filesystem.join_path(folder, MANIFEST)), step)
+
+    def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
+        """Replaces the manifest; see `CheckpointDirectory`."""
+        filesystem.write_bytes(filesystem.join_path(self.folder, str(step), MANIFEST), json.dumps(manifest).encode())
+
+    def fetch(self, step: int) -> None:
+        """Does nothing."""
+
+    def publish(self) -> None:
+        """Does nothing."""
+
+    def set_aside(self, step: int) -> str:
+        """Renames the folder, its mark first, without which it does not count; see `CheckpointDirectory`."""
+        old = filesystem.join_path(self.folder, str(step))
+        new = filesystem.join_path(self.folder, free_name(step, self.list_set_aside()))
+        filesystem.move_folder(old, sorted(filesystem.list_files(old), key=lambda name: name != FINISHED), new)
         return new
 
 
-INCOMPLETE = "it is incomplete: it has no state or nothing about it"
+class StagedDirectory:
+    """A `CheckpointDirectory` on a bucket that Orbax cannot write to, s3://: it writes to a local folder, and finished
+    checkpoints are uploaded, the file that marks them last.
+    """
+
+    def __init__(self, folder: str, path: Path):
+        """Downloads all but the state of the finished checkpoints.
+
+        Args:
+            folder: on the bucket.
+            path: the local folder.
+
+        Raises:
+            UserError: there are several hosts, or the store refuses or does not answer.
+        """
+        if jax.process_count() > 1:
+            raise UserError(
+                f"{folder} takes checkpoints from one host only; on several take gs://BUCKET/... or a folder that all "
+                "of them share."
+            )
+        self.folder, self.path = folder, str(path)
+        self._bucket, self._local = BucketDirectory(folder), LocalDirectory(path)
+        names = filesystem.list_files(folder)
+        steps = finished_steps(names)
+        self._ours = set(steps)
+        self._unfinished = {step_of(name) for name in names} - {None} - self._ours  # or under way from elsewhere
+        path.mkdir(parents=True, exist_ok=True)
+        filesystem.download(folder, [name for name in names if is_about(name, steps)], path)
+
+    def list_steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, the newest first."""
+        return self._local.list_steps()
+
+    def list_set_aside(self) -> list[str]:
+        """Returns the names of the folders that were set aside."""
+        return self._bucket.list_set_aside()
+
+    def read_manifest(self, step: int) -> dict[str, Any]:
+        """Returns the manifest; the state is fetched later. See `CheckpointDirectory`."""
+        return read_manifest(Path(self.path) / str(step), needs_state=False)
+
+    def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
+        """Replaces the manifest in both places; see `CheckpointDirectory`."""
+        self._bucket.write_manifest(step, manifest)
+        self._local.write_manifest(step, manifest)
+
+    def fetch(self, step: int) -> None:
+        """Downloads what is missing of a checkpoint; see `CheckpointDirectory`."""
+        names = [name for name in filesystem.list_files(self.folder) if step_of(name) == step]
+        missing = [name for name in names if not (Path(self.path) / name).exists()]
+        filesystem.download(self.folder, missing, Path(self.path))
+
+    def publish(self) -> None:
+        """Uploads the finished checkpoints that are not there yet. Removes there those that were removed here, and what
+        was unfinished at the start and still is, but nothing that another process has written meanwhile.
+
+        Raises:
+            UserError: the store refuses or does not answer.
+        """
+        names = filesystem.list_files(self.folder)
+        here, there = set(self._local.list_steps()), set(finished_steps(names))
+        for step in sorted(here - there):
+            folder = Path(self.path) / str(step)
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            for path in sorted(paths, key=lambda path: path == folder / FINISHED):
+                filesystem.upload(path, filesystem.join_path(self.folder, path.relative_to(self.path).as_posix()))
+        self._ours |= here
+        removed = (self._ours | (self._unfinished - there)) - here
+        gone = [name for name in names if step_of(name) in removed]
+        for marks in (True, False):  # the marks first, so that nothing half removed counts
+            filesystem.remove_files(self.folder, [name for name in gone if name.endswith(f"/{FINISHED}") == marks])
+
+    def set_aside(self, step: int) -> str:
+        """Renames the folder in both places; see `CheckpointDirectory`."""
+        self._local.set_aside(step)
+        return self._bucket.set_aside(step)
+
+
+def open_directory(workdir: str | Path, staging: Path | None = None) -> CheckpointDirectory:
+    """Returns the checkpoints of a workdir; `staging` is a local folder to write those of s3:// in.
+
+    Raises:
+        UserError: see `StagedDirectory`.
+    """
+    folder = checkpoint_folder(workdir)
+    if not filesystem.is_remote(folder):
+        return LocalDirectory(Path(folder))
+    if staging and folder.startswith("s3://"):
+        return StagedDirectory(folder, staging / FOLDER)
+    return BucketDirectory(folder)
+
+
+def checkpoint_folder(workdir: str | Path) -> str:
+    """Returns the path of the checkpoints of a workdir."""
+    return filesystem.absolute_path(filesystem.join_path(str(workdir), FOLDER))
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tells whether a folder is one checkpoint, as far as can be seen without reading it."""
-    return (path / "state").is_dir() and (path / ABOUT).is_file()
+    """Returns whether a local folder is one checkpoint, as far as can be seen without reading it."""
+    return (path / "state").is_dir() and (path / MANIFEST).is_file()
 
 
-def read_about(path: Path, has_state: bool = False) -> dict[str, Any]:
-    """Returns what a checkpoint folder says of itself; `has_state`: the state is known to be elsewhere.
+def read_manifest(path: Path, needs_state: bool = True) -> dict[str, Any]:
+    """Returns what the checkpoint in a local folder says of itself; its state may be elsewhere unless `needs_state`.
 
     Raises:
-        Damaged: it is incomplete, or what it says is damaged.
+        DamagedCheckpoint: it is incomplete, or its manifest is damaged.
         UserError: it cannot be read.
     """
-    if not is_checkpoint(path) and not (has_state and (path / ABOUT).is_file()):
-        raise Damaged(INCOMPLETE)
-    return _checked(filesystem.read_bytes(str(path / ABOUT)), int(path.name) if path.name.isdigit() else None)
+    if not (path / MANIFEST).is_file() or (needs_state and not is_checkpoint(path)):
+        raise DamagedCheckpoint(INCOMPLETE)
+    return parse_manifest(filesystem.read_bytes(str(path / MANIFEST)), int(path.name) if path.name.isdigit() else None)
 
 
-def _checked(text: bytes, step: int | None) -> dict[str, Any]:
-    about = manifest.opened(text)
-    if step not in (None, about["step"]):
-        raise Damaged(f"it holds step {about['step']}")
-    return about
+def finished_steps(names: Iterable[str]) -> list[int]:
+    """Returns the steps of the finished checkpoints, the newest first, from all file names on a bucket."""
+    marks = [name.split("/") for name in names if name.count("/") == 1 and name.endswith(f"/{FINISHED}")]
+    return sorted((int(step) for step, _ in marks if step.isdigit()), reverse=True)
 
 
-def find(workdir: Path, best: bool = False) -> Path | None:
-    """Returns the folder of the newest (or best) finished checkpoint of a workdir, or None. Writes nothing.
-
-    Raises:
-        UserError: the best is sought, and one of them is damaged.
-    """
-    return _pick([path for path in _folders(workdir) if is_checkpoint(path)], best)
+def step_of(name: str) -> int | None:
+    """Returns the step of the checkpoint that a file on a bucket belongs to, or None."""
+    first = name.partition("/")[0]
+    return int(first) if first.isdigit() else None
 
 
-def _folders(workdir: Path) -> list[Path]:
-    folders = workdir / FOLDER
-    return [path for path in folders.iterdir() if path.name.isdigit()] if folders.is_dir() else []
+def is_about(name: str, steps: Iterable[int]) -> bool:
+    """Returns whether a file belongs to a checkpoint of one of these steps, but not to its state."""
+    return step_of(name) in steps and name.split("/")[1] != "state"
 
 
-def _pick(found: list[Path], best: bool) -> Path | None:
-    if not best:
-        return max(found, key=lambda path: int(path.name), default=None)
-    measured, by_step = {}, {int(path.name): path for path in found}
-    for step, path in by_step.items():
-        try:
-            measured[step] = retention.from_json(_checked(filesystem.read_bytes(str(path / ABOUT)), step))
-        except Damaged as error:
-            raise UserError(f"the checkpoint {path} is damaged: {error}{others(path)}") from error
-    # By the measure that the run went by last.
-    order = retention.ranked(measured, measured[max(measured)].by) if measured else []
-    return by_step[order[0]] if order else None
-
-
-def others(path: Path) -> str:
-    """Returns the end of a sentence on a damaged checkpoint: which others its workdir has."""
-    steps = sorted(int(one.name) for one in _folders(path.parent.parent) if one != path and is_checkpoint(one))
-    beside = path.parent.name == FOLDER and steps
-    return f"; there are others of the same run, of the steps {', '.join(map(str, steps))}." if beside else "."
-
-
-def latest(workdir: str) -> int | None:
-    """Returns the step of the newest finished checkpoint of a workdir, or None. Writes nothing."""
-    if staging.is_remote(workdir):
-        return max(staging.finished(workdir), default=None)
-    newest = find(Path(workdir))
-    return int(newest.name) if newest else None
-
-
-def here(workdir: str | Path, best: bool = False) -> Path:
-    """Returns a local workdir itself, or a copy here of a remote one, with its newest (or best) checkpoint, if any.
-
-    Raises:
-        UserError: it is remote and cannot be read.
-    """
-    if not staging.is_remote(str(workdir)):
-        return Path(workdir).expanduser()
-    place = str(workdir)
-    found = _pick([path for path in _folders(staging.bring(place)) if (path / ABOUT).is_file()], best)
-    return staging.bring(place, int(found.name)) if found else staging.bring(place)
-
-
-def weights_here(path: str | Path) -> Path:
-    """Returns a local path itself, or a copy here of what holds the weights of a remote workdir, checkpoint folder or
-    `model.npz`.
-
-    Raises:
-        UserError: it is remote and cannot be read.
-    """
-    return staging.bring_weights(str(path)) if staging.is_remote(str(path)) else Path(path).expanduser()
+def free_name(step: int, taken: list[str]) -> str:
+    """Returns the name of the folder that a damaged checkpoint gets."""
+    name, number = f"{SET_ASIDE}{step}", 1
+    while name in taken:
+        number += 1
+        name = f"{SET_ASIDE}{step}-{number}"
+    return name

@@ -1,4 +1,4 @@
-"""Whose fault it is that a checkpoint is not read or written: its own, that of its disk or store, or a bug."""
+"""Whose fault it is that a checkpoint cannot be read or written: its own, that of its disk or store, or a bug's."""
 
 import contextlib
 import errno
@@ -8,64 +8,73 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax import BUGS, UserError
-from vit_jax.checkpoint import staging
-from vit_jax.checkpoint.manifest import Damaged
+from vit_jax.storage import filesystem
 
-# What a file system or a store says of itself, not of the files: no sign of damage, and no bug.
-OUTSIDE = {"PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"}
-OUTSIDE |= {"CANCELLED", "No space left", "quota exceeded", "Read-only file system", "Input/output error"}
-OUTSIDE |= {"Permission denied", "Too many open files", "Cannot allocate memory", "Stale file handle", "timed out"}
+# What file systems and stores say of themselves, not of files: no sign of damage, and no bug.
+ENVIRONMENT = {"PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+ENVIRONMENT |= {"ABORTED", "CANCELLED", "No space left", "quota exceeded", "Read-only file system", "timed out"}
+ENVIRONMENT |= {"Input/output error", "Permission denied", "Too many open files", "Cannot allocate memory"}
+ENVIRONMENT |= {"Stale file handle"}
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-@contextlib.contextmanager
-def told(folder: str, verb: str) -> Iterator[None]:
-    """Makes a UserError of what goes wrong with a store or disk; what else goes wrong with a local folder is a bug."""
-    _hush()
-    try:
-        yield
-    except (UserError, Damaged, *BUGS):
-        raise
-    except Exception as error:
-        if not staging.is_remote(folder) and not _is_outside(error):
-            raise
-        raise UserError(f"the checkpoints in {folder} cannot be {verb}: {_reason(error)}") from error
+class DamagedCheckpoint(Exception):
+    """A checkpoint is incomplete, cannot be read, or does not hold what was saved; says which part of it."""
 
 
 @contextlib.contextmanager
-def reading(folder: str) -> Iterator[None]:
-    """Makes of what goes wrong while a checkpoint is read either Damaged or, if it is not the checkpoint's fault, a
-    UserError: a flipped bit may lead to any error of those who read it.
+def storage_errors(folder: str, verb: str) -> Iterator[None]:
+    """Makes a UserError of what goes wrong with a store or disk; what else goes wrong with a local folder is a bug.
+
+    Args:
+        folder: of the checkpoints, for the message.
+        verb: what is done with them: `read` or `written`.
     """
-    _hush()
+    _silence_closed_loops()
     try:
         yield
-    except (UserError, Damaged):
+    except (UserError, DamagedCheckpoint, *BUGS):
         raise
     except Exception as error:
-        if _is_outside(error):
-            raise UserError(f"the checkpoints in {folder} cannot be read: {_reason(error)}") from error
-        raise Damaged(f"it cannot be read: {_reason(error)}") from error
+        if not filesystem.is_remote(folder) and not _is_environment(error):
+            raise
+        raise UserError(f"the checkpoints in {folder} cannot be {verb}: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def damage_errors(folder: str) -> Iterator[None]:
+    """Makes of what goes wrong while a checkpoint is read either DamagedCheckpoint or, if the disk or store is at fault,
+    a UserError: a flipped bit may lead to any error of the library that reads it.
+    """
+    _silence_closed_loops()
+    try:
+        yield
+    except (UserError, DamagedCheckpoint):
+        raise
+    except Exception as error:
+        if _is_environment(error):
+            raise UserError(f"the checkpoints in {folder} cannot be read: {_first_line(error)}") from error
+        raise DamagedCheckpoint(f"it cannot be read: {_first_line(error)}") from error
 
 
 @functools.cache
-def _hush() -> None:
-    """Keeps off the terminal what TensorStore's other requests say once one has failed: it buries the reason."""
+def _silence_closed_loops() -> None:
+    """Keeps off the terminal what TensorStore's other requests print once one has failed: it buries the reason."""
     before = sys.unraisablehook
 
-    def hook(what: Any) -> None:
-        if str(what.exc_value) != "Event loop is closed":
-            before(what)
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
 
     sys.unraisablehook = hook
 
 
-def _is_outside(error: Exception) -> bool:
+def _is_environment(error: Exception) -> bool:
     if isinstance(error, OSError):  # a name that a flipped bit made is as absent as a file that was lost
         return not isinstance(error, ABSENT) and error.errno not in (errno.EINVAL, errno.ENAMETOOLONG)
-    return isinstance(error, MemoryError) or any(word in str(error) for word in OUTSIDE)
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ENVIRONMENT)
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = str(error).strip().partition(" [tensorstore_spec")[0].partition("\n")[0]
     return text[:600].rstrip(".") or type(error).__name__

@@ -29,8 +29,8 @@ CHUNK = 2**16  # words of a NumPy array taken at once: few enough to stay in the
 LANES = ((0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35), (0x632BE5AB, 0x7FEB352D, 0x846CA68B))
 
 
-class Mark(NamedTuple):
-    """What is known of an array by its values.
+class Fingerprint(NamedTuple):
+    """A summary of an array's values.
 
     Attributes:
         digits: the fingerprint, 16 hexadecimal digits.
@@ -41,13 +41,13 @@ class Mark(NamedTuple):
     finite: bool
 
 
-def marks(state: Any) -> dict[str, Mark]:
-    """Returns the mark of every array of a tree by its name: of those on a mesh in one call, of NumPy's one by one.
+def fingerprints(state: Any) -> dict[str, Fingerprint]:
+    """Returns the fingerprint of every array of a tree by its name; arrays on a mesh in one call, NumPy's one by one.
 
     Nothing is gathered: each device adds up what it holds, and the sums are added. Every process must call it.
 
     Raises:
-        ValueError: an array has a dtype or a dimension that cannot be marked.
+        ValueError: an array has a dtype or a dimension for which none is defined.
     """
     leaves = tree.flatten(state)
     there: dict[Any, list[str]] = {}
@@ -55,23 +55,23 @@ def marks(state: Any) -> dict[str, Mark]:
         if isinstance(leaf, jax.Array):
             placed = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
             there.setdefault(placed and placed.mesh, []).append(name)
-    found: dict[str, Mark] = {}
+    found: dict[str, Fingerprint] = {}
     for mesh, names in there.items():
         arrays = [leaves[name] for name in names]
         specs = tuple(leaf.sharding.spec for leaf in arrays) if mesh else ()
         rows = np.asarray(rows_on(mesh, specs)(arrays))
-        found |= {name: Mark(_digits(*row[:2].tolist()), not row[2]) for name, row in zip(names, rows, strict=True)}
+        found |= {name: Fingerprint(_digits(*row[:2].tolist()), not row[2]) for name, row in zip(names, rows, strict=True)}
     here = [name for name in leaves if name not in found]
     with ThreadPoolExecutor(4) as pool:
-        found |= dict(zip(here, pool.map(lambda name: mark(leaves[name]), here), strict=True))
+        found |= dict(zip(here, pool.map(lambda name: fingerprint(leaves[name]), here), strict=True))
     return {name: found[name] for name in leaves}
 
 
-def mark(array: Any) -> Mark:
-    """Returns the mark of a NumPy array; a few MB of memory are taken besides it at most."""
+def fingerprint(array: Any) -> Fingerprint:
+    """Returns the fingerprint of a NumPy array, with a few MB of memory at most."""
     array = np.asarray(array)
     words = _numpy_words(array)
-    sizes, totals, finite = groups(words.shape), [0, 0], True
+    sizes, totals, finite = split_index(words.shape), [0, 0], True
     flat = words.reshape(-1)
     for start in range(0, flat.size, CHUNK):
         part: Any = flat[start : start + CHUNK].astype(np.uint32)
@@ -85,7 +85,7 @@ def mark(array: Any) -> Mark:
     if jnp.issubdtype(array.dtype, jnp.inexact):
         values = array.reshape(-1)
         finite = all(np.isfinite(values[start : start + CHUNK]).all() for start in range(0, values.size, CHUNK))
-    return Mark(_digits(*totals), finite)
+    return Fingerprint(_digits(*totals), finite)
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def _scrambled(word: Any, first: int, second: int) -> Any:
     return word ^ (word >> np.uint32(16))
 
 
-def groups(shape: Sequence[int]) -> list[int]:
+def split_index(shape: Sequence[int]) -> list[int]:
     """Returns into what sizes a flat index is split, lowest first, so that each part fits into an unsigned word: the
     products of runs of dimensions. One for an array of up to 2^32 words.
 
@@ -171,10 +171,10 @@ def groups(shape: Sequence[int]) -> list[int]:
 
 def _positions(local: Sequence[int], shape: Sequence[int], offsets: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns the flat index in an array of `shape` of each word of a part of it, of the shape `local` and from
-    `offsets` on, in the parts that `groups` tells: made where they are used, not in memory.
+    `offsets` on, in the parts that `split_index` returns: made where they are used, not in memory.
     """
     dimension, positions = len(shape), []
-    for size in groups(shape):
+    for size in split_index(shape):
         position, stride = jnp.zeros(local, jnp.uint32), 1
         while dimension and stride * shape[dimension - 1] <= size:
             dimension -= 1

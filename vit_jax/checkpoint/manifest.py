@@ -9,91 +9,89 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import UserError, shown, tree
-from vit_jax.checkpoint import fingerprint
-from vit_jax.checkpoint.fingerprint import Mark
+from vit_jax.checkpoint.errors import DamagedCheckpoint
+from vit_jax.checkpoint.fingerprint import Fingerprint, fingerprints
 
-MOST = 8  # names told of many
+MOST = 8  # names listed of many
 
-Table = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
-
-
-class Damaged(Exception):
-    """A checkpoint is incomplete, cannot be read, or does not hold what was saved; says which part of it."""
+ArrayTable = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
 
 
-def table(state: Any, marks: Mapping[str, Mark]) -> Table:
-    """Returns what is kept of every array of a state."""
-    return {name: [str(leaf.dtype), list(leaf.shape), marks[name].digits] for name, leaf in tree.flatten(state).items()}
+def array_table(state: Any, found: Mapping[str, Fingerprint]) -> ArrayTable:
+    """Returns what a manifest holds of every array of a state, whose fingerprints are given."""
+    return {name: [str(leaf.dtype), list(leaf.shape), found[name].digits] for name, leaf in tree.flatten(state).items()}
 
 
-def sealed(about: dict[str, Any]) -> dict[str, Any]:
-    """Returns JSON with its checksum."""
-    return about | {"checksum": _checksum(about)}
+def add_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest with its checksum."""
+    return manifest | {"checksum": _checksum(manifest)}
 
 
-def opened(text: bytes) -> dict[str, Any]:
-    """Returns the JSON that `sealed` made, from its text.
+def parse_manifest(text: bytes, step: int | None = None) -> dict[str, Any]:
+    """Returns the manifest that `add_checksum` made, from its JSON text.
 
     Raises:
-        Damaged: it is not what was written.
+        DamagedCheckpoint: it is not what was written, or not of this step.
     """
     try:
-        about = json.loads(text)
+        manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"about/metadata is no JSON ({shown(error, 100)})") from error
-    if not isinstance(about, dict) or about.pop("checksum", None) != _checksum(about):
-        raise Damaged("about/metadata does not agree with its checksum")
-    return about
+        raise DamagedCheckpoint(f"about/metadata is not JSON ({shown(error, 100)})") from error
+    if not isinstance(manifest, dict) or manifest.pop("checksum", None) != _checksum(manifest):
+        raise DamagedCheckpoint("about/metadata does not agree with its checksum")
+    if step not in (None, manifest["step"]):
+        raise DamagedCheckpoint(f"it holds step {manifest['step']}")
+    return manifest
 
 
-def check_wanted(about: dict[str, Any], wanted: Any, where: str) -> None:
+def check_program(manifest: dict[str, Any], wanted: Any, where: str) -> None:
     """Compares what an intact checkpoint says it holds with the state of the program.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    if wrong := tree.differences(shapes(about), wanted):
+    if wrong := tree.differences(array_shapes(manifest), wanted):
         raise UserError(f"the checkpoint {where} is intact, but not of this program's state: {'; '.join(wrong)}.")
 
 
-def check_described(about: dict[str, Any], described: Any, prefix: str = "") -> None:
-    """Compares the table with what the storage library finds written, from which it would cast without a word.
+def check_metadata(manifest: dict[str, Any], metadata: Any, prefix: str = "") -> None:
+    """Compares the table with the shapes and types that Orbax finds written, to which it would cast silently.
 
     Raises:
-        Damaged: they differ.
+        DamagedCheckpoint: they differ.
     """
-    if wrong := tree.differences(described, shapes(about, prefix)):
-        raise Damaged(f"its arrays are not described as they were saved: {listed(wrong)}")
+    if wrong := tree.differences(metadata, array_shapes(manifest, prefix)):
+        raise DamagedCheckpoint(f"its arrays are not described as they were saved: {list_names(wrong)}")
 
 
-def check_arrays(about: dict[str, Any], state: Any, prefix: str = "") -> None:
+def check_arrays(manifest: dict[str, Any], state: Any, prefix: str = "") -> None:
     """Compares the fingerprints of arrays with those saved. Every process must call it.
 
     Raises:
-        Damaged: some differ.
+        DamagedCheckpoint: some differ.
     """
-    found, saved = table(state, fingerprint.marks(state)), about["arrays"]
+    found, saved = array_table(state, fingerprints(state)), manifest["arrays"]
     wrong = [f"{prefix}{name}" for name, row in found.items() if row != saved[f"{prefix}{name}"]]
     if wrong:
-        raise Damaged(f"not the values that were saved in {listed(wrong)}")
+        raise DamagedCheckpoint(f"the values are not those that were saved in {list_names(wrong)}")
 
 
-def shapes(about: dict[str, Any], prefix: str = "") -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the arrays in the table whose names begin with `prefix`, without it."""
+def array_shapes(manifest: dict[str, Any], prefix: str = "") -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the arrays in the table whose names begin with `prefix`, by the rest of their names."""
     return {
         name.removeprefix(prefix): jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
-        for name, (dtype, shape, _) in about["arrays"].items()
+        for name, (dtype, shape, _) in manifest["arrays"].items()
         if name.startswith(prefix)
     }
 
 
-def listed(names: Iterable[str]) -> str:
-    """Returns names as words, cut when there are many."""
+def list_names(names: Iterable[str]) -> str:
+    """Returns names as words, the first few where there are many."""
     names = list(names)
     more = f" and {len(names) - MOST:,} more" if len(names) > MOST else ""
     return f"{', '.join(names[:MOST])}{more}"
 
 
-def _checksum(about: dict[str, Any]) -> str:
-    text = json.dumps(about, sort_keys=True, separators=(",", ":"))
+def _checksum(manifest: dict[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

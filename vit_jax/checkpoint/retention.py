@@ -1,21 +1,23 @@
-"""Which checkpoints stay when another is finished: the newest, and the best by one measure."""
+"""Which checkpoints are kept when another is finished: the newest, and the best by one measure."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 Evaluations = Mapping[str, Mapping[str, str]]  # name -> `split`, `preprocess` and `contents`: what it looks at, and how
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a number says of a checkpoint: numbers of different measures cannot be compared.
+    """What a number says of a checkpoint; numbers of different measures cannot be compared.
 
     Attributes:
         metric: its name, `test/accuracy`.
         split: of the evaluation.
-        preprocess: likewise, the resolution filled in.
+        preprocess: of the evaluation, with the resolution filled in.
         contents: fingerprint of the images and labels.
     """
 
@@ -25,7 +27,7 @@ class Measure:
     contents: str
 
 
-UNNAMED = Measure("", "", "", "")  # version 0.1.0 did not say of what its scores were
+UNNAMED = Measure("", "", "", "")  # version 0.1.0 did not say what its scores measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Measured:
     """What was measured of a checkpoint.
 
     Attributes:
-        by: by which measure it was the best or not when it was saved.
+        by: the measure that ranked checkpoints when it was saved.
         values: measure -> value, the larger the better; those that are not finite are left out.
     """
 
@@ -47,26 +49,39 @@ def measure_of(evaluations: Evaluations, metric: str) -> Measure:
 
 
 def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a checkpoint tells of its evaluation: all metrics, and what each is of."""
+    """Returns what a manifest holds of an evaluation: all metrics, and what each measures."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    told = {
+    evaluation = {
         "evaluated": bool(metrics),
         "metrics": finite,
         "evals": {name: {**one} for name, one in evaluations.items()},
     }
-    return told | {"best_metric": best_metric, "score": finite.get(best_metric)}
+    return evaluation | {"best_metric": best_metric, "score": finite.get(best_metric)}
 
 
 def from_json(about: Mapping[str, Any]) -> Measured:
-    """Returns what was measured of a checkpoint that says this of itself: what `to_json` gave, or a mere score."""
+    """Returns what was measured of a checkpoint from its manifest, which holds what `to_json` returned, or a mere score."""
     if "metrics" not in about:
         return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
     values = {measure_of(about["evals"], name): value for name, value in about["metrics"].items() if value is not None}
     return Measured(measure_of(about["evals"], about["best_metric"]), values)
 
 
+def evaluations_of(config: ConfigDict) -> Evaluations:
+    """Returns what a configuration says of its evaluations."""
+    return {name: {"split": e.split, "preprocess": e.preprocess, "contents": ""} for name, e in config.evals.items()}
+
+
+def name_score(about: Mapping[str, Any], evaluations: Evaluations, best_metric: str) -> dict[str, Any]:
+    """Returns a manifest of version 0.1.0, which has a score without a name, with the name of its score."""
+    if "metrics" in about:
+        return dict(about)
+    metrics = {} if about["score"] is None else {best_metric: about["score"]}
+    return {**about, **to_json(evaluations, best_metric, metrics), "evaluated": about["evaluated"]}
+
+
 class Retention:
-    """The rule, in the form that Orbax asks for.
+    """The rule, as a preservation policy of Orbax.
 
     Attributes:
         measured: step -> what was measured of the checkpoint; one that was not measured is never best.
@@ -78,22 +93,22 @@ class Retention:
         self.measured: dict[int, Measured] = {}
 
     def kept(self, steps: Iterable[int]) -> set[int]:
-        """Returns those of some steps that stay."""
+        """Returns those of some steps whose checkpoints are kept."""
         steps = sorted(steps)
         known = {step: self.measured[step] for step in steps if step in self.measured}
         return set(steps[-self._last :]) | set(ranked(known, self._measure)[: self._best])
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Tells of each checkpoint whether it stays."""
-        stays = self.kept(checkpoint.step for checkpoint in checkpoints)
-        return [checkpoint.step in stays for checkpoint in checkpoints]
+        """Returns of each checkpoint whether it is kept."""
+        kept = self.kept(checkpoint.step for checkpoint in checkpoints)
+        return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
 def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
     """Returns the steps that were measured, the best first, of equally good ones the newest first.
 
-    Those of which another measure is all that is known come last, those measured as the newest of them first: where
-    nothing is known by `measure` yet, what was best before still is.
+    Checkpoints for which only another measure is known come last, those with the measure of the newest of them first:
+    where nothing is known by `measure` yet, the best so far remains the best.
     """
     rest, order = dict(measured), []
     while rest:

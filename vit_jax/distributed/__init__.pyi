@@ -1,6 +1,9 @@
-from .agreement import Share as Share
-from .agreement import alone as alone
-from .agreement import run_on_all as run_on_all
+from .agreement import (
+    Coordinator as Coordinator,
+    SingleHost as SingleHost,
+    run_on_all as run_on_all,
+)
 from .coordination import join_cluster as join_cluster
-from .preflight import passed as passed
-from .supervisor import Guard as Guard
+from .gathered_array import GatheredArray as GatheredArray
+from .preflight import preflight_checks as preflight_checks
+from .supervisor import Supervisor as Supervisor

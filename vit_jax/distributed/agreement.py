@@ -1,37 +1,65 @@
-"""What several hosts do each for itself and must agree on: none goes on while another fails."""
+"""Work that several hosts each do for themselves and must agree on: none goes on while another fails."""
 
-import json
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from vit_jax import UserError
 
-# (topic, text of this host) -> the texts of all hosts in their order, once all have called it.
-Share = Callable[[str, str], list[str]]
+Json = Any
 
 
-def alone(topic: str, value: str) -> list[str]:
-    """Shares among one host."""
-    return [value]
+class Coordinator(Protocol):
+    """How the hosts of a run agree.
+
+    Attributes:
+        host: number of this one.
+        hosts: how many there are.
+    """
+
+    host: int
+    hosts: int
+
+    def all_gather(self, topic: str, value: Json = None) -> list[Json]:
+        """Returns every host's value, in the hosts' order, once all have called it with this topic."""
+
+    def raise_later(self, error: Exception) -> None:
+        """Has the main thread raise an error that another thread has found."""
 
 
-def run_on_all(share: Share, topic: str, work: Callable[[], str]) -> list[str]:
-    """Returns what `work` gives on every host, in their order, once it is over on all.
+class SingleHost:
+    """A host that is alone, as a `Coordinator`."""
+
+    host = 0
+    hosts = 1
+
+    def all_gather(self, topic: str, value: Json = None) -> list[Json]:
+        """Returns the value alone."""
+        return [value]
+
+    def raise_later(self, error: Exception) -> None:
+        """Raises the error at once: there is no other thread."""
+        raise error
+
+
+def run_on_all(coordinator: Coordinator, topic: str, work: Callable[[], Json]) -> list[Json]:
+    """Returns what `work` returns on every host, as JSON and in the hosts' order, once it is over on all.
 
     Raises:
-        UserError: it did so on one of them: here what was raised here, else what was on another.
-        RuntimeError: it ended so on another one, for no fault of the user's.
+        UserError: `work` raised one on some host; on this host its own comes first.
+        RuntimeError: `work` failed on another host for a reason that is not the user's.
     """
     failed: Exception | None = None
-    value = ""
+    value = None
     try:
         value = work()
-    except Exception as error:  # a bug too: the others are not to wait for this host
+    except Exception as error:  # bugs too: the others must not wait for this host
         failed = error
-    told = [value, str(failed) if failed else None, isinstance(failed, UserError)]
-    answers = [json.loads(text) for text in share(topic, json.dumps(told))]
+    own = {"value": value, "error": failed and str(failed), "is_user_error": isinstance(failed, UserError)}
+    answers = coordinator.all_gather(topic, own)
     if failed:
         raise failed
-    for host, (_, elsewhere, users) in enumerate(answers):
-        if elsewhere is not None:
-            raise (UserError if users else RuntimeError)(f"on host {host}: {elsewhere}")
-    return [value for value, _, _ in answers]
+    for host, answer in enumerate(answers):
+        if answer["error"] is not None:
+            kind = UserError if answer["is_user_error"] else RuntimeError
+            raise kind(f"on host {host}: {answer['error']}")
+    return [answer["value"] for answer in answers]

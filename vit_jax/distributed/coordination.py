@@ -1,25 +1,42 @@
-"""The processes of a run as one group: who they are, and what each tells the others beside the devices' own traffic.
+"""The processes of a run as one group: what one puts, all can get. The only user of JAX's coordination service.
 
-A process is called a host here, as on a TPU pod, where there is one on each. The only user of JAX's coordination
-service.
+A process is called a host here, as on a TPU pod, where there is one on each.
 """
 
 import contextlib
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import jax
-from jax._src import distributed  # its key-value store has no public name
+from jax._src import distributed  # JAX has no public name for its key-value store
 
 from vit_jax import LostHosts, UserError
 
-POLL = 0.02  # seconds
+POLL = 0.02  # seconds between two looks for the values of other hosts, at first
 JOINING = 300  # seconds for every host to arrive
 NUMBERS = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+CALLS: Counter[str] = Counter()  # of this process: a second run in it must not find the values of the first
+
+Json = Any
+
+
+class KeyValueStore(Protocol):
+    """What JAX's coordination service offers."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
+        """Writes a value.
+
+        Raises:
+            JaxRuntimeError: ALREADY_EXISTS, if there is one and `allow_overwrite` is False.
+        """
+
+    def key_value_dir_get(self, folder: str, /) -> list[tuple[str, str]]:
+        """Returns the keys that begin with `folder`, and their values."""
 
 
 class ProcessGroup:
@@ -28,67 +45,79 @@ class ProcessGroup:
     Attributes:
         host: number of this one.
         hosts: how many there are.
-        limit: seconds to wait for the others, at most.
     """
 
-    limit = 1800.0
-    _topics: ClassVar[Counter[str]] = (
-        Counter()
-    )  # of this process: a second run in it must not find the first one's answers
+    def __init__(
+        self, store: KeyValueStore | None = None, host: int = 0, hosts: int = 1, calls: Counter[str] = CALLS
+    ) -> None:
+        """Makes a group of hosts that share a store; without one, this host is alone.
 
-    def __init__(self) -> None:
-        """Finds out what JAX knows."""
-        self._client: Any = distributed.global_state.client
-        self.host, self.hosts = distributed.global_state.process_id, distributed.global_state.num_processes
+        Args:
+            store: what they exchange values through.
+            host: number of this one.
+            hosts: how many there are.
+            calls: counts the gatherings of each topic so far.
+        """
+        self._store, self.host, self.hosts, self._calls = store, host, hosts, calls
 
-    def share(self, topic: str, value: str = "") -> list[str]:
+    def all_gather(self, topic: str, value: Json = None, limit: float = 1800.0) -> list[Json]:
         """Returns every host's value, in the hosts' order, once all have come here.
 
         Args:
-            topic: that the value is about; the same on all hosts.
-            value: of this host.
+            topic: what the value is about; the same on all hosts.
+            value: of this host, as JSON.
+            limit: seconds to wait for the others.
 
         Raises:
-            LostHosts: some did not come within `limit`.
+            LostHosts: some did not come in time.
         """
         if self.hosts == 1:
             return [value]
-        self._topics[f"{self.host} {topic}"] += 1
-        folder = f"share/{topic}/{self._topics[f'{self.host} {topic}']}"
-        self._client.key_value_set(f"vit_jax/{folder}/{self.host}", value)
-        end, pause = time.monotonic() + self.limit, POLL
-        while len(values := self.told(folder)) < self.hosts:
+        self._calls[f"{self.host} {topic}"] += 1
+        folder = f"gather/{topic}/{self._calls[f'{self.host} {topic}']}"
+        self.put(f"{folder}/{self.host}", value)
+        end, pause = time.monotonic() + limit, POLL
+        while len(values := self.get(folder)) < self.hosts:
             if time.monotonic() > end:
                 missing = ", ".join(str(host) for host in range(self.hosts) if str(host) not in values)
-                raise LostHosts(f"waited {self.limit:g} s at {topic!r} for host {missing}; its log says where it is.")
+                raise LostHosts(f"waited {limit:g} s at {topic!r} for host {missing}; its log says where it is.")
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
         return [values[str(host)] for host in range(self.hosts)]
 
-    def tell(self, key: str, value: str, replace: bool = False) -> None:
-        """Writes a value where all hosts find it, unless there is one and `replace` is False."""
+    def put(self, key: str, value: Json, replace: bool = False) -> None:
+        """Writes a value where all hosts can get it, unless there is one and `replace` is False."""
+        assert self._store
         try:
-            self._client.key_value_set(f"vit_jax/{key}", value, replace)
+            self._store.key_value_set(f"vit_jax/{key}", json.dumps(value), replace)
         except jax.errors.JaxRuntimeError as error:
             if "ALREADY_EXISTS" not in str(error):
                 raise
 
-    def told(self, folder: str) -> dict[str, str]:
-        """Returns what was told in a folder, by the last part of the key."""
-        return {key.rpartition("/")[2]: value for key, value in self._client.key_value_dir_get(f"vit_jax/{folder}/")}
+    def get(self, folder: str) -> dict[str, Json]:
+        """Returns the values that were put in a folder, by the last part of their keys."""
+        assert self._store
+        found = self._store.key_value_dir_get(f"vit_jax/{folder}/")
+        return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
+
+
+def current_group() -> ProcessGroup:
+    """Returns the group that JAX has connected this process to; a group of one, if it has not."""
+    state = distributed.global_state
+    return ProcessGroup(state.client, state.process_id, state.num_processes)
 
 
 def join_cluster() -> ProcessGroup:
     """Connects this process to the others of its cluster, if it is in one, and returns the group.
 
-    The environment tells of it: Cloud TPU, GKE, Slurm and Open MPI in their own words, which JAX reads, any other by
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    The environment tells: Cloud TPU, GKE, Slurm and Open MPI by variables of their own, which JAX reads; any other
+    cluster by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Raises:
         UserError: the environment contradicts itself, or does not tell all that is needed.
     """
     _check_slices()
-    # JAX's service would swallow a SIGTERM until the next step; `guard` answers it at once.
+    # JAX's service would swallow a SIGTERM until the next step; `Supervisor` answers it at once.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         numbers = {name: int(os.environ[variable]) for name, variable in NUMBERS.items() if variable in os.environ}
@@ -98,12 +127,12 @@ def join_cluster() -> ProcessGroup:
         # Without any sign of a cluster this process is alone.
         if not str(error).startswith("coordinator_address") or set(NUMBERS.values()) & set(os.environ):
             raise UserError(f"cannot join the other processes: {error}") from error
-    return ProcessGroup()
+    return current_group()
 
 
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
-    """Hides the variables of proxies: hosts speak directly, and through one they would wait for each other in vain."""
+    """Hides the variables that name proxies: hosts connect directly, and through a proxy they would wait in vain."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower() in PROXIES}
     try:
         yield
@@ -112,16 +141,18 @@ def _without_proxies() -> Iterator[None]:
 
 
 def _check_slices() -> None:
-    """Raises UserError if what tells of several TPU slices is not whole: JAX would wait for ever."""
+    """Raises UserError if several TPU slices are declared incompletely: JAX would wait for ever."""
     names = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     found = {name: os.environ[name] for name in names if os.environ.get(name)}
     if not found:
         return
-    told = ", ".join(f"{name}={value}" for name, value in found.items())
+    declared = ", ".join(f"{name}={value}" for name, value in found.items())
     try:
-        whole = 0 <= int(found[names[2]]) < int(found[names[1]])
+        complete = 0 <= int(found[names[2]]) < int(found[names[1]])
     except (KeyError, ValueError):
-        whole = False
-    if not whole:
-        lacking = ", ".join(name for name in names if name not in found) or "a slice's number below that of slices"
-        raise UserError(f"several TPU slices are half declared: {told}; set {lacking} too, or unset them all.")
+        complete = False
+    if not complete:
+        missing = ", ".join(name for name in names if name not in found) or "a slice ID below the number of slices"
+        raise UserError(
+            f"several TPU slices are declared incompletely: {declared}; set {missing} too, or unset them all."
+        )

@@ -1,16 +1,15 @@
-"""What is looked at on every host before anything is compiled: a minute here is cheaper than an hour of a pod."""
+"""Checks on every host before anything is compiled: a minute here is cheaper than an hour of a pod."""
 
 import contextlib
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +20,51 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, __version__, data
 from vit_jax.config import flatten_config
-from vit_jax.distributed.agreement import Share, run_on_all
+from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 
-VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 SHIPPED = (".py", ".csv", ".txt")  # what the package is made of
-PATIENCE = 5.0  # seconds that a shared disk may take to show a file to another host
+DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
 @contextlib.contextmanager
-def passed(
-    share: Share,
-    fail: Callable[[Exception], None],
+def preflight_checks(
+    coordinator: Coordinator,
     config: ConfigDict,
     info: data.Info,
     batch_sharding: NamedSharding,
     state: Any,
     place: str,
 ) -> Iterator[None]:
-    """Holds the workdir for this run, once all that can be checked is right on all hosts.
+    """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the `with`.
 
     Args:
-        share: how the hosts agree.
-        fail: given what is found while the run goes on, by another thread.
+        coordinator: how the hosts agree; given what goes wrong later, while the run goes on.
         config: completed, with its durations in steps.
-        info: what the data told.
-        batch_sharding: of the dimension 0 of a batch, over the devices.
+        info: what the opened data told.
+        batch_sharding: of dimension 0 of a batch, over the devices.
         state: shapes of the training state.
         place: the workdir.
 
     Raises:
-        UserError: the hosts differ, do not share the workdir, another run writes there, its disk is too small, or
-            images to evaluate cannot be read; on all hosts.
+        UserError: on all hosts, if they differ or do not share the workdir, another run writes there, its disk is too
+            small, or images of an evaluation cannot be read.
     """
-    agree(share, facts(config, info, batch_sharding.mesh, place))
-    run_on_all(share, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
-    lease, first = WorkdirLock(place, fail), jax.process_index() == 0
+    check_equal(coordinator, collect_facts(config, info, batch_sharding.mesh, place))
+    run_on_all(coordinator, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
+    lock, first = WorkdirLock(place, coordinator.raise_later), coordinator.host == 0
     try:
-        run_on_all(share, "the workdir's owner", lease.take if first else lambda: "")
-        if not lease.remote:
-            run_on_all(share, "the disk's room", lambda: check_room(config, state, Path(place)))
-            find_shared(share, Path(place), first)
+        run_on_all(coordinator, "the workdir's lock", lock.acquire if first else lambda: None)
+        if not lock.remote:
+            run_on_all(coordinator, "the free disk space", lambda: check_disk_space(config, state, Path(place)))
+            check_shared(coordinator, Path(place))
         yield
     finally:
-        lease.release()
+        lock.release()
 
 
-def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[str, str]:
+def collect_facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
     devices = mesh.local_devices
     return {
@@ -76,7 +73,7 @@ def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[s
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
         "the source of vit_jax": source_digest(Path(__file__).parent),
-        **{f"the version of {name}": importlib.metadata.version(name) for name in VERSIONS},
+        **{f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
         "the data": str(info.fingerprint),
@@ -95,17 +92,17 @@ def source_digest(package: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def agree(share: Share, own: dict[str, str]) -> None:
-    """Raises UserError if the hosts' facts differ, naming which and where."""
-    told = [json.loads(text) for text in share("preflight", json.dumps(own))]
+def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
+    """Raises UserError if the facts of the hosts differ, naming which and where."""
+    facts = coordinator.all_gather("preflight", own)
     lines = []
     for name in own:
-        where = defaultdict(list)
-        for host, one in enumerate(told):
-            where[one[name]].append(host)
-        if len(where) > 1:
-            groups = sorted(where.items(), key=lambda group: len(group[1]))
-            lines.append(f"{name} is {', '.join(f'{value} on {hosts(who)}' for value, who in groups)}")
+        hosts_by_value = defaultdict(list)
+        for host, of_host in enumerate(facts):
+            hosts_by_value[of_host[name]].append(host)
+        if len(hosts_by_value) > 1:
+            groups = sorted(hosts_by_value.items(), key=lambda group: len(group[1]))
+            lines.append(f"{name} is {', '.join(f'{value} on {list_hosts(hosts)}' for value, hosts in groups)}")
     if lines:
         more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
         differ = "; ".join(lines[:5])
@@ -114,19 +111,18 @@ def agree(share: Share, own: dict[str, str]) -> None:
         )
 
 
-def check_images(config: ConfigDict, info: data.Info, batch_sharding: NamedSharding) -> str:
-    """Raises UserError if images that this host is to evaluate are seen to be unreadable."""
+def check_images(config: ConfigDict, info: data.Info, batch_sharding: NamedSharding) -> None:
+    """Raises UserError if headers show that images which this host is to evaluate are unreadable."""
     for name in config.evals:
         data.make_eval(config, name, batch_sharding, info.opened).check(name)
-    return ""
 
 
-def find_shared(share: Share, folder: Path, first: bool) -> None:
-    """Raises UserError if the workdir that the first host writes to is not the one that the others read."""
-    path = folder / share("nonce", f".nonce-{uuid.uuid4().hex}")[0]
+def check_shared(coordinator: Coordinator, folder: Path) -> None:
+    """Raises UserError if the workdir that host 0 writes to is not the one that the others read."""
+    path = folder / coordinator.all_gather("nonce", f".nonce-{uuid.uuid4().hex}")[0]
 
-    def look() -> str:
-        end = time.monotonic() + PATIENCE
+    def wait_for_file() -> None:
+        end = time.monotonic() + DISK_DELAY
         while not path.exists():
             if time.monotonic() > end:
                 raise UserError(
@@ -134,19 +130,18 @@ def find_shared(share: Share, folder: Path, first: bool) -> None:
                     "or on gs://."
                 )
             time.sleep(0.05)
-        return ""
 
-    if first:
+    if coordinator.host == 0:
         path.touch()
     try:
-        share("nonce written", "")
-        run_on_all(share, "the shared workdir", look)
+        coordinator.all_gather("nonce written")
+        run_on_all(coordinator, "the shared workdir", wait_for_file)
     finally:
         path.unlink(missing_ok=True)
 
 
-def check_room(config: ConfigDict, state: Any, workdir: Path) -> str:
-    """Raises UserError if a local workdir's disk has no room for the checkpoints that will be kept, and one more."""
+def check_disk_space(config: ConfigDict, state: Any, workdir: Path) -> None:
+    """Raises UserError if the disk of a local workdir has no space for the checkpoints that are kept and one more."""
     folder = workdir.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -163,10 +158,9 @@ def check_room(config: ConfigDict, state: Any, workdir: Path) -> str:
             f"{more * each / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer "
             "(--config.checkpoint.keep_last)."
         )
-    return ""
 
 
-def hosts(numbers: list[int]) -> str:
+def list_hosts(numbers: list[int]) -> str:
     """Returns `host 2`, or `hosts 0, 1 and 3`."""
     if len(numbers) == 1:
         return f"host {numbers[0]}"

@@ -1,77 +1,74 @@
 """Watches over a run while its main thread works: SIGTERM, hosts that fail, vanish or hang, and the time to save.
 
-All hosts run the same programs on the devices in the same order, and count them. What must happen on all at the same
-place, the end of a preempted run say, is agreed on in rounds that the first host opens: every host stops counting and
-tells its count, and it happens at the largest of them plus one. Two threads watch: one has only the clock and the
-signals, the other speaks with the hosts, so that nothing hangs with a host that does not answer.
+Two threads watch: one looks at the clock and at signals only, the other exchanges messages with the other hosts, so
+that nothing hangs with a host that does not answer.
 """
 
+import contextlib
 import faulthandler
-import json
-import multiprocessing
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from vit_jax import LostHosts, Preempted, exit_code
-from vit_jax.distributed.coordination import ProcessGroup, join_cluster
+from vit_jax.distributed.agreement import Json
+from vit_jax.distributed.coordination import ProcessGroup, current_group, join_cluster
+from vit_jax.distributed.departure import PARTING, HostDeparture
+from vit_jax.distributed.preemption import StepAgreement
+from vit_jax.distributed.watchdog import LOST, STALL, Clock, Watchdog
 
-PERIOD = 1.0  # seconds between two looks at the other hosts
-MANY = 128  # hosts; more of them look less often
-LOST = 60.0  # seconds of silence after which a host counts as lost
-PARTING = 10.0  # seconds that the last words of a run may take
-SOON = 15.0  # seconds of waiting for the other hosts to start after which that is told
+PERIOD = 1.0  # seconds between two exchanges with the other hosts
+MANY = 128  # hosts; more of them exchange less often
+SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
 STUCK = exit_code(LostHosts())
 STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
 PREEMPTED = "preempted; nothing was left to be saved: the same command goes on."
-OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever became of other hosts
+OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
 
 
-class Guard:
-    """Watches, while it is entered; outside of a `with` it only counts.
+class Supervisor:
+    """Watches while it is entered; outside of a `with` it only counts. A `Coordinator`.
 
     Attributes:
-        pod: the hosts.
-        limit: seconds without progress on this host after which the run is ended.
-        save_every: seconds between two saves, or None.
+        host: number of this one.
+        hosts: how many there are.
     """
 
-    limit = 1800.0
-    save_every: float | None = None
-
-    def __init__(self) -> None:
-        """Counts for the processes that JAX knows of."""
-        self.pod = ProcessGroup()
-        self._changed = threading.Condition()  # of the counts, and of what is agreed
-        self._held = False  # no count goes on while hosts agree
-        self._ticks = self._moves = 0
-        self._phase, self._since, self._patient = "starting", time.monotonic(), False
-        self._saved = time.monotonic()
-        self._wishes: set[str] = set()  # of this host, not yet told
-        self._stop: int | None = None  # the count at which all end
-        self._saves: list[int] = []  # the counts at which all save
-        self._round = 0
+    def __init__(self, group: ProcessGroup | None = None, clock: Clock = time.monotonic) -> None:
+        """Supervises the processes of `group`, or else of those that JAX knows of; `clock` gives seconds."""
+        self._clock, self._over = clock, threading.Event()
+        self._entered, self._joined, self._terminated = False, True, False
         self._error: Exception | None = None
-        self._seen: dict[str, tuple[str, float]] = {}  # host -> its last sign of life, and since when
-        self._watching, self._joined = False, True
-        self._over = threading.Event()
+        self._save_every: float | None = None
+        self._saved_at = clock()
+        self._supervise(group or current_group())
 
-    def __enter__(self) -> "Guard":
+    def _supervise(self, group: ProcessGroup, phase: str = "starting", stall_limit: float = STALL) -> None:
+        self._group, self.host, self.hosts = group, group.host, group.hosts
+        self._watchdog = Watchdog(group.host, group.hosts, LOST, self._clock)
+        self._watchdog.stall_limit = stall_limit
+        self._watchdog.enter(phase)
+        self._departure = HostDeparture(group, PARTING)
+        self._agreement = StepAgreement(group)
+        if self._terminated:
+            self._agreement.request("stop")
+
+    def __enter__(self) -> "Supervisor":
         """Begins to watch; in the main thread."""
-        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host say, shows where it was
+        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host, shows where it was
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
-        self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        # The signal is answered by a thread: the main one may be compiling, or waiting for other hosts.
-        self._handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
-        self._watching = True
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        # A thread answers the signal: the main one may be compiling, or waiting for other hosts.
+        self._handler_before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._entered = True
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
@@ -82,251 +79,151 @@ class Guard:
             UserError: see `coordination.join_cluster`.
         """
         self._joined = False
-        self.at("waiting for every host to start")
-        self.pod = join_cluster()
+        self.enter_phase("waiting for every host to start")
+        self._supervise(join_cluster(), stall_limit=self._watchdog.stall_limit)
         self._joined = True
-        self.at("starting")
-        if self.pod.hosts > 1:
+        if self.hosts > 1:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Ends, and lets the other hosts know how."""
         try:
-            if self.pod.hosts > 1:
-                self._tell_end(error)
+            if self.hosts > 1:
+                self._depart(error)
         finally:
-            self._watching = False
+            self._entered = False
             self._over.set()
-            signal.signal(signal.SIGTERM, self._handler)
-            signal.set_wakeup_fd(self._before)
+            signal.signal(signal.SIGTERM, self._handler_before)
+            signal.set_wakeup_fd(self._wakeup_before)
 
-    def at(self, phase: str, patient: bool = False) -> None:
-        """Says what the main thread begins: progress. All hosts say the same in the same order.
+    def set_limits(self, stall: float, save_every: float | None) -> None:
+        """Sets the seconds without progress after which the run is ended, and those between two saves, if any."""
+        self._watchdog.stall_limit, self._save_every = stall, save_every or None
+        self.note_save()
 
-        Args:
-            phase: in words.
-            patient: it may take longer than `limit` where no other host waits for it: a download, say.
-        """
-        self._phase, self._since, self._patient = phase, time.monotonic(), patient
-        self._moves += 1
+    def enter_phase(self, phase: str, patient: bool = False) -> None:
+        """Notes what the main thread begins; see `Watchdog.enter`."""
+        self._watchdog.enter(phase, patient)
 
-    def tick(self) -> None:
+    @contextlib.contextmanager
+    def phase(self, name: str, patient: bool = False) -> Iterator[None]:
+        """Enters a phase, and afterwards the phase before again."""
+        before = self._watchdog.phase
+        self.enter_phase(name, patient)
+        yield
+        self.enter_phase(before)
+
+    def count_step(self) -> None:
         """Counts a program that all hosts have begun on their devices.
 
         Raises:
             Preempted: the hosts have agreed to end here.
-            Exception: what was handed to `fail`.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._held)
-            self._ticks += 1
-            ends = self._stop is not None and self._ticks >= self._stop
-        self.at(self._phase)
-        error, self._error = self._error, None
-        if error:
-            raise error
+        ends = self._agreement.advance()
+        self.enter_phase(self._watchdog.phase)
         if ends:
             raise Preempted(PREEMPTED)
 
+    def raise_pending(self) -> None:
+        """Raises what another thread has handed to `raise_later`."""
+        error, self._error = self._error, None
+        if error:
+            raise error
+
     def save_due(self) -> bool:
-        """Returns whether it is time to save, `save_every` after the last save, on all hosts; says so once."""
-        if not self._watching and self.pod.hosts == 1 and self._late():
-            return True
-        with self._changed:
-            due = [count for count in self._saves if count <= self._ticks]
-            self._saves = [count for count in self._saves if count > self._ticks]
-        return bool(due)
+        """Returns whether it is time to save, on all hosts; True once for each time."""
+        return self._agreement.take_save() or (not self._entered and self.hosts == 1 and self._is_late())
 
-    def saved(self) -> None:
+    def note_save(self) -> None:
         """Lets the time until the next save count from here."""
-        self._saved = time.monotonic()
+        self._saved_at = self._clock()
 
-    def share(self, topic: str, value: str = "") -> list[str]:
+    def all_gather(self, topic: str, value: Json = None) -> list[Json]:
         """Returns every host's value, in the hosts' order.
 
         Raises:
-            LostHosts: see `Pod.share`.
+            LostHosts: see `ProcessGroup.all_gather`.
         """
-        self.at(f"waiting for the other hosts at {topic!r}")
-        self.pod.limit = 2 * self.limit  # the watching thread, which shows where all are, comes first
-        values = self.pod.share(topic, value)
-        self.at(f"after {topic!r}")
+        self.enter_phase(f"waiting for the other hosts at {topic!r}")
+        # The watching thread, which shows where all hosts are, comes first.
+        values = self._group.all_gather(topic, value, 2 * self._watchdog.stall_limit)
+        self.enter_phase(f"after {topic!r}")
         return values
 
-    def fail(self, error: Exception) -> None:
-        """Lets the main thread raise an error that another one has found, when it counts next."""
+    def raise_later(self, error: Exception) -> None:
+        """Has the main thread raise an error that another thread has found; see `raise_pending`."""
         self._error = error
 
-    def _late(self) -> bool:
-        return self.save_every is not None and time.monotonic() - self._saved > self.save_every
+    def _is_late(self) -> bool:
+        return self._save_every is not None and self._clock() - self._saved_at > self._save_every
 
     def _watch(self) -> None:
-        """Looks at the clock and at signals; speaks with nobody."""
-        last = time.monotonic()
-        told = False
+        """Looks at the clock and at signals; exchanges nothing with other hosts."""
+        announced = False
         while not self._over.is_set():
             readable, _, _ = select.select([self._pipe[0]], [], [], PERIOD / 2)
             if readable and signal.SIGTERM in os.read(self._pipe[0], 4096):
-                self._wishes.add("stop")
-            now = time.monotonic()
-            if now - last > LOST / 2:  # this process stood still itself: it has seen nothing
-                self._since, self._seen = now, {host: (sign, now) for host, (sign, _) in self._seen.items()}
-            last = now
-            if self.pod.host == 0 and self._ticks and self._late():
-                self.saved()
-                self._wishes.add("save")
-            if not self._joined:
-                if not told and now - self._since > SOON:
-                    print("vit_jax: waiting for the other hosts; was this started on all?", file=sys.stderr, flush=True)
-                    told = True
-                if "stop" in self._wishes and now - self._since > SOON:
-                    self._leave(STARTUP, exit_code(Preempted()))
+                self._terminated = True
+                self._agreement.request("stop")
+            if self._joined:
+                self._look()
                 continue
-            if self.pod.hosts == 1:
-                for wish in list(self._wishes):
-                    self._wishes.remove(wish)
-                    self._settle(wish, self._ticks)
-            silent = [host for host, (_, since) in self._seen.items() if now - since > LOST]
-            if self._over.is_set():
-                return
-            if silent:
-                self._hang(f"host {', '.join(silent)} has not been heard of for {LOST:g} s")
-            if now - self._since > self.limit and not (self._patient and self.pod.hosts == 1):
-                self._hang(f"no progress for {self.limit:g} s; --config.stall_limit allows more")
+            waited = self._watchdog.seconds_in_phase()
+            if not announced and waited > SOON:
+                print("vit_jax: waiting for the other hosts; was this started on all?", file=sys.stderr, flush=True)
+                announced = True
+            if self._terminated and waited > SOON:
+                self._departure.end_process(STARTUP, exit_code(Preempted()))
+
+    def _look(self) -> None:
+        """Asks for a save when it is time, and ends this process if it has to end at once."""
+        if self.host == 0 and self._agreement.count and self._is_late():
+            self.note_save()
+            self._agreement.request("save")
+        if self.hosts == 1:
+            self._agreement.exchange()
+        if self._agreement.stopped_before_start:
+            self._departure.end_process(STARTUP, exit_code(Preempted()))
+        fault = self._watchdog.look()
+        if fault and not self._over.is_set():
+            if self.hosts > 1:
+                self._departure.announce(fault, STUCK)
+            self._departure.abort(fault, STUCK)
 
     def _listen(self) -> None:
-        """Speaks with the other hosts; what fails is tried again."""
-        period, beats, waiting = PERIOD * max(1.0, self.pod.hosts / MANY), 0, False
+        """Exchanges messages with the other hosts; what fails is tried again."""
+        period, waiting = PERIOD * max(1.0, self.hosts / MANY), False
         while not self._over.wait(period / 10 if waiting else period):
-            beats += 1
             try:
-                self._look(beats)
-                waiting = self._agree()
-            except jax.errors.JaxRuntimeError:  # JAX ends the process itself when the coordinating host is gone
+                self._exchange_heartbeats()
+                waiting = self._agreement.exchange()
+            except jax.errors.JaxRuntimeError:  # JAX ends the process itself when host 0 is gone
                 continue
 
-    def _look(self, beats: int) -> None:
-        """Shows the other hosts that this one lives, sees which of them do, and hears of the end."""
-        pod, own, now = self.pod, str(self.pod.host), time.monotonic()
-        pod.tell(f"alive/{own}", json.dumps([beats, self._moves, round(now - self._since), self._phase]), replace=True)
-        gone = pod.told("bye")
-        for host, sign in pod.told("alive").items():
-            if host != own and self._seen.get(host, ("", 0.0))[0] != sign:
-                self._seen[host] = sign, now
-        for host in gone:
-            self._seen.pop(host, None)
-        if (end := pod.told("end")) and not self._over.is_set():
-            told = json.loads(end["end"])
-            if told["host"] != pod.host:
-                self._follow(told)
+    def _exchange_heartbeats(self) -> None:
+        """Tells the other hosts that this one lives, hears which of them do, and whether one has ended the run."""
+        self._group.put(f"alive/{self.host}", self._watchdog.heartbeat(), replace=True)
+        self._watchdog.hear(self._group.get("alive"), self._departure.departed())
+        end = self._departure.announcement()
+        if not end or self._over.is_set():
+            return
+        host, sentence, code = end
+        if code == STUCK:
+            self._departure.abort(sentence, STUCK)
+        self._departure.end_process(f"host {host} ended the run: {sentence}", code)
 
-    def _agree(self) -> bool:
-        """Takes a step in the round that is open, if one is; returns whether it waits for other hosts' counts."""
-        pod = self.pod
-        if "stop" in self._wishes:
-            pod.tell("ask/stop", str(pod.host))
-            self._wishes.discard("stop")
-        rounds = pod.told("round")
-        if str(self._round) not in rounds:
-            wished = ["stop"] if "stop" in pod.told("ask") and "stop" not in rounds.values() else []
-            wished += ["save"] if "save" in self._wishes else []
-            if pod.host == 0 and wished:
-                pod.tell(f"round/{self._round}", wished[0])
-                self._wishes.discard(wished[0])
-            return bool(wished)
-        with self._changed:
-            self._held = True
-        pod.tell(f"count/{self._round}/{pod.host}", str(self._ticks))
-        counts = pod.told(f"count/{self._round}")
-        if len(counts) < pod.hosts:
-            return True
-        self._round += 1
-        self._settle(rounds[str(self._round - 1)], max(map(int, counts.values())))
-        return False
-
-    def _settle(self, what: str, count: int) -> None:
-        """Lets something happen on all hosts when they have counted one more than any has."""
-        with self._changed:
-            if what == "save":
-                self._saves.append(count + 1)
-            elif self._stop is None:
-                self._stop = count + 1
-            self._held = False
-            self._changed.notify_all()
-        if what == "stop" and not count:
-            self._leave(STARTUP, exit_code(Preempted()))
-
-    def _follow(self, told: dict[str, Any]) -> NoReturn:
-        """Ends as another host has told."""
-        if told["code"] == STUCK:
-            self._abort(told["sentence"])
-        self._leave(f"host {told['host']} ended the run: {told['sentence']}", told["code"])
-
-    def _hang(self, sentence: str) -> NoReturn:
-        """Ends the run, and all hosts, since one of them hangs; says which is where."""
-        now = time.monotonic()
-        signs = {self.pod.host: (self._moves, now - self._since, self._phase)}
-        for host, (sign, since) in self._seen.items():
-            _, moves, seconds, phase = json.loads(sign)
-            signs[int(host)] = moves, seconds + now - since, phase
-        places = {host: f"host {host} {phase!r} for {seconds:.0f} s" for host, (_, seconds, phase) in signs.items()}
-        first = min(moves for moves, _, _ in signs.values())
-        behind = [host for host, (moves, _, _) in sorted(signs.items()) if moves == first]
-        if len(behind) < len(signs):
-            sentence += f"; behind the others: {', '.join(places.pop(host) for host in behind)}"
-        sentence += f"; at {', '.join(places[host] for host in sorted(places))}."
-        if self.pod.hosts > 1:
-            self._try(lambda: self._tell(STUCK, sentence))
-        self._abort(sentence)
-
-    def _abort(self, sentence: str) -> NoReturn:
-        """Ends this process as one that a signal ended, all threads' stacks shown."""
-        print(f"vit_jax: {sentence} The threads of host {self.pod.host}:", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.__stderr__ or 2)
-        self._leave("the run is ended; the same command goes on from what was saved last.", STUCK)
-
-    def _leave(self, sentence: str, code: int) -> NoReturn:
-        """Ends this process from another thread than the main one, which may not come back."""
-        print(f"vit_jax: {sentence}", file=sys.stderr, flush=True)
-        if self.pod.hosts > 1:
-            self._try(self._part)
-        for child in multiprocessing.active_children():
-            child.kill()
-        os._exit(code)
-
-    def _tell_end(self, error: BaseException | None) -> None:
-        """Leaves together with the others, or tells them why this host leaves them."""
-        if error is None or isinstance(error, Preempted):
-            self.share("the end")
+    def _depart(self, error: BaseException | None) -> None:
+        """Leaves together with the other hosts, or tells them why this one ends."""
+        preempted = isinstance(error, Preempted)
+        if error is None or preempted:
+            self.all_gather("the end")
         elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
-            # So it looks when another host is gone: then the watching thread ends this process.
+            # This is how a lost host looks like: then the watching thread ends this process.
             print(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?", file=sys.stderr, flush=True)
             time.sleep(LOST + 3 * PARTING)
-        if error is not None and not isinstance(error, Preempted):
+        if error is not None and not preempted:
             code, text = exit_code(error), str(error)
-            known = code != 1 or type(error).__module__.startswith("vit_jax")
-            self._try(lambda: self._tell(code, text if known else f"{type(error).__name__}: {text}"))
+            ours = code != 1 or type(error).__module__.startswith("vit_jax")
+            self._departure.announce(text if ours else f"{type(error).__name__}: {text}", code)
         self._over.set()
-        self._try(self._part)
-
-    def _tell(self, code: int, sentence: str) -> None:
-        self.pod.tell("end/end", json.dumps({"host": self.pod.host, "code": code, "sentence": sentence}))
-
-    def _part(self) -> None:
-        """Lets all hear of the end before the host that coordinates is gone."""
-        self.pod.tell(f"bye/{self.pod.host}", "")
-        while self.pod.host == 0 and len(self.pod.told("bye")) < self.pod.hosts:
-            time.sleep(0.05)
-
-    def _try(self, call: Callable[[], None]) -> None:
-        """Calls what may not return, when the coordinating host hangs, for some time."""
-
-        def run() -> None:
-            try:
-                call()
-            except jax.errors.JaxRuntimeError as error:
-                print(f"vit_jax: the other hosts were not told: {error}", file=sys.stderr, flush=True)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(PARTING)
+        self._departure.depart()

@@ -1,4 +1,4 @@
-"""Who writes to a workdir: one run at a time, wherever it runs."""
+"""The lock of a workdir: one run at a time writes there, wherever it runs."""
 
 import contextlib
 import json
@@ -15,39 +15,39 @@ from typing import Any
 from vit_jax import UserError
 from vit_jax.storage import filesystem
 
-NAME = "owner.json"
+FILE = "owner.json"
 KEYS = {"run", "machine", "host", "pid", "started"}
-BEAT = 2.5  # seconds between two signs of life
+BEAT = 2.5  # seconds between two heartbeats
 
 
 class WorkdirLock:
-    """The file `<workdir>/owner.json`, which its run rewrites every few seconds as long as it lives.
+    """The file `<workdir>/owner.json`, which the run that holds the lock rewrites every few seconds.
 
     Attributes:
         remote: the workdir is not on a disk of this machine.
     """
 
     def __init__(self, place: str, lost: Callable[[UserError], None]):
-        """Takes nothing yet.
+        """Prepares the lock; `acquire` takes it.
 
         Args:
             place: the workdir, local or remote.
             lost: called from another thread when another run has taken the workdir.
         """
-        self._place, self._path, self._lost = place, filesystem.join_path(place, NAME), lost
+        self._place, self._path, self._lost = place, filesystem.join_path(place, FILE), lost
         self.remote = filesystem.is_remote(place)
         self._id = {"run": uuid.uuid4().hex, "machine": _machine(), "host": socket.gethostname(), "pid": os.getpid()}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self) -> str:
-        """Takes the workdir, and returns nothing to tell.
+    def acquire(self) -> None:
+        """Takes the workdir.
 
         Raises:
-            UserError: another run lives there, or nothing can be written there.
+            UserError: another run writes there, or nothing can be written there.
         """
         found = self._read()
-        if found and self._lives(found):
+        if found and self._is_alive(found):
             raise self._taken(found)
         self._write(0)
         found = self._read()
@@ -55,10 +55,9 @@ class WorkdirLock:
             raise self._taken(found)
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
-        return ""
 
     def release(self) -> None:
-        """Lets go of the workdir, if it is held."""
+        """Releases the workdir, if it is held."""
         if self._thread is None:
             return
         self._over.set()
@@ -68,10 +67,10 @@ class WorkdirLock:
             if found and found["run"] == self._id["run"]:
                 self._remove()
 
-    def _lives(self, found: dict[str, Any]) -> bool:
+    def _is_alive(self, found: dict[str, Any]) -> bool:
         if found["machine"] == self._id["machine"] and found["started"]:
             return _started(found["pid"]) == found["started"]
-        end = time.monotonic() + 3 * BEAT  # its clock is not ours: look whether it goes on
+        end = time.monotonic() + 3 * BEAT  # clocks of machines differ: see whether the file changes
         while time.monotonic() < end:
             time.sleep(BEAT / 5)
             now = self._read()
@@ -89,7 +88,7 @@ class WorkdirLock:
         beats = 0
         while not self._over.wait(BEAT):
             beats += 1
-            with contextlib.suppress(UserError):  # of the store: whether it takes what matters is told when it is saved
+            with contextlib.suppress(UserError):  # a store that refuses is reported when a checkpoint is saved
                 found = self._read()
                 if found and found["run"] != self._id["run"]:
                     return self._lost(self._taken(found))
@@ -102,7 +101,7 @@ class WorkdirLock:
             else:
                 text = Path(self._path).read_bytes()
             found = json.loads(text)
-        except (ValueError, OSError):  # none, or one that was cut short
+        except (ValueError, OSError):  # there is none, or it was cut short
             return None
         return found if isinstance(found, dict) and found.keys() >= KEYS else None
 
@@ -111,7 +110,7 @@ class WorkdirLock:
         folder = Path(tempfile.gettempdir() if self.remote else self._place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{NAME}.{self._id['run']}"
+            partial = folder / f".{FILE}.{self._id['run']}"
             partial.write_text(text)
             if self.remote:
                 filesystem.upload(partial, self._path)
@@ -123,23 +122,23 @@ class WorkdirLock:
 
     def _remove(self) -> None:
         if self.remote:
-            filesystem.remove_files(self._place, [NAME])
+            filesystem.remove_files(self._place, [FILE])
         else:
             Path(self._path).unlink()
-            Path(self._place).rmdir()  # if there is nothing else in it
+            Path(self._place).rmdir()  # fails, silently, where anything else lies in it
 
 
 def _machine() -> str:
-    """Returns what tells this machine, and the process numbers valid here, from others."""
-    told = [socket.gethostname()]
+    """Returns an identity of this machine and of its process numbers."""
+    parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
-        told += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(told)
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 def _started(pid: int) -> str:
-    """Returns when a process of this machine was started, as the kernel counts; nothing if it is no more, or if that
-    cannot be known here.
+    """Returns when a process of this machine was started, in the kernel's ticks; nothing if it has ended or cannot be
+    seen.
     """
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,3 +1,3 @@
 from .evaluators import check_fits as check_fits
-from .evaluators import make as make
-from .evaluators import run as run
+from .evaluators import make_evaluators as make_evaluators
+from .evaluators import run_evaluators as run_evaluators

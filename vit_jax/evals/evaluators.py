@@ -15,7 +15,9 @@ from vit_jax.program import Program
 Evaluator = Callable[[Any, Callable[[], None]], dict[str, float]]
 
 
-def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED) -> dict[str, Evaluator]:
+def make_evaluators(
+    config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED
+) -> dict[str, Evaluator]:
     """Returns, by name, functions from weights to metrics `<name>/<metric>`, which call their second argument after
     each batch; `opened` as for `data.make_eval`.
     """
@@ -49,6 +51,8 @@ def check_fits(program: Program, weights: Any) -> None:
         ) from error
 
 
-def run(evaluators: dict[str, Evaluator], weights: Any, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
+def run_evaluators(
+    evaluators: dict[str, Evaluator], weights: Any, tick: Callable[[], None] = lambda: None
+) -> dict[str, float]:
     """Returns the metrics of all evaluations together; calls `tick` after each batch that was begun."""
     return {key: value for evaluate in evaluators.values() for key, value in evaluate(weights, tick).items()}

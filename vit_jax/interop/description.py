@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, models
+from vit_jax.config_fields import EXECUTION
 
 MODEL_FILE = "model.npz"
 
@@ -14,7 +15,7 @@ KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": 
 
 def describe_model(model: models.Model) -> dict[str, Any]:
     """Returns what a model is, as JSON, without how it was made to run."""
-    fields = {name: value for name, value in model.fields.items() if name not in models.EXECUTION_FIELDS}
+    fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
     use = {"preprocess": model.preprocess, "class_names": names, "loss": model.loss}
     return {"model": model.name, "fields": fields, **use}

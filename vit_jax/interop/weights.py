@@ -94,7 +94,7 @@ def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
         exists = here.exists()
         listed = None if exists else catalog.listed(str(path))
         downloaded = None if exists else catalog.download_listed(str(path))
-        where = downloaded or checkpoint.weights_here(path)
+        where = downloaded or checkpoint.local_weights(path)
         exists = where.exists()
     except (OSError, RuntimeError, ValueError) as error:  # what is no path at all
         raise UserError(f"is no path: {error}") from error
@@ -102,7 +102,11 @@ def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
         raise UserError(f"does not exist, nor is it a published checkpoint; {catalog.nearest_listed(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where, listed
-    found = where / description.MODEL_FILE if (where / description.MODEL_FILE).is_file() else checkpoint.find(where)
+    found = (
+        where / description.MODEL_FILE
+        if (where / description.MODEL_FILE).is_file()
+        else checkpoint.find_checkpoint(where)
+    )
     if found is None:
         raise UserError(f"holds neither {description.MODEL_FILE} nor checkpoints")
     return found, None

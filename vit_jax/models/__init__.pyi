@@ -3,7 +3,6 @@ from .model import create as create
 from .resampling import RESAMPLINGS as RESAMPLINGS
 from .resampling import resample_positions as resample_positions
 from .resampling import resize_patches as resize_patches
-from .spec import EXECUTION_FIELDS as EXECUTION_FIELDS
 from .spec import ModelSpec as ModelSpec
 from .spec import image_size as image_size
 from .spec import resnet_stride as resnet_stride

@@ -1,7 +1,7 @@
 """What a model is, as plain frozen values: nested here, flat keywords for users.
 
-A field declares once, where it stands, everything about itself: its default; its type, which as a `Literal` lists the
-accepted words; its flat keyword, where that differs from its name; and whether it only says how the model is computed.
+A field declares everything about itself in one place: its default; its type, which as a `Literal` lists the accepted
+words; and its flat keyword, where that differs from its name.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
 MAX_INTEGER = 2**40
-
-EXECUTION = {"execution": True}  # metadata of a field on which neither the weights nor the result depend
 
 
 def _check_positive(part: Any, *names: str) -> None:
@@ -103,7 +101,7 @@ class AttentionSpec:
     """Multi-head self-attention (appendix A) and how it is computed."""
 
     # auto: the fastest form for the platform
-    kind: AttentionKind = field(default="auto", metadata={"keyword": "attention"} | EXECUTION)
+    kind: AttentionKind = field(default="auto", metadata={"keyword": "attention"})
     num_heads: int = 12
 
     def __post_init__(self):
@@ -144,10 +142,10 @@ class ModelSpec:
     dropout_rate: float = 0.0
     stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
     # Of the activations; parameters, softmax, statistics and logits are float32.
-    dtype: Dtype = field(default="float32", metadata=EXECUTION)
-    mlp: MlpKind = field(default="jit", metadata=EXECUTION)
-    remat: Remat = field(default="none", metadata=EXECUTION)
-    scan: bool = field(default=False, metadata=EXECUTION)
+    dtype: Dtype = "float32"
+    mlp: MlpKind = "jit"
+    remat: Remat = "none"
+    scan: bool = False
 
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""
@@ -244,10 +242,8 @@ def _keyword(declared: Field) -> str:
     return declared.metadata.get("keyword", declared.name)
 
 
-ALL_FIELDS = [declared for _, declared in _declarations(ModelSpec())]
 # Flat keyword -> the words that the field accepts.
-WORDS = {_keyword(one): get_args(one.type) for one in ALL_FIELDS if get_origin(one.type) is Literal}
-EXECUTION_FIELDS = frozenset(_keyword(one) for one in ALL_FIELDS if one.metadata.get("execution"))
+WORDS = {_keyword(one): get_args(one.type) for _, one in _declarations(ModelSpec()) if get_origin(one.type) is Literal}
 
 
 def image_size(resolution: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: metrics, logs, a summary, profiles."""
+"""What a run reports: metrics, logs, a summary, profiles."""
 
 import lazy_loader
 

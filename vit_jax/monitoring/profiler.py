@@ -1,4 +1,4 @@
-"""A trace of some steps, for TensorBoard's profiler or Perfetto."""
+"""A trace of a few steps, for TensorBoard's profiler or Perfetto."""
 
 from pathlib import Path
 from typing import Any
@@ -7,27 +7,28 @@ import jax
 
 
 class Trace:
-    """Traces `steps` steps from the third of the run on, when compiling is over, into a folder."""
+    """Traces `steps` steps into a folder, from the third step of the run on, when compilation is over."""
 
     def __init__(self, folder: Path, start: int, steps: int):
+        """Prepares to trace; `start` steps were done before."""
         self._folder = folder
         self._first, self._last = start + 3, start + 2 + steps
-        self._on = False
+        self._running = False
 
     def before(self, step: int) -> None:
-        """Starts when the first step to trace is about to be dispatched."""
+        """Starts the trace if `step`, which is about to be dispatched, is the first to be traced."""
         if self._first == step <= self._last:
             jax.profiler.start_trace(self._folder)
-            self._on = True
+            self._running = True
 
     def after(self, step: int, result: Any) -> None:
-        """Stops when the last step to trace is done, given what it returns."""
-        if self._on and step == self._last:
+        """Stops the trace once `result` is computed, if it is that of the last step to be traced."""
+        if self._running and step == self._last:
             jax.block_until_ready(result)
             self.close()
 
     def close(self) -> None:
-        """Stops a trace that is still on."""
-        if self._on:
+        """Stops a trace that is still running."""
+        if self._running:
             jax.profiler.stop_trace()
-            self._on = False
+            self._running = False

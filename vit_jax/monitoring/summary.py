@@ -1,4 +1,4 @@
-"""What a run says before it starts: versions, devices, data, sizes."""
+"""What a run prints before it starts: versions, devices, data, sizes."""
 
 import math
 import platform
@@ -11,7 +11,7 @@ from vit_jax import __version__, tree
 
 
 def banner_lines(config: ConfigDict, program: Any) -> list[str]:
-    """Returns the start banner."""
+    """Returns the lines that describe a run."""
     mesh, devices = program.mesh, program.mesh.devices.size
     first = mesh.devices.flat[0]
     used = {axis: size for axis, size in mesh.shape.items() if size > 1 or axis in ("data", "fsdp")}
@@ -34,10 +34,15 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
 
 
 def parameter_table(program: Any) -> list[str]:
-    """Returns a line for each parameter: name, shape, count, rate if not the usual, and placement; then the total."""
+    """Returns a line per parameter (name, shape, count, learning-rate multiplier, placement) and one for the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
-        (name, "x".join(map(str, leaf.shape)), f"{math.prod(leaf.shape):,}", _note(program.factors[name], places[name]))
+        (
+            name,
+            "x".join(map(str, leaf.shape)),
+            f"{math.prod(leaf.shape):,}",
+            _remarks(program.lr_multipliers[name], places[name]),
+        )
         for name, leaf in shapes.items()
     ]
     rows.append(("total", "", f"{tree.count(shapes):,}", ""))
@@ -45,7 +50,7 @@ def parameter_table(program: Any) -> list[str]:
     return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
 
 
-def _note(factor: float, place: jax.sharding.NamedSharding) -> str:
+def _remarks(lr_multiplier: float, place: jax.sharding.NamedSharding) -> str:
     axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
-    rate = "" if factor == 1 else f"rate x {factor:g}" if factor else "frozen"
+    rate = "" if lr_multiplier == 1 else f"rate x {lr_multiplier:g}" if lr_multiplier else "frozen"
     return ", ".join(filter(None, [rate, f"split over {', '.join(axes)}" if axes else ""]))

@@ -1,4 +1,4 @@
-"""Training metrics, read from the devices one step late, so that reading never keeps them waiting."""
+"""Training metrics, fetched from the devices one step late, so that the devices never wait for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,50 +10,50 @@ from vit_jax import NonFiniteLoss
 from vit_jax.monitoring.metric_writer import MetricWriter
 
 
-def fetch(values: Any) -> dict[str, float]:
+def fetch_metrics(values: Any) -> dict[str, float]:
     """Waits for the metrics of a step and returns them as numbers."""
     return {name: float(value) for name, value in jax.device_get(values).items()}
 
 
 class TrainMetrics:
-    """Takes the metrics of each step as it is dispatched, and reads those of the step before."""
+    """Takes the metrics of each step when it is dispatched, and fetches those of the step before."""
 
     def __init__(self, config: ConfigDict, log: MetricWriter, waited: Callable[[], float]):
-        """Reports to `log`; `waited` tells the seconds spent without a batch so far."""
+        """Writes to `log`; `waited` returns the seconds spent waiting for data so far."""
         self._config, self._log, self._waited = config, log, waited
         self._pending: tuple[int, Any] | None = None
         self._started = False
 
     def __call__(self, step: int, values: Any) -> None:
-        """Hands over the metrics of a step that was just dispatched.
+        """Adds the metrics of a step that was just dispatched.
 
         Raises:
-            NonFiniteLoss: as `flush`.
+            NonFiniteLoss: see `flush`.
         """
         if not self._started:
-            self._log.start_clock(step - 1, self._waited())  # the first step was compiled until now
+            self._log.start_clock(step - 1, self._waited())  # compilation ends only now
         self._started = True
         self.flush()
         self._pending = step, values
 
     def flush(self) -> None:
-        """Reads the metrics that are still on the devices; writes them when they are due.
+        """Fetches the metrics that are still on the devices, and writes them if they are due.
 
         Raises:
-            NonFiniteLoss: more steps in a row than allowed had a loss, gradient or update that was not finite.
+            NonFiniteLoss: a loss, gradient or update was not finite, more often in a row than allowed.
         """
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
-        metrics = fetch(values)
+        metrics = fetch_metrics(values)
         skips = int(metrics.pop("train/skips"))
         if skips:
-            self._refuse(step, skips, metrics["train/loss"])
+            self._report_skip(step, skips, metrics["train/loss"])
         self._log.advance(step)
         if step % self._config.log_every == 0 or step == self._config.total_steps:
-            self._log.write(step, metrics | self._log.speed(step, self._waited()))
+            self._log.write_metrics(step, metrics | self._log.speed(step, self._waited()))
 
-    def _refuse(self, step: int, skips: int, loss: float) -> None:
+    def _report_skip(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"
         what = f"the loss ({loss}), a gradient or an update is not finite at step {step} ({batch})"
         if skips > self._config.optim.max_nonfinite_skips:
@@ -61,4 +61,4 @@ class TrainMetrics:
                 f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, "
                 "or allow some with optim.max_nonfinite_skips."
             )
-        self._log.say(f"Skipped: {what}, {skips} in a row.")
+        self._log.write_text(f"Skipped: {what}, {skips} in a row.")

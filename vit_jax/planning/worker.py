@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from vit_jax import cli
-from vit_jax.main import parse
+from vit_jax.config_flags import parse_command_line
 from vit_jax.planning import compiled, flops, topology
 from vit_jax.program import Program, program_without_data
 from vit_jax.storage import cache
@@ -45,7 +45,7 @@ def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str,
     Raises:
         UserError: the flags are wrong, or the program is refused for another reason than its size.
     """
-    config, _ = parse(["plan", *words])
+    config, _ = parse_command_line(["plan", *words])
     devices = topology.devices(target, config.mesh.slice)
     config, program = program_without_data(config, devices)
     facts: dict[str, Any] = {"target": target, "inference": inference}

@@ -1,4 +1,4 @@
-"""Files on disks and in buckets."""
+"""Local and remote files: access, caching, time limits."""
 
 import lazy_loader
 

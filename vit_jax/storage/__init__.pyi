@@ -1,7 +1,8 @@
 from . import cache as cache
 from . import filesystem as filesystem
-from .mirror import check_apart as check_apart
-from .mirror import check_place as check_place
+from .atomic import atomic_write as atomic_write
+from .mirror import check_init_from as check_init_from
+from .mirror import check_workdir as check_workdir
 from .mirror import open_mirror as open_mirror
 from .timeout import TIMEOUT as TIMEOUT
 from .timeout import Progress as Progress

@@ -1,8 +1,8 @@
-"""A folder of this user with copies of remote files, bounded in size: those used longest ago leave first.
+"""A folder with copies of remote files, limited in size: the least recently used copies are removed first.
 
-`VIT_JAX_CACHE` says where it lies, `VIT_JAX_CACHE_GB` how much it may hold. Several processes may use it at once:
-one at a time, by `files/lock`, looks up and changes what is here. Who copies an entry holds its lock alone, who uses it
-shares that. Locks are never removed: others may wait for them.
+`VIT_JAX_CACHE` names the folder, `VIT_JAX_CACHE_GB` its limit. Several processes may use it at once: `files/lock`
+guards every look-up and change. Each copy also has its own lock: exclusive for the process that makes it, shared by the
+processes that use it. Lock files are never removed, as other processes may be waiting for them.
 """
 
 import contextlib
@@ -13,30 +13,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 
 DEFAULT_GB = 50.0
 
-_held: dict[Path, IO[str]] = {}  # what this process uses -> its lock, open until the process ends
+_locks: dict[Path, IO[str]] = {}  # folder that this process uses -> its lock, open until the process ends
 
 
 def root() -> Path:
-    """Returns the cache folder, made if need be.
+    """Returns the cache folder, which is created if needed. Everything that is kept between runs lies below it.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be created.
     """
-    path = _path()
-    with _told():
+    path = _root_path()
+    with write_errors(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path
 
 
-def bound() -> int:
+def max_bytes() -> int:
     """Returns how many bytes the copies may take.
 
     Raises:
-        UserError: `VIT_JAX_CACHE_GB` is no number.
+        UserError: `VIT_JAX_CACHE_GB` is not a number.
     """
     text = os.environ.get("VIT_JAX_CACHE_GB") or str(DEFAULT_GB)
     try:
@@ -45,78 +45,74 @@ def bound() -> int:
         raise UserError(f"VIT_JAX_CACHE_GB={text} must be a number of gigabytes.") from None
 
 
-def entry(key: str, what: str, size: int, fill: Callable[[Path], None]) -> Path:
-    """Returns the folder kept under a key; it stays as long as this process runs.
+def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> Path:
+    """Returns the folder that is cached under a key. It stays at least until this process ends.
 
     Args:
-        key: differs for different content.
-        what: it is, for the error message.
+        key: identifies the content: different content has a different key.
+        what: the name of the content in error messages.
         size: bytes of the content.
-        fill: puts the content into an empty folder, if it is not here yet.
+        fill: writes the content into an empty folder; called if the folder is not cached yet.
 
     Raises:
-        UserError: it does not fit beside what is in use, or cannot be written.
+        UserError: the content does not fit beside what is in use, or cannot be written.
     """
     folder = root() / "files"
     place = folder / key
-    with _told():
+    with write_errors():
         folder.mkdir(exist_ok=True)
-        while place not in _held:
+        while place not in _locks:
             lock = _open_lock(place)
             try:
-                with _alone(folder):
-                    here = place.exists()
-                    mine = _try_lock(lock, fcntl.LOCK_SH if here else fcntl.LOCK_EX)
-                    if here and mine:
-                        _held[place] = lock
-                    elif mine:
+                with _locked(folder):
+                    exists = place.exists()
+                    acquired = _try_lock(lock, fcntl.LOCK_SH if exists else fcntl.LOCK_EX)
+                    if exists and acquired:
+                        _locks[place] = lock
+                    elif acquired:
                         _make_room(place, what, size)
-                        _note(lock, size)
-                if not mine:
-                    fcntl.flock(lock, fcntl.LOCK_SH)  # somebody copies it: look again when that is over
-                elif not here:
-                    _copy(place, lock, fill)
+                        _record_size(lock, size)
+                if not acquired:
+                    fcntl.flock(lock, fcntl.LOCK_SH)  # another process is copying it: wait, then look again
+                elif not exists:
+                    _make_copy(place, lock, fill)
             finally:
-                if _held.get(place) is not lock:
+                if _locks.get(place) is not lock:
                     lock.close()
         os.utime(place)
     return place
 
 
-def hold(folder: Path) -> bool:
-    """Takes a folder for this process, until it ends or releases it; returns False if another process has it."""
-    with _told():
+def lock_folder(folder: Path) -> bool:
+    """Locks a folder until this process ends or unlocks it; returns False if another process has locked it."""
+    with write_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder not in _held:
+        if folder not in _locks:
             lock = _open_lock(folder)
             if not _try_lock(lock, fcntl.LOCK_EX):
                 lock.close()
                 return False
-            _held[folder] = lock
+            _locks[folder] = lock
     return True
 
 
-def release(folder: Path) -> None:
-    """Lets go of a folder that this process holds."""
-    if folder in _held:
-        _held.pop(folder).close()
+def unlock_folder(folder: Path) -> None:
+    """Unlocks a folder, or ends this process's use of a cached one. Does nothing if the process does not use it."""
+    if folder in _locks:
+        _locks.pop(folder).close()
 
 
-def _path() -> Path:
+def write_errors(folder: Path | None = None) -> contextlib.AbstractContextManager[None]:
+    """Turns an `OSError` into a `UserError` that names the folder, which is the cache folder by default."""
+    return user_errors(f"cannot write to {folder or _root_path()}", advice="VIT_JAX_CACHE may name another folder.")
+
+
+def _root_path() -> Path:
     return Path(os.environ.get("VIT_JAX_CACHE") or "~/.cache/vit_jax").expanduser()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write to {_path()}: {reason}; VIT_JAX_CACHE may name another folder.") from error
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -134,55 +130,55 @@ def _try_lock(lock: IO[str], kind: int) -> bool:
     return True
 
 
-def _note(lock: IO[str], size: int) -> None:
-    """Writes into a lock how many bytes lie behind it."""
+def _record_size(lock: IO[str], size: int) -> None:
+    """Writes the size of a copy, in bytes, into its lock."""
     lock.truncate(0)
     lock.write(str(size))
     lock.flush()
 
 
-def _copy(place: Path, lock: IO[str], fill: Callable[[Path], None]) -> None:
-    partial = _unfinished(place)
+def _make_copy(place: Path, lock: IO[str], fill: Callable[[Path], None]) -> None:
+    unfinished = _unfinished_path(place)
     try:
-        partial.mkdir()
-        fill(partial)
-        with _alone(place.parent):
-            _note(lock, sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()))
-            partial.rename(place)
+        unfinished.mkdir()
+        fill(unfinished)
+        with _locked(place.parent):
+            _record_size(lock, sum(path.stat().st_size for path in unfinished.rglob("*") if path.is_file()))
+            unfinished.rename(place)
             fcntl.flock(lock, fcntl.LOCK_SH)
-            _held[place] = lock
+            _locks[place] = lock
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _unfinished(place: Path) -> Path:
+def _unfinished_path(place: Path) -> Path:
     return place.with_name(f"{place.name}.partial")
 
 
 def _make_room(place: Path, what: str, size: int) -> None:
-    """Removes what was left unfinished and, until `size` more bytes fit, copies that no process uses."""
+    """Removes unfinished copies and then, until `size` more bytes fit, copies that no process uses."""
     used, unused = 0, []
     for path in place.parent.glob("*.lock"):
         other = path.with_suffix("")
         with path.open("r+") as lock:
-            noted = int(lock.read() or 0)
+            recorded = int(lock.read() or 0)
             if other != place and not _try_lock(lock, fcntl.LOCK_EX):
-                used += noted
+                used += recorded
             elif other.exists():
-                unused.append((other.stat().st_mtime, noted, other))
+                unused.append((other.stat().st_mtime, recorded, other))
             else:
-                shutil.rmtree(_unfinished(other), ignore_errors=True)
-    limit = bound()
+                shutil.rmtree(_unfinished_path(other), ignore_errors=True)
+    limit = max_bytes()
     if used + size > limit:
         beside = f" beside {used / 1e9:.3g} GB in use" if used else ""
         raise UserError(
             f"{what} takes {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
-            "hold; set VIT_JAX_CACHE_GB to more, and VIT_JAX_CACHE to a folder with room"
+            "hold; set VIT_JAX_CACHE_GB to more, and VIT_JAX_CACHE to a folder with room."
         )
-    total = used + size + sum(noted for _, noted, _ in unused)
-    for _, noted, oldest in sorted(unused):
+    total = used + size + sum(recorded for _, recorded, _ in unused)
+    for _, recorded, oldest in sorted(unused):
         if total > limit:
-            oldest.rename(_unfinished(oldest))  # at once: none half removed is found
-            shutil.rmtree(_unfinished(oldest), ignore_errors=True)
-            total -= noted
+            oldest.rename(_unfinished_path(oldest))  # first, so that no process finds a copy that is half removed
+            shutil.rmtree(_unfinished_path(oldest), ignore_errors=True)
+            total -= recorded

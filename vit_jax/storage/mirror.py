@@ -1,4 +1,4 @@
-"""The local side of a workdir: what a run writes lies here first, and that of a remote workdir is uploaded, whole."""
+"""The local side of a workdir: a run writes its files locally, and a remote workdir gets each of them whole."""
 
 import contextlib
 import hashlib
@@ -13,17 +13,19 @@ import jax
 
 from vit_jax import NoAnswer, UserError
 from vit_jax.storage import cache, filesystem
+from vit_jax.storage.atomic import SUFFIX
 
-WRITABLE = ("gs", "s3")
-PAUSE = 10.0  # seconds between two uploads, unless one is due
-OTHERS = "checkpoints"  # a folder that is not mirrored
+WRITABLE = ("gs", "s3")  # protocols
+UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
+UNMIRRORED = "checkpoints"  # the folder that Orbax writes itself
+UPLOADED_LAST = "model.npz"  # whoever finds the weights finds what describes them, `model.json`
 
 
-def check_place(workdir: str | Path) -> str:
-    """Returns a workdir's path as text.
+def check_workdir(workdir: str | Path) -> str:
+    """Returns the path of a workdir as text.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: it is not of a kind that can be written to.
     """
     place = str(workdir)
     if re.match(r"\w+:/", place) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", place):
@@ -31,24 +33,24 @@ def check_place(workdir: str | Path) -> str:
     return place.rstrip("/") if filesystem.is_remote(place) else str(Path(place).expanduser())
 
 
-def check_apart(source: str | None, place: str) -> None:
-    """Raises UserError if what a run starts from is what it would replace: its own workdir's model or checkpoints."""
+def check_init_from(source: str | None, place: str) -> None:
+    """Raises UserError if a run would replace what it starts from: its own workdir's model or checkpoints."""
     own = filesystem.absolute_path(place).rstrip("/")
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
-    if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{OTHERS}/"):
+    if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{UNMIRRORED}/"):
         raise UserError(
             f"init_from={source} lies in the workdir {place}, where this run would replace it; "
             "choose another --workdir."
         )
 
 
-def open_mirror(place: str, names: tuple[str, ...]) -> "Here | Mirror":
-    """Opens the local side of a workdir; see `Here` and `Mirror`."""
-    return Mirror(place, names) if filesystem.is_remote(place) else Here(Path(place))
+def open_mirror(place: str, names: tuple[str, ...]) -> "LocalFolder | Mirror":
+    """Opens the local side of a workdir; see `LocalFolder` and `Mirror`."""
+    return Mirror(place, names) if filesystem.is_remote(place) else LocalFolder(Path(place))
 
 
-class Here:
-    """A local workdir, which is its own local side: as `Mirror`, with nothing to do."""
+class LocalFolder:
+    """A local workdir, which needs no copy: the methods of `Mirror`, with nothing to upload."""
 
     def __init__(self, path: Path):
         """Takes the folder."""
@@ -61,11 +63,11 @@ class Here:
         """Does nothing."""
 
     def exists(self, name: str) -> bool:
-        """Returns whether there is a file."""
+        """Returns whether a file exists."""
         return (self.path / name).exists()
 
     def unlink(self, name: str) -> None:
-        """Removes a file that exists."""
+        """Removes a file, if it exists."""
         (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -73,26 +75,26 @@ class Here:
 
 
 class Mirror:
-    """A folder here whose files are kept in a remote workdir.
+    """A local folder whose files are uploaded to a remote workdir.
 
     Attributes:
-        path: the folder here.
+        path: the local folder.
     """
 
     def __init__(self, place: str, names: tuple[str, ...]):
-        """Begins with copies of those of `names` that the workdir holds.
+        """Starts with copies of the files in `names` that the workdir has.
 
         Raises:
-            UserError: another process here writes to the workdir, or the store refuses or does not answer.
+            UserError: another process on this machine writes to the workdir, or the store refuses or does not answer.
         """
         self._place = place
         self._thread: threading.Thread | None = None
-        self._silent: NoAnswer | None = None
+        self._unanswered: NoAnswer | None = None
         self._last = time.monotonic()
         owner = hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
-        self.path = cache.root() / "runs" / owner  # found, and emptied, by the same run after it was killed
-        if not cache.hold(self.path):
-            raise UserError(f"another process on this machine writes to {place} already.")
+        self.path = cache.root() / "runs" / owner  # the same run finds it, and empties it, after it was killed
+        if not cache.lock_folder(self.path):
+            raise UserError(f"another process on this machine already writes to {place}.")
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
             shutil.rmtree(self.path, ignore_errors=True)
@@ -102,26 +104,30 @@ class Mirror:
         self._sent = self._files()
 
     def push(self) -> None:
-        """Uploads in the background what has changed, if the last upload is over and some time ago."""
-        if self._silent or time.monotonic() - self._last < PAUSE or (self._thread and self._thread.is_alive()):
+        """Uploads changed files in the background, unless an upload is running or ended a short time ago."""
+        if (
+            self._unanswered
+            or time.monotonic() - self._last < UPLOAD_INTERVAL
+            or (self._thread and self._thread.is_alive())
+        ):
             return
         self._thread = threading.Thread(target=self._try_upload, daemon=True)
         self._thread.start()
 
     def flush(self) -> None:
-        """Uploads what has changed, now.
+        """Uploads changed files now.
 
         Raises:
             UserError: the store refuses or does not answer.
         """
         if self._thread is not None:
             self._thread.join()
-        if self._silent:
-            raise self._silent
+        if self._unanswered:
+            raise self._unanswered
         self._upload()
 
     def exists(self, name: str) -> bool:
-        """Returns whether there is a file in the remote workdir.
+        """Returns whether a file exists in the remote workdir.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -129,7 +135,7 @@ class Mirror:
         return filesystem.exists(filesystem.join_path(self._place, name))
 
     def unlink(self, name: str) -> None:
-        """Removes a file that exists in the remote workdir.
+        """Removes a file from both folders, if it exists.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -138,21 +144,21 @@ class Mirror:
         filesystem.remove_files(self._place, [name])
 
     def close(self) -> None:
-        """Removes what is here."""
+        """Removes the local folder."""
         shutil.rmtree(self.path, ignore_errors=True)
-        cache.release(self.path)
+        cache.unlock_folder(self.path)
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """Returns what lies here: name -> size and time of change."""
+        """Returns the local files in the order of their upload: name -> size and time of change."""
         found = {}
-        for path in sorted(self.path.rglob("*")):
+        for path in self.path.rglob("*"):
             name = path.relative_to(self.path).as_posix()
-            if path.is_file() and path.suffix != ".partial" and not name.startswith(f"{OTHERS}/"):
+            if path.is_file() and path.suffix != SUFFIX and not name.startswith(f"{UNMIRRORED}/"):
                 found[name] = (path.stat().st_size, path.stat().st_mtime_ns)
-        return found
+        return dict(sorted(found.items(), key=lambda entry: (entry[0] == UPLOADED_LAST, entry[0])))
 
     def _upload(self) -> None:
-        for name, state in self._files().items():  # sorted: model.json is there before model.npz
+        for name, state in self._files().items():
             if self._sent.get(name) != state:
                 filesystem.upload(self.path / name, filesystem.join_path(self._place, name))
                 self._sent[name] = state
@@ -161,8 +167,8 @@ class Mirror:
     def _try_upload(self) -> None:
         try:
             self._upload()
-        except NoAnswer as error:  # what may still arrive must not replace what is newer: nothing is sent again
-            self._silent = error
-        except UserError as error:  # the next one may succeed; at a checkpoint it must
+        except NoAnswer as error:  # this upload may still arrive, and must not replace a newer one: it was the last
+            self._unanswered = error
+        except UserError as error:  # a later upload may succeed; before a checkpoint it must
             self._last = time.monotonic()
-            logging.getLogger(__name__).warning("logs not uploaded: %s", error)
+            logging.getLogger(__name__).warning("the logs were not uploaded: %s", error)

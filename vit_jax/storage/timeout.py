@@ -1,4 +1,4 @@
-"""A time limit for calls to servers, which may never answer."""
+"""A time limit for calls to servers that may never answer."""
 
 import concurrent.futures
 import threading
@@ -10,33 +10,34 @@ from fsspec.callbacks import Callback
 
 from vit_jax import NoAnswer
 
-TIMEOUT = 60.0
+TIMEOUT = 60.0  # seconds without an answer or progress
 
 
 class Progress(Callback):
-    """What fsspec tells of each part copied; a call that makes progress may take its time."""
+    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer."""
 
     def __init__(self):
         super().__init__()
         self.last = time.monotonic()
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Notes that something has happened."""
+        """Records that progress was made."""
         self.last = time.monotonic()
 
 
 def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float | None = None) -> Any:
     """Returns what a call returns, or raises what it raises.
 
-    It runs in a thread that nobody waits for afterwards: not every library gives up by itself, nor can it be stopped.
+    The call runs in a thread of its own, which is abandoned at the limit: some libraries neither give up nor can be
+    stopped.
 
     Args:
-        what: it is about, for the error message.
-        call: takes a callback that it may tell its progress.
-        seconds: the limit; None: `SECONDS`.
+        what: the name of the file or server in the error message.
+        call: takes a callback to which it may report progress.
+        seconds: the limit; `TIMEOUT` if None.
 
     Raises:
-        NoAnswer: there was neither an answer nor progress for so long.
+        NoAnswer: there was neither an answer nor progress for that long.
     """
     seconds = TIMEOUT if seconds is None else seconds
     answer: concurrent.futures.Future = concurrent.futures.Future()

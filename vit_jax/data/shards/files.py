@@ -148,10 +148,10 @@ def require_room(shards: Iterable[Shard]) -> None:
     """
     remote = {shard.path: shard.size or 0 for shard in shards if filesystem.is_remote(shard.path)}
     size = sum(remote.values())
-    if remote and size > cache.bound():
+    if remote and size > cache.max_bytes():
         raise UserError(
             f"the {len(remote)} shards to read, such as {next(iter(remote))}, take {size / 1e9:.3g} GB, more than the "
-            f"{cache.bound() / 1e9:.3g} GB of copies that are kept here; set VIT_JAX_CACHE_GB to more, and "
+            f"{cache.max_bytes() / 1e9:.3g} GB of copies that are kept here; set VIT_JAX_CACHE_GB to more, and "
             "VIT_JAX_CACHE to a folder with room"
         )
 

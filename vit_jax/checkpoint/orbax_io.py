@@ -1,0 +1,99 @@
+"""Arrays of checkpoints, written and read by Orbax: its only user."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
+from vit_jax.checkpoint.manifest import add_checksum, check_metadata
+
+# The copies of an array share the work of saving it; for small arrays that would only cost compilations.
+_LEAVES = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**22)),
+    (np.ndarray, ocp.type_handlers.NumpyHandler()),
+)
+
+
+class OrbaxWriter:
+    """Writes checkpoints into a folder, one at a time, and removes those that a policy does not preserve."""
+
+    def __init__(self, path: str, preservation_policy: Any):
+        """Opens the folder and removes what was left unfinished there."""
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=preservation_policy, cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
+
+    def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
+        """Copies the state off the devices and starts to write it, with its manifest."""
+        about = ocp.args.JsonSave(add_checksum(manifest))
+        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=about))
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is finished: only then Orbax raises what went wrong."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and ends Orbax's threads."""
+        self._manager.close()
+
+
+def read_state(path: str, manifest: dict[str, Any], wanted: Any, shardings: Any) -> Any:
+    """Returns the state of a checkpoint, its arrays placed by `shardings`; `wanted` is its shapes.
+
+    Raises:
+        DamagedCheckpoint: it is not described as the manifest says, or cannot be read.
+    """
+    places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
+    kinds = ocp.checkpoint_utils.construct_restore_args(places)
+    with _reader() as reader:
+        check_metadata(manifest, _metadata(reader, path))
+        item = ocp.args.Composite(state=ocp.args.PyTreeRestore(places, restore_args=kinds))
+        return jax.block_until_ready(reader.restore(path, args=item).state)
+
+
+def read_subtree(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:
+    """Returns one part of a state, such as `params`, as NumPy arrays.
+
+    Raises:
+        DamagedCheckpoint: it is not described as the manifest says, or cannot be read.
+        UserError: the disk does not let it be read.
+    """
+    with damage_errors(str(path.parent)), _reader() as reader:
+        saved = {which: _metadata(reader, str(path.absolute()))[which]}
+        check_metadata(manifest, saved[which], f"{which}/")
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        item = ocp.args.PyTreeRestore(item=saved, restore_args=kinds, partial_restore=True)
+        return reader.restore(str(path.absolute()), args=ocp.args.Composite(state=item)).state[which]
+
+
+def _handlers(**options: Any) -> dict[str, ocp.CheckpointHandler]:
+    state = ocp.PyTreeCheckpointHandler(type_handler_registry=_LEAVES, **options)
+    return {"state": state, "about": ocp.JsonCheckpointHandler(**options)}
+
+
+@contextlib.contextmanager
+def _reader() -> Iterator[ocp.Checkpointer]:
+    """Gives a reader that waits for no other process, so that one that fails leaves none waiting."""
+    me = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"read_{me}"
+    )
+    composite = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options),
+        **_handlers(multiprocessing_options=options),
+    )
+    with ocp.Checkpointer(composite, multiprocessing_options=options) as reader:
+        yield reader
+
+
+def _metadata(reader: ocp.Checkpointer, path: str) -> Any:
+    state = reader.metadata(path).item_metadata.state
+    if state is None:
+        raise DamagedCheckpoint("its state is empty")
+    return state.tree

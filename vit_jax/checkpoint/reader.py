@@ -1,0 +1,141 @@
+"""Finding and reading the checkpoints of workdirs, local or on a bucket. Writes nothing there."""
+
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError
+from vit_jax.checkpoint import retention
+from vit_jax.checkpoint.directory import (
+    FINISHED,
+    FOLDER,
+    MANIFEST,
+    checkpoint_folder,
+    finished_steps,
+    is_about,
+    is_checkpoint,
+    read_manifest,
+    step_of,
+)
+from vit_jax.checkpoint.errors import DamagedCheckpoint
+from vit_jax.checkpoint.manifest import check_arrays
+from vit_jax.checkpoint.orbax_io import read_subtree
+from vit_jax.storage import filesystem
+
+
+def find_checkpoint(workdir: Path, best: bool = False) -> Path | None:
+    """Returns the folder of the newest (or best) finished checkpoint of a local workdir, or None.
+
+    Raises:
+        UserError: the best is sought, and one of them is damaged.
+    """
+    return _pick([path for path in _step_folders(workdir) if is_checkpoint(path)], best)
+
+
+def latest_step(workdir: str) -> int | None:
+    """Returns the step of the newest finished checkpoint of a workdir, or None."""
+    if filesystem.is_remote(workdir):
+        return next(iter(finished_steps(filesystem.list_files(checkpoint_folder(workdir)))), None)
+    newest = find_checkpoint(Path(workdir))
+    return int(newest.name) if newest else None
+
+
+def local_workdir(workdir: str | Path, best: bool = False) -> Path:
+    """Returns a local workdir itself, or a local copy of a remote one with its newest (or best) checkpoint, if any.
+
+    Raises:
+        UserError: it is remote and cannot be read.
+    """
+    place = str(workdir)
+    if not filesystem.is_remote(place):
+        return Path(workdir).expanduser()
+    copy = _copy_workdir(place)
+    found = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
+    return _copy_workdir(place, int(found.name)) if found else copy
+
+
+def local_weights(path: str | Path) -> Path:
+    """Returns a local path itself, or a local copy of what holds the weights of a remote npz file, checkpoint folder or
+    workdir (its `model.npz`, or else its newest checkpoint).
+
+    Raises:
+        UserError: it is remote and cannot be read.
+    """
+    place = str(path)
+    if not filesystem.is_remote(place):
+        return Path(path).expanduser()
+    if place.endswith(".npz"):
+        described = f"{place.removesuffix('.npz')}.json"
+        beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []
+        return Path(filesystem.local_copy(place, *beside))
+    names = filesystem.list_files(place)
+    if "model.npz" in names:
+        return Path(filesystem.local_copy(filesystem.join_path(place, "model.npz"), "model.json"))
+    if FINISHED in names:
+        return Path(filesystem.local_copy_of_folder(place))
+    newest = latest_step(place)
+    return _copy_workdir(place) if newest is None else _copy_workdir(place, newest)
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the weights of one checkpoint folder as NumPy arrays (the moving average when it was on) and the manifest,
+    without the optimizer's state.
+
+    Raises:
+        UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
+    """
+    if not is_checkpoint(path):
+        raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
+    try:
+        manifest = read_manifest(path)
+        which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"
+        weights = read_subtree(path, manifest, which)
+        check_arrays(manifest, weights, f"{which}/")
+    except DamagedCheckpoint as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error
+    return weights, manifest
+
+
+def _copy_workdir(workdir: str, step: int | None = None) -> Path:
+    """Returns a local copy of a remote workdir's configuration, of the checkpoint of `step`, and of the other finished
+    checkpoints all but the state.
+
+    Raises:
+        UserError: it is not there, or cannot be read.
+    """
+    steps = finished_steps(filesystem.list_files(checkpoint_folder(workdir)))
+
+    def is_wanted(name: str) -> bool:
+        first, _, rest = name.partition("/")
+        is_whole = step is not None and step_of(rest) == step
+        return name == "config.json" or (first == FOLDER and (is_whole or is_about(rest, steps)))
+
+    return Path(filesystem.local_copy_of_folder(workdir, is_wanted))
+
+
+def _step_folders(workdir: Path) -> list[Path]:
+    folder = workdir / FOLDER
+    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+
+
+def _pick(folders: list[Path], best: bool) -> Path | None:
+    """Returns the folder of the newest checkpoint, or of the best by the measure that the run used last."""
+    if not best:
+        return max(folders, key=lambda path: int(path.name), default=None)
+    by_step = {int(path.name): path for path in folders}
+    measured = {}
+    for step, path in by_step.items():
+        try:
+            measured[step] = retention.from_json(read_manifest(path, needs_state=False))
+        except DamagedCheckpoint as error:
+            raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error
+    order = retention.ranked(measured, measured[max(measured)].by) if measured else []
+    return by_step[order[0]] if order else None
+
+
+def _list_others(path: Path) -> str:
+    """Returns the end of a sentence on a damaged checkpoint: which others its workdir has."""
+    folders = _step_folders(path.parent.parent)
+    steps = sorted(int(other.name) for other in folders if other != path and is_checkpoint(other))
+    if path.parent.name != FOLDER or not steps:
+        return "."
+    return f"; the same run has others, of the steps {', '.join(map(str, steps))}."

@@ -1,0 +1,122 @@
+"""Reading the newest intact checkpoint of a run back onto the devices."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from vit_jax import UserError
+from vit_jax.checkpoint.directory import CheckpointDirectory
+from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
+from vit_jax.checkpoint.manifest import check_arrays, check_program
+from vit_jax.checkpoint.orbax_io import read_state
+from vit_jax.distributed import Coordinator, run_on_all
+
+Accept = Callable[[dict[str, Any]], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a run is resumed from.
+
+    Attributes:
+        step: updates made.
+        state: the training state, placed on the mesh.
+        about: what the checkpoint says of itself.
+        set_aside: a sentence on each damaged checkpoint that was set aside.
+    """
+
+    step: int
+    state: Any
+    about: dict[str, Any]
+    set_aside: list[str]
+
+
+def restore_newest(
+    directory: CheckpointDirectory,
+    steps: Iterable[int],
+    coordinator: Coordinator,
+    wanted: Any,
+    shardings: Any,
+    accept: Accept,
+) -> Restored | None:
+    """Returns the newest state that is intact, its arrays placed by `shardings`, or None if there is no checkpoint.
+
+    Damaged ones are set aside as soon as an older one was found to be intact.
+
+    Args:
+        directory: of the checkpoints.
+        steps: of the checkpoints, the newest first.
+        coordinator: how the hosts agree: all read the same checkpoint, or none goes on.
+        wanted: shapes of the state.
+        shardings: placement of the state.
+        accept: is given the manifest of a checkpoint before its state is read; what it raises is raised.
+
+    Raises:
+        UserError: all are damaged, the state is of another program, or the disk or store does not let it be read.
+    """
+    damage: dict[int, str] = {}
+    for step in steps:
+        try:
+            state, manifest = _read(directory, step, coordinator, wanted, shardings, accept)
+        except DamagedCheckpoint as error:
+            damage[step] = str(error)
+            continue
+        work = (lambda: _set_aside(directory, damage)) if jax.process_index() == 0 else list
+        return Restored(step, state, manifest, run_on_all(coordinator, "set aside", work)[0])
+    if damage:
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in damage.items())
+        raise UserError(
+            f"every checkpoint in {directory.folder} is damaged ({reasons}). Nothing was changed there. Put an intact "
+            "copy in its place, or choose a new --workdir: a run never starts anew by itself."
+        )
+    return None
+
+
+def _read(
+    directory: CheckpointDirectory, step: int, coordinator: Coordinator, wanted: Any, shardings: Any, accept: Accept
+) -> tuple[Any, dict[str, Any]]:
+    """Returns a state and its manifest.
+
+    Raises:
+        DamagedCheckpoint: on whichever host.
+        UserError: likewise.
+    """
+    manifest, state = dict[str, Any](), None
+
+    def read() -> None:
+        nonlocal manifest, state
+        manifest = directory.read_manifest(step)
+        accept(manifest)
+        check_program(manifest, wanted, f"{directory.folder}/{step}")
+        directory.fetch(step)
+        with damage_errors(directory.folder):
+            state = read_state(f"{directory.path}/{step}", manifest, wanted, shardings)
+
+    _run_intact(coordinator, f"read {step}", read)
+    _run_intact(coordinator, f"compare {step}", lambda: check_arrays(manifest, state))
+    return state, manifest
+
+
+def _run_intact(coordinator: Coordinator, topic: str, work: Callable[[], None]) -> None:
+    """Raises DamagedCheckpoint on every host if `work` does on one."""
+
+    def attempt() -> str | None:
+        try:
+            work()
+        except DamagedCheckpoint as error:
+            return str(error)
+        return None
+
+    if reasons := list(dict.fromkeys(filter(None, run_on_all(coordinator, topic, attempt)))):
+        raise DamagedCheckpoint("; ".join(reasons))
+
+
+def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[str]:
+    """Renames the folders of damaged checkpoints; returns a sentence on each."""
+    sentences = []
+    for step, reason in damage.items():
+        new = directory.set_aside(step)
+        sentences.append(f"checkpoint {step} is damaged and was set aside as {new}: {reason}.")
+    return sentences

@@ -1,0 +1,153 @@
+"""What a configuration accepts: one row for each field. Defaults and meanings are in configs/base.py."""
+
+import dataclasses
+import enum
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MOST = math.inf
+DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
+
+
+class OnResume(enum.Enum):
+    """What happens when a run is resumed with another value of a field."""
+
+    ACCEPTED = "the run continues; the change is logged"
+    DATA = "the run continues if data.accept_change is set"
+    REFUSED = "it would be another run"
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """The rules of one field.
+
+    Attributes:
+        least: of a number.
+        most: of a number.
+        choices: the words that it may be; empty: any value of the type.
+        optional: it may be unset.
+        on_resume: None: as its group, see `GROUPS`.
+        renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
+        when_missing: (value,) with which a run does what it did before the field existed; for a `config.json` that is
+            older than the field. Empty: every `config.json` has the field.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    on_resume: OnResume | None = None
+    renamed_from: str | None = None
+    when_missing: tuple[Any, ...] = ()
+
+
+# Group -> the rule for its fields that state none, and for fields of other versions. Others: ACCEPTED.
+GROUPS = {"model": OnResume.REFUSED, "task": OnResume.REFUSED, "data": OnResume.DATA}
+
+FIELDS: Mapping[str, Field] = {
+    "seed": Field(0, 2**32 - 1, on_resume=OnResume.REFUSED),
+    "resolution": Field(1, MOST, on_resume=OnResume.REFUSED),
+    "batch": Field(1, MOST, on_resume=OnResume.REFUSED),
+    "batch_eval": Field(1, MOST, optional=True),
+    "accum_steps": Field(1, MOST),
+    "total_steps": Field(0, MOST, optional=True),
+    "total_epochs": Field(0, MOST, optional=True),
+    "init_from": Field(optional=True),
+    "keep_head": Field(),
+    "resample": Field(choices=("linear", "bicubic", "flexi")),
+    "base_lr": Field(0, MOST),
+    "warmup_steps": Field(0, MOST, optional=True),
+    "warmup_epochs": Field(0, MOST, optional=True),
+    "decay_type": Field(choices=("cosine", "linear", "rsqrt", "constant")),
+    "linear_end": Field(),
+    "rsqrt_timescale": Field(1, MOST),
+    "cooldown_steps": Field(0, MOST),
+    "grad_norm_clip": Field(0, MOST, optional=True),
+    "log_every": Field(1, MOST),
+    "eval_every": Field(1, MOST, optional=True),
+    "eval_every_epochs": Field(0, MOST, optional=True),
+    "checkpoint_every": Field(1, MOST),
+    "checkpoint_every_minutes": Field(0, MOST),
+    "stall_limit": Field(1, MOST),
+    "profile_steps": Field(0, MOST),
+    # The model's numbers are checked by models.create.
+    "model.name": Field(),
+    "model.width": Field(optional=True),
+    "model.depth": Field(optional=True),
+    "model.mlp_dim": Field(optional=True),
+    "model.num_heads": Field(optional=True),
+    "model.pooling": Field(),
+    "model.pre_logits": Field(),
+    "model.representation_size": Field(optional=True, when_missing=(None,)),
+    "model.head_bias": Field(),
+    "model.position": Field(),
+    "model.dropout_rate": Field(),
+    "model.stochastic_depth": Field(),
+    # How devices execute the model, not what it computes.
+    "model.dtype": Field(choices=("auto", "float32", "bfloat16"), on_resume=OnResume.ACCEPTED),
+    "model.attention": Field(on_resume=OnResume.ACCEPTED),
+    "model.mlp": Field(on_resume=OnResume.ACCEPTED),
+    "model.remat": Field(on_resume=OnResume.ACCEPTED),
+    "model.scan": Field(on_resume=OnResume.ACCEPTED),
+    # Where the data are is free: their fingerprint is compared.
+    "data.source": Field(on_resume=OnResume.ACCEPTED),
+    "data.data_dir": Field(optional=True, on_resume=OnResume.ACCEPTED),
+    "data.split": Field(),
+    "data.preprocess": Field(),
+    "data.num_classes": Field(optional=True, on_resume=OnResume.REFUSED),  # the shape of the head
+    "data.num_examples": Field(optional=True),
+    "data.max_labels": Field(1, MOST, optional=True),
+    "data.workers": Field(0, MOST, on_resume=OnResume.ACCEPTED),
+    "data.fast": Field(),
+    "data.accept_change": Field(on_resume=OnResume.ACCEPTED),
+    "data.bad_images": Field(choices=("fail", "replace"), on_resume=OnResume.ACCEPTED),
+    "data.max_bad": Field(0, 1, on_resume=OnResume.ACCEPTED),
+    "task.loss": Field(choices=("softmax", "sigmoid")),
+    "task.label_smoothing": Field(0, 1),
+    "task.mixup": Field(0, MOST),
+    "task.cutmix": Field(0, MOST),
+    "task.mixup_probability": Field(0, 1),
+    # These three decide which arrays the optimizer's state has.
+    "optim.name": Field(choices=("adamw", "sgd"), on_resume=OnResume.REFUSED),
+    "optim.moment_dtype": Field(choices=("float32", "bfloat16"), on_resume=OnResume.REFUSED),
+    "optim.ema_decay": Field(0, 1, on_resume=OnResume.REFUSED),
+    "optim.beta1": Field(0, 1),
+    "optim.beta2": Field(0, 1),
+    "optim.eps": Field(0, MOST),
+    "optim.momentum": Field(0, 1),
+    "optim.weight_decay": Field(0, MOST),
+    "optim.decays": Field(choices=("kernels", "all")),
+    "optim.decay_factor": Field(choices=("rate", "schedule")),
+    "optim.lr_multipliers": Field(renamed_from="optim.rates"),
+    "optim.max_nonfinite_skips": Field(0, MOST),
+    "mesh.slice": Field(1, MOST),
+    "mesh.data": Field(),  # the mesh's axes are checked against the devices; -1 is all that are left
+    "mesh.fsdp": Field(),
+    "mesh.tensor": Field(1, MOST),
+    "evals.*.split": Field(),
+    "evals.*.preprocess": Field(),
+    "checkpoint.keep_last": Field(1, MOST),
+    "checkpoint.keep_best": Field(0, MOST),
+    "checkpoint.best_metric": Field(),
+}
+RENAMED: Mapping[str, str] = {row.renamed_from: name for name, row in FIELDS.items() if row.renamed_from}
+# Fields of the model that depend on the machine and not on the weights.
+EXECUTION = tuple(
+    name.removeprefix("model.")
+    for name, row in FIELDS.items()
+    if name.startswith("model.") and row.on_resume is OnResume.ACCEPTED
+)
+
+
+def find_field(name: str) -> Field:
+    """Returns the rules of a field, given its dotted name; of one of another version, those of its group."""
+    row = FIELDS.get(re.sub(r"^evals\.[^.]+\.", "evals.*.", name), Field())
+    on_resume = row.on_resume or GROUPS.get(name.partition(".")[0], OnResume.ACCEPTED)
+    return dataclasses.replace(row, on_resume=on_resume)
+
+
+def epochs_field(name: str) -> str:
+    """Returns the name of the field that gives a duration in epochs instead of steps."""
+    return f"{name.removesuffix('_steps')}_epochs"

@@ -1,0 +1,172 @@
+"""A training run under way: its state, and what is done beside the training steps."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import Preempted, UserError, data, evals
+from vit_jax.distributed import Supervisor
+from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
+from vit_jax.program import Program
+from vit_jax.workdir import Workdir
+
+
+class Run:
+    """The steps of a run, its logs, saves and evaluations; in a `with`, which ends its data and its trace.
+
+    Attributes:
+        state: the training state after `step` updates.
+        step: updates made.
+        metrics: of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        program: Program,
+        info: data.Info,
+        folder: Workdir,
+        log: MetricWriter,
+        evaluators: dict[str, evals.Evaluator],
+        supervisor: Supervisor,
+        state: Any,
+    ):
+        """Opens the batches from the step on at which `folder` starts, with the state restored or initialised there."""
+        self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
+        self._config, self._program, self._folder, self._log = config, program, folder, log
+        self._evaluators, self._supervisor = evaluators, supervisor
+        self._batches = data.make(config, program.batch_sharding, folder.start, info.opened)
+        self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
+        self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
+        supervisor.enter_phase("beginning")
+        supervisor.note_save()  # opening and restoring may have taken long
+
+    def __enter__(self) -> "Run":
+        """Returns the run."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Ends the trace and the data; saves what was learnt if the run is preempted."""
+        with contextlib.closing(self._batches), contextlib.closing(self._trace):
+            if isinstance(error, Preempted):
+                self._save_preempted()
+
+    def steps(self) -> Iterator[tuple[int, Any]]:
+        """Iterates over the steps that are left, and their batches.
+
+        Raises:
+            UserError: the data cannot be read.
+        """
+        for step in range(self.step + 1, self._config.total_steps + 1):
+            self._trace.before(step)
+            with self._supervisor.phase(f"data of step {step}"):
+                batch = self._next_batch()
+            self._supervisor.enter_phase(f"step {step}")
+            yield step, batch
+
+    def record(self, step: int, state: Any, values: Any) -> None:
+        """Takes what a step returned: the state and its metrics, still on the devices.
+
+        Raises:
+            NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
+            Preempted: the hosts have agreed to end here.
+            UserError: the checkpoint before could not be written.
+        """
+        self.state, self.step = state, step
+        self._train_metrics(step, values)
+        self._trace.after(step, state)
+        self._supervisor.count_step()
+        self._supervisor.raise_pending()
+        self._folder.poll()
+
+    def save_due(self) -> bool:
+        """Returns whether the state is to be saved now: every `checkpoint_every` steps or minutes, and before each
+        evaluation.
+        """
+        by_clock = self._supervisor.save_due()
+        return by_clock or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
+
+    def evaluation_due(self) -> bool:
+        """Returns whether the state is to be evaluated now: every `eval_every` steps, and at the end."""
+        return self.step == self._config.total_steps or self.step % self._config.eval_every == 0
+
+    def save(self) -> None:
+        """Starts to save the state.
+
+        Raises:
+            UserError: the disk or store refuses it, or refused the one before.
+            NonFiniteLoss: the state is not finite; nothing is written.
+        """
+        self._train_metrics.flush()
+        with self._log.paused(), self._supervisor.phase(f"saving step {self.step}"):
+            self._folder.save(self.state, self.step)
+            self._supervisor.note_save()
+
+    def evaluate(self) -> None:
+        """Evaluates the state, which is saved, and adds the metrics to its checkpoint.
+
+        Raises:
+            UserError: an evaluation failed; the message says from where the same command goes on.
+        """
+        with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
+            with saved_before(self.step):
+                self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
+            self._supervisor.raise_pending()
+            self._log.write_metrics(self.step, self.metrics)
+            self._folder.add_metrics(self.metrics)
+
+    def evaluate_restored(self) -> None:
+        """Evaluates the restored state, if that was due when it was saved and is not done."""
+        if self.step and not self._folder.evaluated and self.evaluation_due():
+            self.evaluate()
+
+    def finish(self) -> dict[str, float]:
+        """Exports the model and returns the metrics of the last evaluation."""
+        self._supervisor.enter_phase("the end", patient=True)
+        if self._folder.start == self._config.total_steps and not self.metrics:
+            self._log.write_text("This run is complete." if self.step else "Nothing to train: total_steps is 0.")
+            self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
+            if not self.step:
+                self._log.write_metrics(0, self.metrics)
+        if self._batches.replaced:
+            self._log.write_text(f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}.")
+        self._log.write_text(f"Model: {self._folder.export(self.state)}")
+        return self.metrics
+
+    def _next_batch(self) -> Any:
+        try:
+            return next(self._batches)
+        except UserError:  # an unreadable image, for example: what was learnt until then is kept
+            # On several hosts the others do not know, and would not save.
+            if self.step == self._folder.start or self._supervisor.hosts > 1:
+                raise
+            self.save()
+            with saved_before(self.step):
+                raise
+
+    def _save_preempted(self) -> None:
+        self._train_metrics.flush()
+        if self.step > self._folder.start:
+            self.save()
+        raise Preempted(f"preempted after step {self.step}, which is saved; the same command goes on.") from None
+
+
+@contextlib.contextmanager
+def saved_before(step: int) -> Iterator[None]:
+    """Adds to errors inside that they cost no training: the state after `step` is saved."""
+    words = f"step {step} is saved, and the same command goes on from there"
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{str(error).rstrip('.')}; {words}.") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        what = f"an evaluation needs more memory than the devices have ({str(error).splitlines()[0]})"
+        raise UserError(f"{what}; lower --config.batch_eval; {words}.") from error
+    except Exception as error:
+        error.add_note(f"{words}.")
+        raise

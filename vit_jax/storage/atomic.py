@@ -1,0 +1,57 @@
+"""Files that are replaced whole or not at all."""
+
+import contextlib
+import errno
+import glob
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SUFFIX = ".partial"  # of the temporary files
+ABANDONED = 24 * 3600.0  # seconds without a write after which a temporary file belongs to a killed process
+LONGEST = 50  # characters of the file's name in that of its temporary file: names have at most 255 bytes
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; the file written there replaces `path` when the block ends.
+
+    Readers find the old file or the new one, never a part: after a loss of power too, as the file and its folder are
+    synced to the disk. If the block raises, the temporary file is removed. Several writers do not disturb one another;
+    the last one to finish wins.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    _remove_abandoned(path)
+    temporary = path.with_name(f"{path.name[:LONGEST]}.{secrets.token_hex(4)}{SUFFIX}")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        with contextlib.suppress(OSError):  # some network file systems do not sync folders
+            _sync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes the temporary files that killed writers of `path` left."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name[:LONGEST])}.*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > ABANDONED:
+                leftover.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
