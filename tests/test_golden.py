@@ -59,7 +59,7 @@ def test_its_names_stay():
     _, about = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
     assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < about["arrays"].keys()
     model, _ = interop.load(GOLDEN / "workdir")
-    assert json.loads((GOLDEN / "workdir" / "model.json").read_text()) == interop.about(model)
+    assert json.loads((GOLDEN / "workdir" / "model.json").read_text()) == interop.describe_model(model)
 
 
 def test_its_shards_are_read():

@@ -280,7 +280,7 @@ def test_what_differs_ends_with_the_flags_to_paste():
 
     def sentence(target, keep_head=False):
         with pytest.raises(UserError) as raised:
-            interop.adapt(source, {}, target, {}, keep_head)
+            interop.adapt_parameters(source, {}, target, {}, keep_head)
         return str(raised.value)
 
     target = models.create("ViT-B/16", num_classes=10)
@@ -316,9 +316,10 @@ def test_positions_are_resampled_as_is_said():
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
     linear, bicubic = (
-        interop.adapt(source, params, target, wanted, method=method)["position"] for method in ("linear", "bicubic")
+        interop.adapt_parameters(source, params, target, wanted, method=method)["position"]
+        for method in ("linear", "bicubic")
     )
-    np.testing.assert_array_equal(bicubic, models.resample(params["position"], (4, 4), (6, 6), 1, "bicubic"))
+    np.testing.assert_array_equal(bicubic, models.resample_positions(params["position"], (4, 4), (6, 6), 1, "bicubic"))
     assert np.abs(linear - bicubic).max() > 1e-3
 
 
@@ -526,10 +527,10 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
 
 
 def test_a_head_is_for_its_classes_in_their_order(caplog):
-    interop.check_classes(["cat", "dog"], ("cat", "dog"))
-    interop.check_classes(None, ["cat"])
+    interop.check_class_order(["cat", "dog"], ("cat", "dog"))
+    interop.check_class_order(None, ["cat"])
     with pytest.raises(UserError, match="its class 'cat' is number 0, that of the data 1"):
-        interop.check_classes(["cat", "dog"], ["dog", "cat"])
+        interop.check_class_order(["cat", "dog"], ["dog", "cat"])
     assert not caplog.text
-    interop.check_classes(["tench, Tinca tinca", "goldfish"], ["tench", "goldfish"])
+    interop.check_class_order(["tench, Tinca tinca", "goldfish"], ["tench", "goldfish"])
     assert "are they the same?" in caplog.text
