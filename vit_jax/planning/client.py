@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from vit_jax import UserError, shown
-from vit_jax.planning import topology
+from vit_jax.planning import target as topology
 
 Facts = dict[str, Any]  # what `worker.py` tells
 

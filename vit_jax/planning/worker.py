@@ -19,7 +19,8 @@ import jax
 
 from vit_jax import cli
 from vit_jax.main import parse
-from vit_jax.planning import compiled, flops, topology
+from vit_jax.planning import compiled, flops
+from vit_jax.planning import target as topology
 from vit_jax.program import Program, program_without_data
 from vit_jax.storage import cache
 

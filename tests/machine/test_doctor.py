@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from vit_jax import doctor, machine
+from vit_jax import doctor
+from vit_jax.machine import accelerators as machine
 from vit_jax.machine import Finding
 
 HOLD = """

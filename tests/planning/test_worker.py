@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.test_program import build
 from vit_jax import UserError, main, plan, tree
-from vit_jax.planning import client, report, topology, worker
+from vit_jax.planning import client, report, worker
+from vit_jax.planning import target as topology
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 WORDS += ["--config.task.mixup=0.0"]  # it takes half of the time to compile
