@@ -19,7 +19,7 @@ from tests.data.test_folder import tiny_imagenet
 from vit_jax import convert, evaluate, main, pack, plan, predict, sweep
 from vit_jax.config import FIXED, FREE, IDENTITY, check_config
 from vit_jax.distributed import coordination, supervisor
-from vit_jax.planning import worker
+from vit_jax.planning import Request, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
 
@@ -142,7 +142,9 @@ def reader(place, monkeypatch):
     for module in (supervisor, coordination):
         monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(
-        plan, "compile_elsewhere", lambda words, *_: [*worker.answer([*words, *TINY], "cpu", inference=True)][-1]
+        plan,
+        "compile_in_subprocess",
+        lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
     )
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from vit_jax import doctor
-from vit_jax.machine import accelerators as machine
 from vit_jax.machine import Finding
+from vit_jax.machine import accelerators as machine
 
 HOLD = """
 import fcntl, sys
