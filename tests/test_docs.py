@@ -21,7 +21,7 @@ from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import coordination, supervisor, watchdog
-from vit_jax.planning import worker
+from vit_jax.planning import Request, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
 
@@ -144,7 +144,9 @@ def reader(place, monkeypatch):
     for module in (supervisor, distributed):
         monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(
-        plan, "compile_elsewhere", lambda words, *_: [*worker.answer([*words, *TINY], "cpu", inference=True)][-1]
+        plan,
+        "compile_in_subprocess",
+        lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
     )
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 

@@ -89,7 +89,7 @@ def explained(program):
 
 def exchanged(text, keep=lambda each: True):
     result = {}
-    for each in filter(keep, collectives.read(text)):
+    for each in filter(keep, collectives.read_collectives(text)):
         result[each.kind] = result.get(each.kind, 0) + each.bytes * each.times
     return result
 
