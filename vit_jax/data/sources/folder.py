@@ -11,8 +11,8 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import SUFFIXES, Encoded, Header, read_header, read_image
-from vit_jax.data.sources import class_lists
-from vit_jax.data.sources.folder_names import Names, joined
+from vit_jax.data.sources import label_files
+from vit_jax.data.sources.folder_tree import Names, joined
 from vit_jax.data.sources.splits import resolve, whole
 from vit_jax.storage import filesystem
 
@@ -57,7 +57,7 @@ class Folder:
         # Labels are those of training, also where only another split is read.
         self.class_names = class_names(names, found.get("train", found[splits[0]]))
         texts = [names.text(path) for path in names.beside_splits() if path.rpartition("/")[2] in WORDS]
-        self.words = class_lists.in_words(self.class_names, texts)
+        self.words = label_files.in_words(self.class_names, texts)
         listed = {name: self.list_split(found[name], names) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
@@ -195,8 +195,8 @@ def of_list(names: Names, folder: str, left_out: collections.Counter[str]) -> di
     if len(found) > 1:
         raise UserError(f"several lists could be that of {place}: {listing(found)}; keep one of them")
     path = found[0]
-    return class_lists.match(
-        class_lists.rows(names.text(path), names.path(path)),
+    return label_files.match(
+        label_files.rows(names.text(path), names.path(path)),
         names.images_below(folder, left_out),
         below=folder,
         name=names.path(path),
@@ -206,10 +206,10 @@ def of_list(names: Names, folder: str, left_out: collections.Counter[str]) -> di
 
 def lists_of(names: Names, folder: str) -> list[str]:
     """Returns the paths of what may be the list of files and classes of a split: in it, or else beside it."""
-    if inside := [path for path in names.files_in(folder) if class_lists.is_list(path)]:
+    if inside := [path for path in names.files_in(folder) if label_files.is_list(path)]:
         return inside
     called = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
-    return [path for path in names.beside_splits() if folder and class_lists.is_list(path, called)]
+    return [path for path in names.beside_splits() if folder and label_files.is_list(path, called)]
 
 
 def list_splits(root: str) -> list[str]:
