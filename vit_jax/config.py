@@ -241,7 +241,7 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place:
     """Returns how the data of a resumed run differ from those that a checkpoint was trained on, in words.
 
     Args:
-        saved: `data.Info.fingerprint` as it was.
+        saved: `data.DataInfo.fingerprint` as it was.
         now: as it is.
         accepts: `data.accept_change`.
         place: the workdir.

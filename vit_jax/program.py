@@ -53,7 +53,7 @@ class Program:
     factors: dict[str, float]
 
 
-def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
+def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program:
     """Builds the program of a config whose durations are resolved, for data of the given shapes.
 
     Raises:
@@ -79,7 +79,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ema_decay=config.optim.ema_decay,
         trained=trained,
     )
-    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.batch_eval(config)))
+    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
     if spec.max_labels and task.loss != "sigmoid":
         raise UserError("images with several labels need --config.task.loss=sigmoid")
@@ -130,7 +130,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     )
 
 
-def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns those of a batch of so many rows."""
     labels = [spec.max_labels] if spec.max_labels else []
     return {
@@ -139,7 +139,7 @@ def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
+def prepare(config: ConfigDict) -> tuple[ConfigDict, data.DataInfo, Program]:
     """Returns what a run is made of: the configuration, completed from the data and with its durations in steps, what
     else the data tells, and the program. Nothing is written or compiled.
 
@@ -148,7 +148,7 @@ def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
     """
     check_config(config)
     mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
+    config, info = data.complete_config(config)
     config = resolve_config(config)
     return config, info, make_program(config, mesh, data.spec(config))
 
@@ -180,7 +180,7 @@ def refit(config: ConfigDict, fsdp: int) -> Program:
     return make_program(config, sharding.make_mesh(config), data.spec(config))
 
 
-def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
+def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
     """Returns the model of `config.model` for images of the shape that preprocessing gives them, square or not, with
     what `auto` leaves open chosen by the mesh's devices.
     """

@@ -91,7 +91,7 @@ def train(
         guard.at("beginning")
         log = stack.enter_context(contextlib.closing(folder.log(origin, watch)))
         start, end = folder.start, config.total_steps
-        batches = data.make(config, program.batch_sharding, start, info.opened)
+        batches = data.train_batches(config, program.batch_sharding, start, info.opened)
         stack.callback(batches.close)
         trace = stack.enter_context(contextlib.closing(Trace(folder.path / "profile", start, config.profile_steps)))
         report = TrainMetrics(config, log, lambda: batches.waited)

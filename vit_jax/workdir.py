@@ -57,7 +57,9 @@ class Workdir:
         evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
     """
 
-    def __init__(self, folder: str | Path, config: ConfigDict, program: Program, info: data.Info, share: Share = alone):
+    def __init__(
+        self, folder: str | Path, config: ConfigDict, program: Program, info: data.DataInfo, share: Share = alone
+    ):
         """Opens the folder, made if need be; `share` is how its hosts agree.
 
         Raises:
@@ -280,6 +282,8 @@ class Workdir:
 
 def _ranks_alike(one: ConfigDict, other: ConfigDict) -> bool:
     """Returns whether two configurations find the best checkpoint by the same measure."""
-    evaluations = [data.told_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)]
+    evaluations = [
+        data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)
+    ]
     same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
     return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data

@@ -34,7 +34,7 @@ def passed(
     share: Share,
     fail: Callable[[Exception], None],
     config: ConfigDict,
-    info: data.Info,
+    info: data.DataInfo,
     batch_sharding: NamedSharding,
     state: Any,
     place: str,
@@ -67,7 +67,7 @@ def passed(
         lease.release()
 
 
-def facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[str, str]:
+def facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
     devices = mesh.local_devices
     return {
@@ -114,10 +114,10 @@ def agree(share: Share, own: dict[str, str]) -> None:
         )
 
 
-def check_images(config: ConfigDict, info: data.Info, batch_sharding: NamedSharding) -> str:
+def check_images(config: ConfigDict, info: data.DataInfo, batch_sharding: NamedSharding) -> str:
     """Raises UserError if images that this host is to evaluate are seen to be unreadable."""
     for name in config.evals:
-        data.make_eval(config, name, batch_sharding, info.opened).check(name)
+        data.eval_batches(config, name, batch_sharding, info.opened).check_headers()
     return ""
 
 

@@ -15,13 +15,13 @@ from vit_jax.program import Program
 Evaluator = Callable[[Any, Callable[[], None]], dict[str, float]]
 
 
-def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED) -> dict[str, Evaluator]:
+def make(config: ConfigDict, program: Program, opened: Mapping[str, Any] | None = None) -> dict[str, Evaluator]:
     """Returns, by name, functions from weights to metrics `<name>/<metric>`, which call their second argument after
-    each batch; `opened` as for `data.make_eval`.
+    each batch; `opened` as for `data.eval_batches`.
     """
     step, sharding = program.eval_step, program.batch_sharding
     return {
-        name: partial(classify.evaluate, step, data.make_eval(config, name, sharding, opened), name)
+        name: partial(classify.evaluate, step, data.eval_batches(config, name, sharding, opened), name)
         for name in config.evals
     }
 

@@ -228,7 +228,7 @@ def read(shard: Shard, row: int) -> tuple[bytes, list[int]]:
     return tf_example.parse_example(record)
 
 
-def write(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
+def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
     """Writes a local shard of images with labels: whole, or not at all under this name.
 
     Raises:
