@@ -20,7 +20,7 @@ FOR_EVER = 3600
 
 def stuck_loader(when: str) -> None:
     """The loader of training gives `when` batches, and no more."""
-    make = loader.train_batches
+    make = loader.local_train_batches
 
     class Stuck(loader.LocalBatches):
         given = 0
@@ -36,7 +36,7 @@ def stuck_loader(when: str) -> None:
         batches.__class__ = Stuck
         return batches
 
-    loader.train_batches = stuck
+    loader.local_train_batches = stuck
 
 
 def slow_restore(when: str) -> None:

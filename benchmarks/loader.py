@@ -2,9 +2,9 @@
 
 python -m benchmarks.loader --sources=synthetic,folder:photos,array_record:packed --workers=0,2 --rounds=5
 
-`data.make` is measured as training uses it, up to batches on the devices; nothing else runs. Each turn opens the
-loader again and skips two batches. Memory is that of this process and its workers, at the end of the first turn and of
-the last. `--rounds=1 --batches=20000` prints it twenty times on the way.
+`data.train_batches` is measured as training uses it, up to batches on the devices; nothing else runs. Each turn opens
+the loader again and skips two batches. Memory is that of this process and its workers, at the end of the first turn and
+of the last. `--rounds=1 --batches=20000` prints it twenty times on the way.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def make_batches(source: str, workers: int, arguments: argparse.Namespace):
     if source == "synthetic":
         config.data.num_classes, config.data.num_examples = 1000, 1_281_167
     config.evals.test.split = "train"
-    completed, info = data.complete(config)
-    return data.make(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
+    completed, info = data.complete_config(config)
+    return data.train_batches(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
 
 
 def processes() -> list[int]:

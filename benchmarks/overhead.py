@@ -40,7 +40,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
         folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
         state, origin = folder.restore_or_init()
         stack.enter_context(contextlib.closing(folder.open_log(origin)))
-        batches = data.make(config, program.batch_sharding, 0, info.opened)
+        batches = data.train_batches(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None
         for segment in range(-2, 2 * rounds):  # the first two compile and do not count

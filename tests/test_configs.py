@@ -24,7 +24,7 @@ from vit_jax.config import (
 from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, epochs_field
 from vit_jax.config_flags import parse_command_line
 from vit_jax.config_print import read_meanings
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 
 BASE = base.get_config()
@@ -115,7 +115,7 @@ def test_configs_are_recipes(name):
     assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
     models.create(config.model.name)
     for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
-        shapes = {parse_preprocess(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
+        shapes = {parse_pipe(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
         assert shapes == {(resolution, resolution, 3)}
 
 
@@ -426,7 +426,7 @@ def test_durations_in_epochs():
 def test_a_run_whose_evaluation_was_written_otherwise_goes_on():
     old, new = base.get_config(), base.get_config()
     old.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
-    pipes = [parse_preprocess(config.evals.test.preprocess, 224).text for config in (old, new)]
+    pipes = [parse_pipe(config.evals.test.preprocess, 224).text for config in (old, new)]
     assert pipes == ["resize_small(256)|central_crop(224)|value_range(-1,1)"] * 2
     [line] = check_resumes(old, new, "here")
     assert line.startswith("evals.test.preprocess: resize_small(256)|")
@@ -438,7 +438,7 @@ def test_an_evaluation_that_cannot_run_is_refused_without_data():
     assert data.spec(config).image_shape == (384, 384, 3)
     config.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
     sentence = "in evals.test: a crop of 384 x 384 pixels does not fit into an image whose shorter side has 256; put"
-    for opens in (data.spec, data.complete):
+    for opens in (data.spec, data.complete_config):
         with pytest.raises(UserError, match=sentence):
             opens(config)
 

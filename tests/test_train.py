@@ -122,13 +122,13 @@ def large(run, tmp_path):
 
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
-    told, read, limit = [], loader.eval_batches, evaluate.LARGEST
+    told, read, limit = [], loader.local_eval_batches, evaluate.LARGEST
 
     def recorded(*args, batch, workers, **rest):
         told.append((batch, workers))
         return read(*args, batch=batch, **rest)  # processes take seconds to start
 
-    monkeypatch.setattr(loader, "eval_batches", recorded)
+    monkeypatch.setattr(loader, "local_eval_batches", recorded)
     monkeypatch.setattr(evaluate, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
     found = evaluate.evaluate(large)
     assert told == [(8 * 16, 0)] * 2

@@ -93,7 +93,7 @@ def _flat_recipe(recipe: str) -> dict[str, Any]:
 
 def derive_values(config: ConfigDict) -> dict[str, Any]:
     """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape."""
-    derived: dict[str, Any] = {"batch_eval": data.batch_eval(config)}
+    derived: dict[str, Any] = {"batch_eval": data.eval_batch_size(config)}
     if config.data.num_examples is not None:
         resolved = resolve_config(config)
         derived |= {name: resolved[name] for name in DURATIONS}

@@ -53,7 +53,7 @@ class Program:
     lr_multipliers: dict[str, float]
 
 
-def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
+def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
     Raises:
@@ -79,7 +79,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ema_decay=config.optim.ema_decay,
         freeze=freeze,
     )
-    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.batch_eval(config)))
+    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
     if spec.max_labels and task.loss != "sigmoid":
         raise UserError("data with several labels per image need --config.task.loss=sigmoid.")
@@ -130,7 +130,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     )
 
 
-def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch with that many rows."""
     labels = [spec.max_labels] if spec.max_labels else []
     return {
@@ -139,7 +139,7 @@ def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
+def prepare(config: ConfigDict) -> tuple[ConfigDict, data.DataInfo, Program]:
     """Returns the parts of a run. Nothing is written or compiled.
 
     They are the configuration, completed from the data and with its durations in steps; what else is known from the
@@ -150,7 +150,7 @@ def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
     """
     check_config(config)
     mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
+    config, info = data.complete_config(config)
     config = resolve_config(config)
     return config, info, make_program(config, mesh, data.spec(config))
 
@@ -182,7 +182,7 @@ def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
     return make_program(config, sharding.make_mesh(config), data.spec(config))
 
 
-def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
+def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
     """Returns the model of `config.model` for preprocessed images, square or not.
 
     Fields that are `auto` are chosen by the mesh's platform.

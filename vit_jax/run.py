@@ -27,7 +27,7 @@ class Run:
         self,
         config: ConfigDict,
         program: Program,
-        info: data.Info,
+        info: data.DataInfo,
         folder: Workdir,
         log: MetricWriter,
         evaluators: dict[str, evals.Evaluator],
@@ -38,7 +38,7 @@ class Run:
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
         self._config, self._program, self._folder, self._log = config, program, folder, log
         self._evaluators, self._supervisor = evaluators, supervisor
-        self._batches = data.make(config, program.batch_sharding, folder.start, info.opened)
+        self._batches = data.train_batches(config, program.batch_sharding, folder.start, info.opened)
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
         supervisor.enter_phase("beginning")

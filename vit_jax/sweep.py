@@ -102,7 +102,7 @@ def finished(run: Run) -> Row | None:
 
 def _meaning(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields by name, the pipes of evaluations with the resolution filled in: they may be written anew."""
-    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.told_evals(config).items()}
+    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.describe_evals(config).items()}
     return flatten_config(config) | pipes
 
 

@@ -651,7 +651,7 @@ def test_seed_batch_and_model_are_never_accepted(quick):
 
 
 def test_the_fingerprint_of_the_data_is_words(quick):
-    found = data.complete(quick)[1].fingerprint
+    found = data.complete_config(quick)[1].fingerprint
     assert found["data set"] == "digits" and found["examples"] == 1438 and found["batch"] == quick.batch
     assert json.loads(json.dumps(found)) == found
 

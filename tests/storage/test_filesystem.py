@@ -391,7 +391,7 @@ def test_a_remote_folder_is_the_local_one(bucket, tmp_path):
     filesystem.remove_files("memory://b/photos/val/cat", ["4.png"])
     with pytest.raises(UserError, match=r"there is no memory://b/photos/val/cat/4\.png"):  # not a bad image
         [there[index] for index in range(len(there))]
-    pixels = data.read("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
+    pixels = data.load_image("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
     np.testing.assert_allclose(pixels, np.full((4, 4, 3), 25 / 255), atol=1e-6)
 
 
@@ -401,7 +401,7 @@ def test_remote_paths_stay_what_they_are(bucket, tmp_path):
     fsspec.filesystem("memory").put(str(tmp_path / "cat"), "memory://b/cat", recursive=True)
     config = configured("folder:memory://b", data_dir="gs://bucket/tfds")
     config.evals.test.split = "train"
-    completed, _ = data.complete(config)
+    completed, _ = data.complete_config(config)
     assert completed.data.source == "folder:memory://b" and completed.data.data_dir == "gs://bucket/tfds"
 
 

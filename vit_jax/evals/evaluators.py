@@ -16,15 +16,15 @@ Evaluator = Callable[[Any, Callable[[], None]], dict[str, float]]
 
 
 def make_evaluators(
-    config: ConfigDict, program: Program, opened: Mapping[str, Any] = data.UNOPENED
+    config: ConfigDict, program: Program, opened: Mapping[str, Any] | None = None
 ) -> dict[str, Evaluator]:
     """Returns, by name, functions from parameters to metrics `<name>/<metric>`.
 
-    They call their second argument after each batch; `opened` is as for `data.make_eval`.
+    They call their second argument after each batch; `opened` is as for `data.eval_batches`.
     """
     step, sharding = program.eval_step, program.batch_sharding
     return {
-        name: partial(classify.evaluate, step, data.make_eval(config, name, sharding, opened), name)
+        name: partial(classify.evaluate, step, data.eval_batches(config, name, sharding, opened), name)
         for name in config.evals
     }
 
