@@ -289,6 +289,8 @@ def load_init(source: str, config: ConfigDict, program: Program, class_names: tu
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:
     """Returns whether two configurations rank checkpoints by the same measure."""
-    evaluations = [data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)]
+    evaluations = [
+        data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)
+    ]
     same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
     return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data
