@@ -100,12 +100,12 @@ class Workdir:
                 cannot be read, or none can be written.
         """
         program, source = self._program, self._config.init_from
-        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_about)
+        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
         with self._writing():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
-            self._warnings = [*restored.set_aside, *self._check_about(restored.about)]
+            self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.place} after step {self.start}."
@@ -113,15 +113,8 @@ class Workdir:
         kept = ", head included" if self._config.keep_head else ""
         return state, f"Starting from {source or 'random weights'}{kept}."
 
-    def _check_about(self, about: dict[str, Any]) -> list[str]:
-        """Returns a warning if the checkpoint is of other data and that is accepted; raises UserError if it is not."""
-        step, total = about["step"], self._config.total_steps
-        if step > total:
-            raise UserError(f"{self.place} is at step {step} already, beyond total_steps={total}.")
-        accepts = self._config.data.accept_change
-        changes = check_data(about["data"], self._about["data"], accepts, str(self.place))
-        words = "the data are not those that the run has seen, as data.accept_change allows"
-        return [f"{words}: {'; '.join(changes)}."] if changes else []
+    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        return check_manifest(manifest, self._config, self._about["data"], self.place)
 
     def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
@@ -235,6 +228,26 @@ class Workdir:
         except UserError as error:
             self._failed = error
             raise
+
+
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, fingerprint: dict[str, Any], place: str) -> list[str]:
+    """Returns a warning if a checkpoint is of other data and the configuration accepts that.
+
+    Args:
+        manifest: of the checkpoint.
+        config: of this run.
+        fingerprint: of this run's data.
+        place: the workdir.
+
+    Raises:
+        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
+    """
+    step, total = manifest["step"], config.total_steps
+    if step > total:
+        raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
+    changes = check_data(manifest["data"], fingerprint, config.data.accept_change, place)
+    words = "the data are not those that the run has seen, as data.accept_change allows"
+    return [f"{words}: {'; '.join(changes)}."] if changes else []
 
 
 def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
