@@ -196,7 +196,7 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
     assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
         ("for all hosts to start", coordination.JOINING),
-        ("for a sign of life from a host", watchdog.LOST),
+        ("for a heartbeat of a host", watchdog.LOST),
         ("without progress on a host", base.get_config().stall_limit),
         ("for a bucket's answer", timeout.TIMEOUT),
     ]
