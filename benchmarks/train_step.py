@@ -22,7 +22,7 @@ import optax
 from configs import base
 from vit_jax import data, sharding
 from vit_jax.config import resolve_config
-from vit_jax.models import Spec
+from vit_jax.models import ModelSpec
 from vit_jax.program import make_program
 
 RATE, DECAY = 1e-3, 1e-4
@@ -41,7 +41,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainViT(nn.Module):
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, images):
@@ -57,8 +57,8 @@ class PlainViT(nn.Module):
         return nn.Dense(spec.head.num_classes, kernel_init=nn.initializers.zeros)(nn.LayerNorm()(x)[:, 0])
 
 
-def plain_step(spec: Spec, batch: dict[str, jax.Array]) -> Callable[[], float]:
-    """Returns a function that runs one step of the minimal model and returns its loss."""
+def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Callable[[], float]:
+    """Returns a function that makes one step of the plain model and returns its loss."""
     model, optimizer = PlainViT(spec), optax.adamw(RATE, weight_decay=DECAY)
 
     def step(params, opt_state, batch):

@@ -13,7 +13,8 @@ import pytest
 
 from tests.test_program import batches, build
 from vit_jax import UserError, models, sharding, tree
-from vit_jax.models.mlp import Mlp, MlpPerDevice
+from vit_jax.models import variants
+from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.monitoring import summary
 from vit_jax.planning import collectives
 
@@ -141,7 +142,7 @@ def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
 
 @pytest.mark.parametrize("stages", [(), pytest.param((1,), marks=pytest.mark.slow)])
 def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
-    monkeypatch.setitem(models.STEMS, ("R26", 32), (stages, 4))
+    monkeypatch.setitem(variants.HYBRIDS, ("R26", 32), (stages, 4))
     tiny.model.name, tiny.model.depth = "R26+ViT-mu/32", 1
     # What is random does not know of the stem, and takes half of the time to compile.
     tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0
@@ -159,7 +160,7 @@ def test_the_mlps_agree(tiny):
     spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
     x = jax.random.normal(jax.random.key(1), (8, 5, 32))
     variables = Mlp(spec).init(jax.random.key(0), x)
-    again = MlpPerDevice(spec).init(jax.random.key(0), x)
+    again = ShardMapMlp(spec).init(jax.random.key(0), x)
     chex.assert_trees_all_equal(variables, again)
 
     def result(module, mesh):
@@ -174,7 +175,7 @@ def test_the_mlps_agree(tiny):
         return jax.jit(run)(variables["params"], x)
 
     expected = result(Mlp, None)
-    for module, where in ((Mlp, mesh), (MlpPerDevice, mesh), (MlpPerDevice, None)):
+    for module, where in ((Mlp, mesh), (ShardMapMlp, mesh), (ShardMapMlp, None)):
         found = result(module, where)
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,13 +15,11 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, evaluate, interop, models, predict, train, tree
+from vit_jax import NonFiniteLoss, UserError, distributed, evaluate, interop, models, predict, train, tree
 from vit_jax import program as program_module
-from vit_jax.checkpoint import manager
+from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
-from vit_jax.distributed import coordination
 from vit_jax.monitoring import train_metrics
-from vit_jax.workdir import Workdir
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -158,9 +155,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     sums = [part["test/loss"] * part["test/n"] for part in parts]
     assert sum(sums) == pytest.approx(run[2]["test/loss"] * 359, rel=1e-6)
     words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
-    monkeypatch.setattr(
-        coordination, "join_cluster", coordination.ProcessGroup
-    )  # this process has used its devices already
+    monkeypatch.setattr(distributed, "join_cluster", lambda: None)  # this process has used its devices already
     evaluate.main(["evaluate.py", *words])
     assert json.loads(capsys.readouterr().out)["test/n"] == 144
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
@@ -169,7 +164,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
 
 def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(coordination, "join_cluster", coordination.ProcessGroup)
+    monkeypatch.setattr(distributed, "join_cluster", lambda: None)
     monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])
@@ -285,7 +280,7 @@ def test_what_differs_ends_with_the_flags_to_paste():
 
     def sentence(target, keep_head=False):
         with pytest.raises(UserError) as raised:
-            interop.adapt(source, {}, target, {}, keep_head)
+            interop.adapt_parameters(source, {}, target, {}, keep_head)
         return str(raised.value)
 
     target = models.create("ViT-B/16", num_classes=10)
@@ -321,9 +316,10 @@ def test_positions_are_resampled_as_is_said():
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
     linear, bicubic = (
-        interop.adapt(source, params, target, wanted, method=method)["position"] for method in ("linear", "bicubic")
+        interop.adapt_parameters(source, params, target, wanted, method=method)["position"]
+        for method in ("linear", "bicubic")
     )
-    np.testing.assert_array_equal(bicubic, models.resample(params["position"], (4, 4), (6, 6), 1, "bicubic"))
+    np.testing.assert_array_equal(bicubic, models.resample_positions(params["position"], (4, 4), (6, 6), 1, "bicubic"))
     assert np.abs(linear - bicubic).max() > 1e-3
 
 
@@ -399,7 +395,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     monkeypatch.setattr(program_module, "make_program", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
         train.train(quick, tmp_path)
-    assert manager.find(tmp_path).name == "5"
+    assert find_checkpoint(tmp_path).name == "5"
     assert all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(vit_jax.load(tmp_path)[1]).values())
     quick.optim.max_nonfinite_skips = 2
     metrics = train.train(quick, tmp_path)
@@ -457,9 +453,10 @@ def test_an_interruption_tells_from_where_the_same_command_goes_on(quick, tmp_pa
     with pytest.raises(KeyboardInterrupt) as end:
         train.train(quick, tmp_path / "run", watch=interrupt)
     assert end.value.__notes__ == ["the same command goes on after step 4, which is saved."]
-    assert manager.latest(str(tmp_path / "run")) == 4
-    with pytest.raises(KeyboardInterrupt) as end, train.closing(Mock(spec=Workdir, saved=None)):
-        raise KeyboardInterrupt
+    assert latest_step(str(tmp_path / "run")) == 4
+    quick.checkpoint_every = 8
+    with pytest.raises(KeyboardInterrupt) as end:
+        train.train(quick, tmp_path / "early", watch=interrupt)
     assert end.value.__notes__ == ["nothing was saved yet: the same command begins anew."]
 
 
@@ -530,10 +527,10 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
 
 
 def test_a_head_is_for_its_classes_in_their_order(caplog):
-    interop.check_classes(["cat", "dog"], ("cat", "dog"))
-    interop.check_classes(None, ["cat"])
+    interop.check_class_order(["cat", "dog"], ("cat", "dog"))
+    interop.check_class_order(None, ["cat"])
     with pytest.raises(UserError, match="its class 'cat' is number 0, that of the data 1"):
-        interop.check_classes(["cat", "dog"], ["dog", "cat"])
+        interop.check_class_order(["cat", "dog"], ["dog", "cat"])
     assert not caplog.text
-    interop.check_classes(["tench, Tinca tinca", "goldfish"], ["tench", "goldfish"])
+    interop.check_class_order(["tench, Tinca tinca", "goldfish"], ["tench", "goldfish"])
     assert "are they the same?" in caplog.text

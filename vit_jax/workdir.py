@@ -15,7 +15,7 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
-from vit_jax.monitoring import MetricWriter, MetricsCallback, last_logged_step
+from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
@@ -60,7 +60,7 @@ class Workdir:
         self._model = dataclasses.replace(
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
-        self._about = {"model": interop.about(self._model), "data": info.fingerprint}
+        self._about = {"model": interop.describe_model(self._model), "data": info.fingerprint}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -68,7 +68,7 @@ class Workdir:
             named = before is not None and have_same_measure(before, config)
             self._checkpoints = Checkpoints(config, place, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
-            self._has_model = first and self._mirror.exists(interop.WEIGHTS)
+            self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
@@ -145,7 +145,7 @@ class Workdir:
         )
         log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
-            log.write_text(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
             log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
@@ -192,9 +192,9 @@ class Workdir:
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
             try:
-                self._mirror.unlink(interop.WEIGHTS)  # of a shorter run; the newest checkpoint has learnt more
+                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint has learnt more
             except UserError as error:
-                logging.getLogger(__name__).warning("the older %s remains: %s", interop.WEIGHTS, error)
+                logging.getLogger(__name__).warning("the older %s remains: %s", interop.MODEL_FILE, error)
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
@@ -202,11 +202,11 @@ class Workdir:
             self._checkpoints.wait()
         weights = jax.tree.map(GatheredArray, state.eval_params)
         if jax.process_index() == 0:
-            interop.save(self.path / interop.WEIGHTS, self._model, weights)
+            interop.save(self.path / interop.MODEL_FILE, self._model, weights)
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)
-        return f"{self.place}/{interop.WEIGHTS}"
+        return f"{self.place}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
         """Finishes what is being saved.
@@ -255,18 +255,19 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
         check_resumes(before, config, place)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
     if has_model and not untrained:
-        raise UserError(f"the workdir {place} holds a run's {interop.WEIGHTS}, but no checkpoint to go on from; {advice}.")
+        raise UserError(
+            f"the workdir {place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; {advice}."
+        )
     if before is None and reached:
         raise UserError(f"the workdir {place} holds the metrics of a run, but no config.json; {advice}.")
     if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
         raise UserError(
-            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; {advice}."
+            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"{advice}."
         )
 
 
-def load_init(
-    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> dict[str, Any]:
+def load_init(source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the parameters of `init_from`, by name, adapted to the model of this run.
 
     Raises:
@@ -278,9 +279,9 @@ def load_init(
         asked = {key: program.model.field(key) for key in keys}
         loaded, params = interop.load(source, resample=config.resample, **asked)
         wanted = program.state.params
-        adapted = interop.adapt(loaded, params, program.model, wanted, config.keep_head, config.resample)
+        adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
         if config.keep_head:
-            interop.check_classes(loaded.class_names, class_names)
+            interop.check_class_order(loaded.class_names, class_names)
         return adapted
     except UserError as error:
         raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error

@@ -192,7 +192,9 @@ def test_another_resolution_resamples_the_positions(name, method, size):
     model, params = load(name)
     other, resampled = load(name, resolution=size, resample=method)
     assert other.spec.position.image_size == (size if isinstance(size, tuple) else (size, size))
-    expected = models.resample(params["position"], model.spec.grid, other.spec.grid, model.spec.class_rows, method)
+    expected = models.resample_positions(
+        params["position"], model.spec.grid, other.spec.grid, model.spec.class_rows, method
+    )
     np.testing.assert_array_equal(resampled["position"], expected)
     height, width = other.spec.position.image_size
     assert other.preprocess == f"resize(({height},{width}))|value_range(-1,1)"
@@ -315,7 +317,7 @@ def test_unknown_things_are_told(tmp_path):
         load("google_vit_in21k_tanh", resample="cubic")
     with pytest.raises(UserError, match="resolution must be"):
         load("google_vit_in21k_tanh", resolution="large")
-    with pytest.raises(UserError, match=r"resolution \d+ would do"):
+    with pytest.raises(UserError, match=r"resolution \d+ would fit"):
         load("google_vit_in21k_tanh", resolution=33)
 
 
@@ -348,7 +350,7 @@ def test_patches_of_another_size(tmp_path, capsys):
     chex.assert_trees_all_equal(vit_jax.load(target)[1], params)
     linear = load("big_vision_flexi", patch_size=16, resample="linear")[1]
     assert not np.array_equal(linear["position"], params["position"])
-    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would do"):
+    with pytest.raises(UserError, match=r"patches of 30 pixels do not tile 224x224 images; resolution 210 would fit"):
         load("big_vision_flexi", patch_size=30)
     with pytest.raises(UserError, match="patch_size must be a whole number"):
         load("big_vision_flexi", patch_size="16")

@@ -1,13 +1,14 @@
 """Work that several hosts each do for themselves and must agree on: none goes on while another fails."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vit_jax import UserError
 
 Json = Any
 
 
+@runtime_checkable
 class Coordinator(Protocol):
     """How the hosts of a run agree.
 

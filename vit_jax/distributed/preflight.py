@@ -24,7 +24,7 @@ from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-SHIPPED = (".py", ".csv", ".txt")  # what the package is made of
+SHIPPED = (".py", ".pyi", ".csv", ".txt")  # what the package is made of
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
@@ -72,7 +72,7 @@ def collect_facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -
         "--workdir": place,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
-        "the source of vit_jax": source_digest(Path(__file__).parent),
+        "the source of vit_jax": source_digest(Path(__file__).parent.parent),
         **{f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),

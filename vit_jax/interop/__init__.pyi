@@ -1,9 +1,9 @@
 from .catalog import list_models as list_models
-from .description import WEIGHTS as WEIGHTS
-from .description import about as about
-from .transfer import adapt as adapt
-from .transfer import check_classes as check_classes
-from .transfer import fields as fields
+from .description import MODEL_FILE as MODEL_FILE
+from .description import describe_model as describe_model
+from .transfer import adapt_parameters as adapt_parameters
+from .transfer import check_class_order as check_class_order
+from .transfer import config_fields as config_fields
 from .weights import LAYOUTS as LAYOUTS
 from .weights import load as load
 from .weights import save as save

@@ -7,13 +7,13 @@ from typing import Any
 from vit_jax import UserError, models
 from vit_jax.config_fields import EXECUTION
 
-WEIGHTS = "model.npz"
+MODEL_FILE = "model.npz"
 
 LARGEST = 2**24  # bytes of a JSON file
 KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": list | None, "loss": str}
 
 
-def about(model: models.Model) -> dict[str, Any]:
+def describe_model(model: models.Model) -> dict[str, Any]:
     """Returns what a model is, as JSON, without how it was made to run."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
@@ -56,4 +56,4 @@ def described(path: Path) -> Any:
 
 def write(path: Path, model: models.Model) -> None:
     """Writes what a model is into a file."""
-    path.write_text(json.dumps(about(model), indent=2) + "\n")
+    path.write_text(json.dumps(describe_model(model), indent=2) + "\n")

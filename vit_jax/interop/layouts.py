@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
 from vit_jax.interop.mapping import Leaf, Part, Stack
-from vit_jax.models import Spec, image_size, stride
+from vit_jax.models import ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 
@@ -57,7 +57,7 @@ def detect(names: Mapping[str, Any]) -> Layout | None:
     )
 
 
-def places(spec: Spec, layout: Layout) -> mapping.Table:
+def places(spec: ModelSpec, layout: Layout) -> mapping.Table:
     """Returns where the parameters of a model lie in a layout."""
     norm1, attention, norm2, mlp = layout.numbers
     names: mapping.Table = {}
@@ -68,7 +68,7 @@ def places(spec: Spec, layout: Layout) -> mapping.Table:
     def put_norm(ours: str, theirs: str) -> None:
         put(ours, theirs, ("scale", "bias"))
 
-    if spec.stem.stem == "resnet":
+    if spec.stem.kind == "resnet":
         put("stem/root/conv", "conv_root", ("kernel",))
         put_norm("stem/root/norm", "gn_root")
         for stage, unit, number in _convolutions(spec):
@@ -79,7 +79,7 @@ def places(spec: Spec, layout: Layout) -> mapping.Table:
     put("embed", "embedding")
     if spec.class_rows:
         names["cls"] = Leaf("cls", ones=2)
-    if spec.position.position == "learned":
+    if spec.position.kind == "learned":
         names["position"] = Leaf(layout.position, ones=1)
 
     blocks = "encoder/blocks"
@@ -110,7 +110,7 @@ def places(spec: Spec, layout: Layout) -> mapping.Table:
     return names
 
 
-def _convolutions(spec: Spec) -> Iterator[tuple[int, int, str]]:
+def _convolutions(spec: ModelSpec) -> Iterator[tuple[int, int, str]]:
     """Yields (stage, unit, number) of every convolution of the stages."""
     for stage, units in enumerate(spec.stem.stages, 1):
         for unit in range(1, units + 1):
@@ -130,7 +130,7 @@ def _layers(part: Part, depth: int, scanned: bool) -> Part:
     return Stack(0, [of(part, f"encoderblock_{index}", 1) for index in range(depth)])
 
 
-def read(archive: mapping.Archive, layout: Layout, spec: Spec, shapes: mapping.Shapes) -> dict[str, np.ndarray]:
+def read(archive: mapping.Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, np.ndarray]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -145,16 +145,16 @@ def read(archive: mapping.Archive, layout: Layout, spec: Spec, shapes: mapping.S
     return params
 
 
-def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[str, np.ndarray]:
+def arrays(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
         UserError: the layout cannot express the model.
     """
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
-    if spec.position.position not in positions:
-        raise UserError(f"the {layout.name} layout has no positions {spec.position.position}")
-    if spec.position.position == "learned" and spec.grid[0] != spec.grid[1]:
+    if spec.position.kind not in positions:
+        raise UserError(f"the {layout.name} layout has no positions {spec.position.kind}")
+    if spec.position.kind == "learned" and spec.grid[0] != spec.grid[1]:
         rows, columns = spec.grid
         if layout.name == "big_vision":
             raise UserError(
@@ -168,7 +168,7 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
             )
     if spec.head.pooling == "map" and layout.name == "google":
         raise UserError("the google layout has no attention pooling")
-    if spec.stem.stem == "resnet" and layout.name == "big_vision":
+    if spec.stem.kind == "resnet" and layout.name == "big_vision":
         raise UserError("the big_vision layout has no hybrids")
     if _folded(layout, spec):
         first, rest = np.split(params["position"], [1])
@@ -176,9 +176,9 @@ def arrays(params: dict[str, np.ndarray], spec: Spec, layout: Layout) -> dict[st
     return mapping.split(places(spec, layout), params, layout.prefix)
 
 
-def _folded(layout: Layout, spec: Spec) -> bool:
+def _folded(layout: Layout, spec: ModelSpec) -> bool:
     """Tells whether the class token's position is part of the class token: that sum is all that a model sees."""
-    return bool(spec.class_rows) and spec.position.position == "learned" and not layout.class_row
+    return bool(spec.class_rows) and spec.position.kind == "learned" and not layout.class_row
 
 
 def infer(found: mapping.Archive, layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
@@ -213,7 +213,7 @@ def infer(found: mapping.Archive, layout: Layout, resolution: Any = None) -> tup
     units = {match.groups() for name in own if (match := re.match(r"block(\d{1,3})/unit(\d{1,3})/", name))}
     counts = collections.Counter(int(stage) for stage, _ in units)
     stages = tuple(counts[stage] for stage in sorted(counts))
-    patch_size = size("embedding/kernel", 0) * (stride(stages) if "conv_root/kernel" in own else 1)
+    patch_size = size("embedding/kernel", 0) * (resnet_stride(stages) if "conv_root/kernel" in own else 1)
     fields: dict[str, Any] = {
         "width": size("embedding/kernel", -1),
         "depth": size(query, 0) if layout.scanned else len(numbered),

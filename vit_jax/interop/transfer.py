@@ -15,7 +15,7 @@ SAID_OF_HEAD = ("pre_logits", "representation_size")
 UNSAID = ("patch_size", "stem", "stages", "stem_width")  # only the name says them
 
 
-def adapt(
+def adapt_parameters(
     source: models.Model,
     params: dict[str, Any],
     target: models.Model,
@@ -32,7 +32,7 @@ def adapt(
         target: the model to start.
         wanted: shapes of the parameters of `target`.
         keep_head: take over the head too.
-        method: of resampling; see `models.resample`.
+        method: of resampling; see `models.resample_positions`.
 
     Raises:
         UserError: the models differ in more than head and resolution; ends with the flags to set, or names every array
@@ -56,14 +56,14 @@ def adapt(
     )
     old, new = source.spec, target.spec
     if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample(leaves["position"], old.grid, new.grid, old.class_rows, method)
+        leaves["position"] = models.resample_positions(leaves["position"], old.grid, new.grid, old.class_rows, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, said)}" if source.name != target.name else ""
         raise UserError(f"it cannot start a {target.name}: {'; '.join(wrong)}{remedy}")
     return leaves
 
 
-def check_classes(old: Sequence[str] | None, new: Sequence[str] | None) -> None:
+def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> None:
     """Compares the classes of a head with those of the data, by name; other words may mean the same, and are told.
 
     Raises:
@@ -95,6 +95,6 @@ def _remedy(source: models.Model, target: models.Model, said: tuple[str, ...]) -
     return f"it fits with {' '.join(f'--config.model.{flag}' for flag in flags)}"
 
 
-def fields(source: models.Model) -> dict[str, Any]:
+def config_fields(source: models.Model) -> dict[str, Any]:
     """Returns the fields of `config.model`, besides the name, with which a run can start from a model."""
     return {name: source.field(name) for name in SAID}

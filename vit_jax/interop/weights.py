@@ -102,9 +102,13 @@ def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
         raise UserError(f"does not exist, nor is it a published checkpoint; {catalog.nearest_listed(str(path))}")
     if where.is_file() or checkpoint.is_checkpoint(where):
         return where, listed
-    found = where / description.WEIGHTS if (where / description.WEIGHTS).is_file() else checkpoint.find_checkpoint(where)
+    found = (
+        where / description.MODEL_FILE
+        if (where / description.MODEL_FILE).is_file()
+        else checkpoint.find_checkpoint(where)
+    )
     if found is None:
-        raise UserError(f"holds neither {description.WEIGHTS} nor checkpoints")
+        raise UserError(f"holds neither {description.MODEL_FILE} nor checkpoints")
     return found, None
 
 
@@ -118,7 +122,7 @@ def _read_npz(path: Path, given: dict[str, Any], listed: catalog.CatalogEntry | 
         layout, inferred = layouts.infer(file, layout, given.get("resolution"))
         if listed:
             _check_listed(listed, layout.name, inferred)
-        model = _model(models.name_of(inferred), inferred | layouts.use(inferred, layout), given)
+        model = _model(models.model_name(inferred), inferred | layouts.use(inferred, layout), given)
         params = layouts.read(file, layout, model.spec, _shapes(model))
     print(f"{path.name}: {layout.name} layout, {_describe(model, params)}", file=sys.stderr)
     return model, params
@@ -134,11 +138,11 @@ def _check_listed(listed: catalog.CatalogEntry, layout: str, found: dict[str, An
     held = found | ({"patch_size": wanted.field("patch_size")} if listed.flexi else {})
     sized = found["position"] == "learned" and not listed.flexi  # else no array tells the resolution
     resolution = found["resolution"] if sized else models.image_size(listed.resolution)
-    has = (layout, models.name_of(held), resolution, found["num_classes"])
+    has = (layout, models.model_name(held), resolution, found["num_classes"])
     due = (listed.layout, wanted.name, models.image_size(listed.resolution), listed.head)
     if has != due:
         words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
-        told = words(layout, models.name_of(found), found["resolution"], found["num_classes"])
+        told = words(layout, models.model_name(found), found["resolution"], found["num_classes"])
         raise UserError(f"its file holds {told}, but listed is {words(*due)}; it is not loaded")
 
 
@@ -167,7 +171,7 @@ def _at_size(model: models.Model, params: Flat, given: dict[str, Any], method: s
     flexible = sizes["patch_size"] != model.field("patch_size")
     name = model.name
     if flexible:
-        if old.stem.stem != "patches":
+        if old.stem.kind != "patches":
             raise UserError("patch_size cannot change: patches of pixels are resized, not those of a ResNet's features")
         name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
     spec = models.create(name, **(model.fields | sizes)).spec
@@ -177,7 +181,7 @@ def _at_size(model: models.Model, params: Flat, given: dict[str, Any], method: s
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample(params["position"], old.grid, spec.grid, old.class_rows, method)
+        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.class_rows, method)
         params = params | {"position": positions}
     pipe = given.get("preprocess", model.preprocess)
     last = (pipe or "").rpartition("|")[2]
@@ -194,9 +198,9 @@ def _shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 
 
 @functools.lru_cache
-def _traced(spec: models.Spec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _traced(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Once for a model: a file is read by its shapes, and what was read, or is written, is compared with them.
-    learned = spec.position.position == "learned"
+    learned = spec.position.kind == "learned"
     # Fixed positions are no parameters: their table, maybe a large one, need not be made.
     size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
     init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
@@ -220,7 +224,7 @@ def _describe(model: models.Model, params: Flat) -> str:
     told = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in told)]
     height, width = spec.position.image_size
-    words += [f"{height}x{width} pixels", f"{spec.position.position} positions", f"{spec.head.pooling} pooling"]
+    words += [f"{height}x{width} pixels", f"{spec.position.kind} positions", f"{spec.head.pooling} pooling"]
     size = spec.head.representation_size
     words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
     words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]

@@ -1,43 +1,46 @@
-"""Self-attention over fused queries, keys and values: implementations with one signature (equations 6 and 7)."""
+"""Self-attention over queries, keys and values in one array: implementations with one signature (equations 6 and 7)."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Fused: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
-Mixed: TypeAlias = Float[Array, "batch tokens width"]
-Heads: TypeAlias = Float[Array, "batch heads tokens head_dim"]
-Weights: TypeAlias = Float[Array, "batch heads queries keys"]
+from vit_jax.models.spec import AttentionKind
+
+QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
+Attended: TypeAlias = Float[Array, "batch tokens width"]
+PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
+AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 
 
-def heads_first(qkv: Fused) -> tuple[Mixed, Weights]:
-    """Returns the values mixed by softmax(q kᵀ / √head_dim), and those weights (float32).
+def heads_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
+    """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim), and these weights in float32.
 
-    One transposition puts heads before tokens, so that every product is a batch of plain matrices, and the backward
-    pass is written out: the fastest form on CPUs. Differentiable in reverse only.
+    One transposition puts heads before tokens, so that every product is a batch of plain matrix products, and the
+    backward pass is written out. This is the fastest form on CPUs. Only reverse-mode differentiation works.
     """
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv.transpose(2, 0, 3, 1, 4)
-    mixed, weights = _attend(query, key, value)
-    return mixed.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * head_dim), weights
+    attended, weights = _attend(query, key, value)
+    return attended.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * head_dim), weights
 
 
 @jax.custom_vjp
-def _attend(query: Heads, key: Heads, value: Heads) -> tuple[Heads, Weights]:
+def _attend(query: PerHead, key: PerHead, value: PerHead) -> tuple[PerHead, AttentionWeights]:
     return _forward(query, key, value)[0]
 
 
-def _forward(query: Heads, key: Heads, value: Heads) -> tuple[tuple[Heads, Weights], tuple]:
+def _forward(query: PerHead, key: PerHead, value: PerHead) -> tuple[tuple[PerHead, AttentionWeights], tuple]:
     weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32))
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value)
-    return (mixed, weights), (query, key, value, weights)
+    attended = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value)
+    return (attended, weights), (query, key, value, weights)
 
 
-def _backward(residuals: tuple, grads: tuple[Heads, Weights]) -> tuple[Heads, Heads, Heads]:
+def _backward(residuals: tuple, grads: tuple[PerHead, AttentionWeights]) -> tuple[PerHead, PerHead, PerHead]:
     query, key, value, weights = residuals
-    grad, grad_weights = grads  # the second is zero, and compiled away, unless someone trains on the weights
+    grad, grad_weights = grads  # the second is zero, and compiled away, unless the loss depends on the weights
     grad_value = jnp.einsum("bhqk,bhqd->bhkd", weights.astype(grad.dtype), grad)
     grad_weights += jnp.einsum("bhqd,bhkd->bhqk", grad, value, preferred_element_type=jnp.float32)
     grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdims=True))
@@ -50,23 +53,28 @@ def _backward(residuals: tuple, grads: tuple[Heads, Weights]) -> tuple[Heads, He
 _attend.defvjp(_forward, _backward)
 
 
-def tokens_first(qkv: Fused) -> tuple[Mixed, Weights]:
-    """Returns the same as `heads_first` without transposing: accelerators choose the layout of each product."""
+def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
+    """Returns the same as `heads_first`, without a transposition: accelerators choose the layout of each product."""
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
     weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32))
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value)
-    return mixed.reshape(batch, tokens, heads * head_dim), weights
+    attended = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value)
+    return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def auto(qkv: Fused) -> tuple[Mixed, Weights]:
-    """Returns the same by the fastest form for the platform that it is lowered for, here or elsewhere; the others leave
-    nothing behind. Differentiable in reverse only.
+def auto(qkv: QKV) -> tuple[Attended, AttentionWeights]:
+    """Returns the same as `heads_first`, computed by the fastest form for the platform that the program is lowered for.
+
+    The compiled program does not contain the other form. Only reverse-mode differentiation works.
     """
     return jax.lax.platform_dependent(qkv, cpu=heads_first, default=tokens_first)
 
 
-ATTENTIONS = {"auto": auto, "heads_first": heads_first, "tokens_first": tokens_first}
+ATTENTIONS: dict[AttentionKind, Callable[[QKV], tuple[Attended, AttentionWeights]]] = {
+    "auto": auto,
+    "heads_first": heads_first,
+    "tokens_first": tokens_first,
+}
 
 
 def _scaled(x: Array) -> Array:

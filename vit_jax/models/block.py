@@ -3,83 +3,84 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import ATTENTIONS, Weights
-from vit_jax.models.mlp import MLPS, Tokens, dropout, kernel_init
-from vit_jax.models.norm import Norm
-from vit_jax.models.spec import Spec
+from vit_jax.models.attention import ATTENTIONS, QKV, AttentionWeights
+from vit_jax.models.layers import LayerNorm, Tokens, dropout
+from vit_jax.models.mlp import MLPS
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 
-class Fused(nn.Module):
+class QKVProjection(nn.Module):
     """Queries, keys and values by one matmul (equation 5); each is initialised with its own fans."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens) -> Float[Array, "batch tokens 3 heads head_dim"]:
+    def __call__(self, x: Tokens) -> QKV:
         """Returns the three projections of the tokens, side by side."""
         spec = self.spec
         shape = (3, spec.attention.num_heads, spec.head_dim)
-        fans = kernel_init(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
-        kernel = self.param("kernel", fans, (spec.width, *shape)).astype(spec.dtype)
+        kernel_init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
+        kernel = self.param("kernel", kernel_init, (spec.width, *shape)).astype(spec.dtype)
         bias = self.param("bias", nn.initializers.zeros, shape).astype(spec.dtype)
         kernel = gather(kernel, ("width", "qkv", "heads", "head_dim"))
         return jnp.einsum("btw,wshd->btshd", x, kernel) + bias
 
 
-class Out(nn.Module):
-    """The projection of the heads' mixed values (equation 8)."""
+class OutProjection(nn.Module):
+    """The output projection of the concatenated heads (equation 8)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
-    def __call__(self, mixed: Tokens) -> Tokens:
-        """Returns the heads, concatenated in `mixed`, times the output kernel."""
+    def __call__(self, attended: Tokens) -> Tokens:
+        """Returns the projection of `attended`, the concatenated heads."""
         spec = self.spec
-        fans = kernel_init(in_axis=(0, 1), out_axis=2)
-        kernel = self.param("kernel", fans, (spec.attention.num_heads, spec.head_dim, spec.width)).astype(spec.dtype)
+        shape = (spec.attention.num_heads, spec.head_dim, spec.width)
+        kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.dtype)
         bias = self.param("bias", nn.initializers.zeros, (spec.width,)).astype(spec.dtype)
         kernel = gather(kernel, ("heads", "head_dim", "width"))
-        return mixed @ kernel.reshape(spec.width, spec.width) + bias
+        return attended @ kernel.reshape(spec.width, spec.width) + bias
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (appendix A). Nothing is dropped from the attention weights (appendix B.1)."""
+    """Multi-head self-attention (appendix A), without dropout of the attention weights (appendix B.1)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens) -> tuple[Tokens, Weights]:
+    def __call__(self, x: Tokens) -> tuple[Tokens, AttentionWeights]:
         """Returns the attended tokens and the attention weights."""
         names = ("batch", "tokens", "qkv", "heads", "head_dim")
-        qkv = constrain(Fused(self.spec, name="qkv")(x), names)
-        mixed, weights = ATTENTIONS[self.spec.attention.attention](qkv)
-        return Out(self.spec, name="out")(mixed), weights
+        qkv = constrain(QKVProjection(self.spec, name="qkv")(x), names)
+        attended, weights = ATTENTIONS[self.spec.attention.kind](qkv)
+        return OutProjection(self.spec, name="out")(attended), weights
 
 
 class Block(nn.Module):
-    """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Training when a `dropout` random stream is given."""
+    """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Trains if a `dropout` random stream is given."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens, drop_branch: float | Float[Array, ""] = 0.0) -> tuple[Tokens, Weights]:
+    def __call__(self, x: Tokens, drop_rate: float | Float[Array, ""] = 0.0) -> tuple[Tokens, AttentionWeights]:
         """Returns the tokens and the attention weights.
 
         Args:
             x: tokens.
-            drop_branch: rate of this block's stochastic depth.
+            drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
-        branch, weights = SelfAttention(self.spec, name="attention")(Norm(name="norm1")(x))
-        x = x + self.surviving(dropout(self, branch), drop_branch)
-        branch = MLPS[self.spec.mlp](self.spec, name="mlp")(Norm(name="norm2")(x))
-        x = x + self.surviving(branch, drop_branch)
+        branch, weights = SelfAttention(self.spec, name="attention")(LayerNorm(name="norm1")(x))
+        x = x + self.drop_branch(dropout(self, branch), drop_rate)
+        branch = MLPS[self.spec.mlp](self.spec, name="mlp")(LayerNorm(name="norm2")(x))
+        x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "tokens", "width")), weights
 
-    def surviving(self, branch: Tokens, rate: float | Float[Array, ""]) -> Tokens:
-        """Returns a branch without the examples that lose it, the others scaled by 1 / (1 - rate)."""
+    def drop_branch(self, branch: Tokens, rate: float | Float[Array, ""]) -> Tokens:
+        """Returns the branch, zero for examples drawn with probability `rate`, else divided by 1 - rate."""
         if not self.spec.stochastic_depth or not self.has_rng("dropout"):
             return branch
         keep = 1.0 - rate

@@ -1,5 +1,6 @@
-"""The stack of blocks: one stored layout, run as separate blocks or as one loop."""
+"""The stack of blocks: one stored layout, executed as separate blocks or as one loop."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -8,24 +9,25 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from vit_jax.models.block import Block
-from vit_jax.models.mlp import Tokens
-from vit_jax.models.norm import Norm
-from vit_jax.models.spec import Spec
+from vit_jax.models.layers import LayerNorm, Tokens
+from vit_jax.models.spec import ModelSpec, Remat
 
-POLICIES = {
+# What the backward pass need not compute again.
+REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
+    "none": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 class Encoder(nn.Module):
-    """Blocks, then a LayerNorm (equation 4). Every parameter of the blocks has a leading layer axis."""
+    """Blocks, then a LayerNorm (equation 4). The parameters of the blocks have a leading layer axis."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
-        """Returns the normalised tokens and what the blocks had to show.
+        """Returns the normalised tokens and the intermediates of the blocks.
 
         Returns:
             tokens: [batch, tokens, width].
@@ -44,17 +46,17 @@ class Encoder(nn.Module):
             return x, {"blocks": x} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
-            # Inside a loop nothing can be merged with the forward pass, so the barriers would only cost time.
-            step = jax.checkpoint(step, policy=POLICIES[spec.remat], prevent_cse=not spec.scan)
+            # Inside a loop nothing can be merged with the forward pass: the barriers against it would only cost time.
+            step = jax.checkpoint(step, policy=REMAT_POLICIES[spec.remat], prevent_cse=not spec.scan)
         if spec.scan:
             x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
         else:
             x, out = _run_unrolled(step, x, layers, rates)
-        return Norm(name="norm")(x), out
+        return LayerNorm(name="norm")(x), out
 
 
 def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Tokens, dict[str, Array]]:
-    # The gradient of a split is one concatenation; that of indexing would be a sum of zero-padded layers.
+    # The gradient of a split is one concatenation; that of indexing would be a sum of layers padded with zeros.
     leaves, treedef = jax.tree.flatten(layers)
     columns = [[part[0] for part in jax.lax.split(leaf, (1,) * len(leaf))] for leaf in leaves]
     outs = []
@@ -64,6 +66,6 @@ def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Toke
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def _init_stacked(block: Block, key: Array, spec: Spec) -> dict:
+def _init_stacked(block: Block, key: Array, spec: ModelSpec) -> dict:
     example = jnp.zeros((1, 1, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

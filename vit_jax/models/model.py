@@ -1,7 +1,6 @@
-"""Models: named sizes, and how to create, initialise and apply one."""
+"""A model: created by name, initialised, applied."""
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -10,34 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.spec import Spec, flatten, replace
+from vit_jax.models.spec import ModelSpec, flatten_spec, replace_fields
+from vit_jax.models.variants import SIZE_FIELDS, named_fields
 from vit_jax.models.vit import ViT
 
-# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
-# mu is for tests.
-SIZES = {
-    #      width depth mlp_dim num_heads
-    "mu": (32, 1, 128, 2),
-    "Ti": (192, 12, 768, 3),
-    "S": (384, 12, 1536, 6),
-    "B": (768, 12, 3072, 12),
-    "L": (1024, 24, 4096, 16),
-    "H": (1280, 32, 5120, 16),
-    "g": (1408, 40, 6144, 16),
-    "G": (1664, 48, 8192, 16),
-}
-
-SHAPE = ("width", "depth", "mlp_dim", "num_heads")
-
-# First word and last number of a hybrid's name -> units per stage of its ResNet, pixels on a side under a token.
-STEMS = {
-    ("R50", 16): ((3, 4, 9), 16),  # the units of stage 4 moved to stage 3
-    ("R50", 32): ((3, 4, 6, 3), 32),
-    ("R26", 32): ((2, 2, 2, 2), 32),
-    # AugReg's R+ViT-Ti/16: the root alone, at stride 4, under 8x8 patches; so it divides by 32, whatever its name says.
-    ("R", 16): ((), 32),
-}
-
+LOSSES = ("softmax", "sigmoid")
 CAPTURES = ("attention",)
 
 
@@ -45,24 +21,24 @@ CAPTURES = ("attention",)
 class Model:
     """A model without its parameters: hashable, so that it may be a static argument."""
 
-    name: str  # as `create` reads it
-    spec: Spec
-    preprocess: str | None = None  # the pipe of operations that its images went through
+    name: str  # as `create` takes it
+    spec: ModelSpec
+    preprocess: str | None = None  # the pipe of operations that prepares its images
     class_names: tuple[str, ...] | None = None  # of the logits, in order
-    loss: str = "softmax"  # that it was trained with: what makes probabilities of the logits, softmax or sigmoid
+    loss: str = "softmax"  # of its training: the function that turns logits into probabilities
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What differs from the name, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
-        named = flatten(Spec()) | _named(self.name)  # a name without a size says nothing of the shape: None
-        return {name: value for name, value in flatten(self.spec).items() if value != named[name]}
+        """What the name does not say, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
+        named = flatten_spec(ModelSpec()) | named_fields(self.name)  # without a size in the name, its fields are None
+        return {name: value for name, value in flatten_spec(self.spec).items() if value != named[name]}
 
     def field(self, name: str) -> Any:
-        """Returns a field of the spec, wherever in it it lies."""
-        return flatten(self.spec)[name]
+        """Returns a field of the spec by its flat keyword."""
+        return flatten_spec(self.spec)[name]
 
     def init(self, key: Array, images: Any) -> dict[str, Any]:
-        """Returns initial parameters, a plain dict of float32 arrays; initialised as published.
+        """Returns initial parameters, drawn as published: a plain dict of float32 arrays.
 
         Args:
             key: a JAX random key.
@@ -71,7 +47,7 @@ class Model:
         Raises:
             UserError: the images do not fit the model's resolution or patches.
         """
-        # Initialising needs shapes only, and the loop form traces one block instead of all.
+        # Only shapes matter here, and the loop traces one block instead of all.
         spec = dataclasses.replace(self.spec, scan=True, remat="none")
         example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
         return ViT(spec).lazy_init(key, example)["params"]
@@ -83,15 +59,13 @@ class Model:
         dropout_key: Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
-        """Returns logits and what the model computed on the way.
-
-        What a jitted caller does not return costs nothing.
+        """Returns logits and intermediates. What a jitted caller does not return costs nothing.
 
         Args:
             params: parameters in the layout of `init`.
             images: values in [-1, 1].
-            dropout_key: given, the model trains: dropout and stochastic depth draw from it.
-            capture: what else to return; "attention".
+            dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
+            capture: further intermediates to return: "attention".
 
         Returns:
             logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
@@ -101,7 +75,7 @@ class Model:
                 row 0 of the tokens.
 
         Raises:
-            UserError: the images do not fit the model's resolution or patches, or an unknown capture.
+            UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
         """
         for word in capture:
             choose("capture", word, CAPTURES)
@@ -125,22 +99,22 @@ def create(
     `create("ViT/16", width=512, depth=8, mlp_dim=2048, num_heads=8)`.
 
     Args:
-        name: `ViT-<size>/<patch size in pixels>`, with a size of `SIZES`; `R50+`, `R26+` or `R+` before it for a hybrid
-            of `STEMS`; or `ViT/<patch size>` for a shape without a name: width, depth, mlp_dim and num_heads are given.
-        preprocess: the pipe of operations that its images go through; not read by the model.
-        class_names: names of the logits, in order; not read by the model.
-        loss: softmax or sigmoid; not read by the model.
-        **fields: fields of `Spec` and its parts by name; None means as named.
+        name: `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`; for a hybrid of `variants.HYBRIDS`
+            with `R50+`, `R26+` or `R+` before it; or `ViT/<patch size>`, then with width, depth, mlp_dim and num_heads.
+        preprocess: the pipe of operations that prepares its images; not used by the model.
+        class_names: names of the logits, in order; not used by the model.
+        loss: softmax or sigmoid; not used by the model.
+        **fields: flat keywords of `ModelSpec` and its parts; None means the value that the name stands for.
 
     Raises:
-        UserError: no such name or field, or values that do not go together.
+        UserError: a name or field is unknown, or values contradict each other.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    chosen = _named(name) | given
-    if missing := [field for field in SHAPE if chosen[field] is None]:
+    chosen = named_fields(name) | given
+    if missing := [field for field in SIZE_FIELDS if chosen[field] is None]:
         raise UserError(f"{name} names no size; give {', '.join(missing)}.")
-    spec = replace(Spec(), **chosen)
-    choose("loss", loss, ("softmax", "sigmoid"))
+    spec = replace_fields(ModelSpec(), **chosen)
+    choose("loss", loss, LOSSES)
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
     if class_names is not None:
@@ -148,29 +122,3 @@ def create(
         if not all(isinstance(name, str) for name in class_names) or len(class_names) != spec.head.num_classes:
             raise UserError(f"class_names must be {spec.head.num_classes:,} strings, one for each class.")
     return Model(name, spec, preprocess, class_names, loss)
-
-
-def name_of(fields: dict[str, Any]) -> str:
-    """Returns the name of the models with these fields, by flat keyword: with a size, else `ViT/<patch size>`."""
-    whole = flatten(Spec()) | fields
-    options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
-    if whole["stem"] == "resnet":
-        options = [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
-    fits = [name for name in options if all(whole[field] == value for field, value in _named(name).items())]
-    return next(iter(fits), f"ViT/{whole['patch_size']}")
-
-
-def _named(name: str) -> dict[str, Any]:
-    """Returns the fields that a name stands for; those of the shape are None if it names no size."""
-    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
-    stem, size, number = found.groups() if found else (None, "", "0")
-    hybrid = STEMS.get((stem, int(number))) if stem and size else None
-    if size not in (None, *SIZES) or (stem and not hybrid):
-        options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
-        options += [f"{stem}+ViT-{size}/{number}" for stem, number in STEMS for size in SIZES]
-        choose("model", name, options, where="vit_jax/models/__init__.py")
-    shape = dict(zip(SHAPE, SIZES[size] if size else (None,) * len(SHAPE), strict=True))
-    if not hybrid:
-        return shape | {"patch_size": int(number)}
-    stages, patch_size = hybrid
-    return shape | {"stem": "resnet", "stages": stages, "patch_size": patch_size}

@@ -1,4 +1,4 @@
-"""The ResNet under a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released)."""
+"""The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released)."""
 
 from typing import TypeAlias
 
@@ -12,14 +12,14 @@ FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
 Reduced: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
 Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
 
-# Pinned after every layer: left free, the gradients follow the kernels' shards and are gathered over the batch.
+# Constrained after every layer: else the gradients follow the kernels' shards and are gathered over the batch.
 DIMENSIONS = ("batch", "rows", "columns", "channels")
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # of the standardisation, as released
 
 
 def standardise(kernel: Kernel) -> Kernel:
-    """Returns (w - mean) / (deviation + 1e-5), with the mean and the deviation of each filter (1903.10520)."""
+    """Returns (w - mean) / (standard deviation + 1e-5), both of each filter (arXiv 1903.10520)."""
     axes = (0, 1, 2)
     return (kernel - kernel.mean(axes)) / (kernel.std(axes) + EPSILON)
 
@@ -29,7 +29,7 @@ def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
 
     Args:
         x: a feature map whose channels are a multiple of 32.
-        name: of the parameters in the calling module.
+        name: name of the parameters in the calling module.
         scale: initial value of the scale.
     """
     scale_init = nn.initializers.constant(scale)
@@ -38,7 +38,7 @@ def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
 
 
 class StdConv(nn.Module):
-    """A convolution with standardised weights and no bias, padded so that ceil(rows / stride) rows come out."""
+    """A convolution with standardised weights and no bias, padded so that the output has ceil(rows / stride) rows."""
 
     filters: int
     size: int  # of the square kernel
@@ -56,7 +56,7 @@ class StdConv(nn.Module):
 
 
 class Root(nn.Module):
-    """What halves an image twice: a convolution of 7x7, then the largest of 3x3."""
+    """A 7x7 convolution and 3x3 max pooling, each with stride 2."""
 
     width: int
 
@@ -68,7 +68,7 @@ class Root(nn.Module):
 
 
 class Unit(nn.Module):
-    """A residual bottleneck, ReLU last: 1x1, 3x3 with the stride, 1x1 to four times the width."""
+    """A residual bottleneck with the ReLU last: 1x1, 3x3 with the stride, 1x1 to four times the width."""
 
     width: int
     stride: int = 1
@@ -86,7 +86,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units of one width, the first of which has the stride."""
+    """Units of one width; the first has the stride."""
 
     units: int
     width: int
@@ -101,7 +101,7 @@ class Stage(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The root, then stages, each but the first at half the rows and columns and twice the width of the one before."""
+    """The root, then stages; each after the first has half the rows and columns and twice the width of the last."""
 
     stages: tuple[int, ...]  # units in each
     width: int  # of the root and of the first stage

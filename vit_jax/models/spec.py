@@ -1,86 +1,92 @@
-"""What a model is, as plain frozen values: nested here, flat keywords for users."""
+"""What a model is, as plain frozen values: nested here, flat keywords for users.
 
-import dataclasses
-from typing import Any
+A field declares everything about itself in one place: its default; its type, which as a `Literal` lists the accepted
+words; and its flat keyword, where that differs from its name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin
 
 from vit_jax import UserError, choose
 
-POOLINGS = ("token", "gap", "map")
-POSITIONS = ("learned", "sincos2d", "sincos2d_moco", "none")
-STEMS = ("patches", "resnet")
-ATTENTIONS = ("auto", "heads_first", "tokens_first")
-MLPS = ("jit", "shard_map")
-DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "dots", "full")
-MOST_STAGES, MOST_UNITS = 8, 100  # of a ResNet; one of 200 layers has 4 and 66
-LARGEST = 2**40  # of whole numbers
+# The implementations of each are in one dict: STEMS, POSITIONS, ATTENTIONS, POOLINGS, MLPS and REMAT_POLICIES.
+StemKind = Literal["patches", "resnet"]
+PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
+AttentionKind = Literal["auto", "heads_first", "tokens_first"]
+Pooling = Literal["token", "gap", "map"]
+MlpKind = Literal["jit", "shard_map"]
+Remat = Literal["none", "dots", "full"]
+Dtype = Literal["float32", "bfloat16"]
+
+MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
+MAX_INTEGER = 2**40
 
 
-def _at_least_one(part: Any, name: str) -> None:
-    if getattr(part, name) < 1:
-        raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
+def _check_positive(part: Any, *names: str) -> None:
+    for name in names:
+        if getattr(part, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
 
 
-def stride(stages: tuple[int, ...]) -> int:
-    """Returns the pixels, on a side, under one position of the feature map of a ResNet with such stages."""
+def resnet_stride(stages: tuple[int, ...]) -> int:
+    """Returns the pixels, on a side, under one position of the feature map of a ResNet with these stages."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Stem:
+@dataclass(frozen=True)
+class StemSpec:
     """How an image becomes tokens: square patches, of its pixels or of a ResNet's feature map, each projected linearly
     (equation 1 and "Hybrid Architecture" in section 3.1).
     """
 
-    patch_size: int = 16  # pixels of the image on a side, whatever the patches are taken of
-    stem: str = "patches"
-    stages: tuple[int, ...] = ()  # units in each stage of the ResNet; none: it is its root only
-    stem_width: int = 64  # channels of the ResNet's root
+    patch_size: int = 16  # pixels of the image on a side, also where the patches are those of a feature map
+    kind: StemKind = field(default="patches", metadata={"keyword": "stem"})
+    stages: tuple[int, ...] = ()  # units in each stage of the ResNet; empty: the ResNet is only its root
+    width: int = field(default=64, metadata={"keyword": "stem_width"})  # channels of the ResNet's root
 
     def __post_init__(self):
-        """Raises UserError for an unknown stem, or sizes that do not go together."""
-        _at_least_one(self, "patch_size")
-        choose("stem", self.stem, STEMS)
-        if self.stem == "patches" and (self.stages or self.stem_width != 64):
-            raise UserError("stages and stem_width are a ResNet's; give stem='resnet' as well.")
-        if len(self.stages) > MOST_STAGES or sum(self.stages) > MOST_UNITS:
-            raise UserError(f"a ResNet has at most {MOST_STAGES} stages and {MOST_UNITS} units in all.")
+        """Raises UserError for sizes that contradict each other."""
+        _check_positive(self, "patch_size")
+        if self.kind == "patches" and (self.stages or self.width != 64):
+            raise UserError("stages and stem_width are fields of a ResNet; give stem='resnet' as well.")
+        if len(self.stages) > MAX_STAGES or sum(self.stages) > MAX_UNITS:
+            raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
         if min(self.stages, default=1) < 1:
             raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
-        if self.stem_width < 1 or self.stem_width % 32:
-            raise UserError(f"stem_width must be a multiple of 32, the groups of its norms, not {self.stem_width}.")
+        if self.width < 1 or self.width % 32:
+            raise UserError(f"stem_width must be a multiple of 32, the groups of GroupNorm, not {self.width}.")
         if self.patch_size % self.stride:
             size, stride = self.patch_size, self.stride
             raise UserError(f"patch_size must be a multiple of {stride}, the stem's stride, not {size}.")
 
     @property
     def stride(self) -> int:
-        """Pixels of the image, on a side, under one position of what the patches are taken of."""
-        return 1 if self.stem == "patches" else stride(self.stages)
+        """Pixels of the image, on a side, under one position of the stem's output."""
+        return 1 if self.kind == "patches" else resnet_stride(self.stages)
 
     @property
     def channels(self) -> int:
-        """Channels of what the patches are taken of."""
-        if self.stem == "patches":
+        """Channels of the stem's output."""
+        if self.kind == "patches":
             return 3
-        return self.stem_width * (2 ** (len(self.stages) + 1) if self.stages else 1)
+        return self.width * (2 ** (len(self.stages) + 1) if self.stages else 1)
 
     @property
     def kernel_size(self) -> int:
-        """Positions of what the patches are taken of, on a side of one patch."""
+        """Positions of the stem's output, on a side, in one patch."""
         return self.patch_size // self.stride
 
 
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """How tokens know where they are (section 3.1, appendix D.4)."""
+@dataclass(frozen=True)
+class PositionSpec:
+    """How tokens know their place in the image (section 3.1, appendix D.4)."""
 
-    position: str = "learned"
+    kind: PositionKind = field(default="learned", metadata={"keyword": "position"})
     resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width)
 
     def __post_init__(self):
-        """Raises UserError for an unknown kind or a resolution that is not one or two sizes."""
-        choose("position", self.position, POSITIONS)
+        """Raises UserError for a resolution below one pixel."""
         if min(self.image_size) < 1:
             raise UserError(f"resolution must be at least 1 pixel, not {self.resolution}.")
 
@@ -90,32 +96,31 @@ class Position:
         return self.resolution if isinstance(self.resolution, tuple) else (self.resolution, self.resolution)
 
 
-@dataclasses.dataclass(frozen=True)
-class Attention:
-    """Multi-head self-attention (appendix A) and the way it is computed."""
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Multi-head self-attention (appendix A) and how it is computed."""
 
-    attention: str = "auto"  # as the platform wants it that the model is lowered for
+    # auto: the fastest form for the platform
+    kind: AttentionKind = field(default="auto", metadata={"keyword": "attention"})
     num_heads: int = 12
 
     def __post_init__(self):
-        """Raises UserError for an unknown implementation or no heads."""
-        choose("attention", self.attention, ATTENTIONS)
-        _at_least_one(self, "num_heads")
+        """Raises UserError for no heads."""
+        _check_positive(self, "num_heads")
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """What reads the tokens: pooling, the pre-training head's tanh layer, the linear classifier (section 3.1)."""
+@dataclass(frozen=True)
+class HeadSpec:
+    """From tokens to logits: pooling, the pre-training head's tanh layer, the linear classifier (section 3.1)."""
 
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
-    pooling: str = "token"
+    pooling: Pooling = "token"
     pre_logits: bool = False
     representation_size: int = 0  # width of the tanh layer; 0: the model's
-    head_bias: float = 0.0
+    bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
 
     def __post_init__(self):
-        """Raises UserError for an unknown pooling, a negative number, or the width of a layer that is not there."""
-        choose("pooling", self.pooling, POOLINGS)
+        """Raises UserError for a negative number, or a width without its layer."""
         for name in ("num_classes", "representation_size"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
@@ -123,37 +128,34 @@ class Head:
             raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
+@dataclass(frozen=True)
+class ModelSpec:
     """A Vision Transformer, complete. Widths are in channels, rates are probabilities."""
 
     width: int = 768
     depth: int = 12
     mlp_dim: int = 3072
-    stem: Stem = Stem()
-    position: Position = Position()
-    attention: Attention = Attention()
-    head: Head = Head()
+    stem: StemSpec = StemSpec()
+    position: PositionSpec = PositionSpec()
+    attention: AttentionSpec = AttentionSpec()
+    head: HeadSpec = HeadSpec()
     dropout_rate: float = 0.0
-    stochastic_depth: float = 0.0  # rate of dropping a branch in the last block, rising linearly from 0
-    dtype: str = "float32"  # of the activations; parameters, softmax, statistics and logits are float32
-    mlp: str = "jit"
-    remat: str = "none"
+    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
+    # Of the activations; parameters, softmax, statistics and logits are float32.
+    dtype: Dtype = "float32"
+    mlp: MlpKind = "jit"
+    remat: Remat = "none"
     scan: bool = False
 
     def __post_init__(self):
-        """Raises UserError for values that do not go together."""
-        for name in ("width", "depth", "mlp_dim"):
-            _at_least_one(self, name)
+        """Raises UserError for values that contradict each other."""
+        _check_positive(self, "width", "depth", "mlp_dim")
         for name in ("dropout_rate", "stochastic_depth"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
-        choose("dtype", self.dtype, DTYPES)
-        choose("mlp", self.mlp, MLPS)
-        choose("remat", self.remat, REMATS)
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
-        position = self.position.position
+        position = self.position.kind
         if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
             raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
         self.grid_of(self.position.image_size)
@@ -184,49 +186,64 @@ class Spec:
         if height % patch or width % patch or min(height, width) < patch:
             near = max(patch, round(height / patch) * patch)
             raise UserError(
-                f"patches of {patch} pixels do not tile {height}x{width} images; resolution {near} would do."
+                f"patches of {patch} pixels do not tile {height}x{width} images; resolution {near} would fit."
             )
         return height // patch, width // patch
 
 
-def flatten(spec: Spec) -> dict[str, Any]:
-    """Returns every field of a spec and of its parts by its own name: names are unique over all parts."""
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(spec):
-        value: Any = getattr(spec, field.name)
-        if _is_part(value):
-            flat |= dataclasses.asdict(value)
-        else:
-            flat[field.name] = value
-    return flat
+def flatten_spec(spec: Any) -> dict[str, Any]:
+    """Returns every field of a `ModelSpec` and of its parts by its flat keyword, which is unique over all parts."""
+    return {_keyword(declared): getattr(part, declared.name) for part, declared in _declarations(spec)}
 
 
-def replace(spec: Spec, **flat: Any) -> Spec:
-    """Returns a spec with fields replaced, wherever in it they lie.
+def replace_fields(spec: ModelSpec, **flat: Any) -> ModelSpec:
+    """Returns a spec with fields replaced, in whichever part they are.
 
     Args:
         spec: the spec to start from.
-        **flat: values by field name; None leaves the field as it is.
+        **flat: values by flat keyword; None leaves the field unchanged.
 
     Raises:
-        UserError: no such field, a value of another type, or values that do not go together.
+        UserError: a field or a word is unknown, a value has another type, or values contradict each other.
     """
-    known = flatten(spec)
-    for name in flat:
+    known = flatten_spec(spec)
+    given = {}
+    for name, value in flat.items():
         choose("model field", name, known)
-    given = {name: _typed(name, value, known[name]) for name, value in flat.items() if value is not None}
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(spec):
-        value: Any = getattr(spec, field.name)
-        if _is_part(value):
-            inner = {part.name: given[part.name] for part in dataclasses.fields(value) if part.name in given}
-            changes[field.name] = dataclasses.replace(value, **inner)
-        elif field.name in given:
-            changes[field.name] = given[field.name]
-    changed = dataclasses.replace(spec, **changes)
-    if changed.head.representation_size == changed.width:  # one model, one spec
-        changed = dataclasses.replace(changed, head=dataclasses.replace(changed.head, representation_size=0))
+        if value is not None:
+            given[name] = _converted(name, value, known[name])
+            if name in WORDS:
+                choose(name, given[name], WORDS[name])
+    changed = _replaced(spec, given)
+    if changed.head.representation_size == changed.width:  # equal models have equal specs
+        changed = replace(changed, head=replace(changed.head, representation_size=0))
     return changed
+
+
+def _replaced(part: Any, given: dict[str, Any]) -> Any:
+    changes: dict[str, Any] = {}
+    for declared in fields(part):
+        value = getattr(part, declared.name)
+        if is_dataclass(value):
+            changes[declared.name] = _replaced(value, given)
+        elif _keyword(declared) in given:
+            changes[declared.name] = given[_keyword(declared)]
+    return replace(part, **changes)
+
+
+def _declarations(part: Any) -> Iterator[tuple[Any, Field]]:
+    """Yields every field of a spec and of its parts, each with the part it belongs to."""
+    for declared in fields(part):
+        value = getattr(part, declared.name)
+        yield from _declarations(value) if is_dataclass(value) else [(part, declared)]
+
+
+def _keyword(declared: Field) -> str:
+    return declared.metadata.get("keyword", declared.name)
+
+
+# Flat keyword -> the words that the field accepts.
+WORDS = {_keyword(one): get_args(one.type) for _, one in _declarations(ModelSpec()) if get_origin(one.type) is Literal}
 
 
 def image_size(resolution: Any) -> tuple[int, int]:
@@ -235,35 +252,28 @@ def image_size(resolution: Any) -> tuple[int, int]:
     Raises:
         UserError: it is not one or two sizes.
     """
-    return Position(resolution=_typed("resolution", resolution, 0)).image_size
+    return PositionSpec(resolution=_converted("resolution", resolution, 0)).image_size
 
 
-def _typed(name: str, value: Any, example: Any) -> Any:
-    """Returns a value as JSON, NumPy or a config gave it, in the type of the field."""
-    if hasattr(value, "tolist"):  # of NumPy
+def _converted(name: str, value: Any, example: Any) -> Any:
+    """Returns a value from JSON, NumPy or a config in the type of the field, which is that of `example`."""
+    if hasattr(value, "tolist"):  # NumPy's
         value = value.tolist()
     if name == "resolution" and isinstance(value, tuple | list):
         if len(value) != 2:
             raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
-        height, width = (_typed(name, side, 0) for side in value)
+        height, width = (_converted(name, side, 0) for side in value)
         return height if height == width else (height, width)
     if isinstance(example, tuple):
         if not isinstance(value, tuple | list):
             raise UserError(f"{name} must be a list of whole numbers, not {value!r}.")
-        return tuple(_typed(name, each, 0) for each in value)
-    kind = int if name == "resolution" else type(example)
-    accepted = {int: int, float: int | float, str: str, bool: bool}[kind]
-    whole = kind is int and isinstance(value, float) and value.is_integer()
-    if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{name} must be {_article(kind)}, not {value!r}.")
-    if kind is int and abs(value) > LARGEST:
-        raise UserError(f"{name} must be at most {LARGEST:,}.")
-    return kind(value)
-
-
-def _article(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[kind]
-
-
-def _is_part(value: Any) -> bool:
-    return dataclasses.is_dataclass(value)
+        return tuple(_converted(name, item, 0) for item in value)
+    wanted = int if name == "resolution" else type(example)
+    accepted = {int: int, float: int | float, str: str, bool: bool}[wanted]
+    whole = wanted is int and isinstance(value, float) and value.is_integer()
+    if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and wanted is not bool):
+        words = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
+        raise UserError(f"{name} must be {words[wanted]}, not {value!r}.")
+    if wanted is int and abs(value) > MAX_INTEGER:
+        raise UserError(f"{name} must be at most {MAX_INTEGER:,}.")
+    return wanted(value)

@@ -1,5 +1,6 @@
 """The Vision Transformer (arXiv 2010.11929, equations 1 to 4): stem, patches, positions, encoder, head."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -7,40 +8,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.dense import Dense
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.mlp import Tokens, dropout
-from vit_jax.models.position import TABLES
+from vit_jax.models.layers import Dense, Tokens, dropout
+from vit_jax.models.position import POSITIONS
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
-from vit_jax.models.spec import Spec
+from vit_jax.models.spec import ModelSpec, StemKind
 from vit_jax.sharding import constrain, gather
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
-def pixels(spec: Spec, images: Images) -> Reduced:
-    """Returns the images: their patches are the tokens."""
+def pixel_stem(spec: ModelSpec, images: Images) -> Reduced:
+    """Returns the images, whose patches become the tokens."""
     del spec
     return images
 
 
-def resnet(spec: Spec, images: Images) -> Reduced:
-    """Returns the feature map of a ResNet, whose patches are the tokens of a hybrid (section 3.1)."""
-    return ResNet(spec.stem.stages, spec.stem.stem_width, name="stem")(images.astype(spec.dtype))
+def resnet_stem(spec: ModelSpec, images: Images) -> Reduced:
+    """Returns the feature map of a ResNet, whose patches become the tokens of a hybrid (section 3.1)."""
+    return ResNet(spec.stem.stages, spec.stem.width, name="stem")(images.astype(spec.dtype))
 
 
-STEMS = {"patches": pixels, "resnet": resnet}
+STEMS: dict[StemKind, Callable[[ModelSpec, Images], Reduced]] = {"patches": pixel_stem, "resnet": resnet_stem}
 
 
 class Embed(nn.Module):
     """Patches in raster order, each flattened and projected to the width (E of equation 1)."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Tokens:
-        """Returns one token per patch of what the stem put out."""
+        """Returns one token per patch of the stem's output."""
         stem, width = self.spec.stem, self.spec.width
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
@@ -53,22 +53,22 @@ class Embed(nn.Module):
 
 
 class ViT(nn.Module):
-    """The whole model. Training when a `dropout` random stream is given."""
+    """The whole model. Trains if a `dropout` random stream is given."""
 
-    spec: Spec
+    spec: ModelSpec
 
     @nn.compact
     def __call__(
         self, images: Images, capture: tuple[str, ...] = ()
     ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
-        """Returns the logits in float32 and named intermediates, as `Model.apply` documents them."""
+        """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         spec = self.spec
         grid = self._grid(images)
-        x = Embed(spec, name="embed")(STEMS[spec.stem.stem](spec, images))
+        x = Embed(spec, name="embed")(STEMS[spec.stem.kind](spec, images))
         if spec.class_rows:
             cls = self.param("cls", nn.initializers.zeros, (spec.width,)).astype(x.dtype)
             x = jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, spec.width)), x], axis=1)
-        table = TABLES[spec.position.position](self.param, grid, spec.class_rows, spec.width)
+        table = POSITIONS[spec.position.kind](self.param, grid, spec.class_rows, spec.width)
         if table is not None:
             x = x + table.astype(x.dtype)
         x = constrain(dropout(self, x), ("batch", "tokens", "width"))
@@ -78,7 +78,7 @@ class ViT(nn.Module):
     def _grid(self, images: Images) -> tuple[int, int]:
         size = images.shape[1:3]
         expected = self.spec.position.image_size
-        if self.spec.position.position == "learned" and size != expected:
+        if self.spec.position.kind == "learned" and size != expected:
             raise UserError(
                 "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *expected)
                 + f"create it with resolution={size[0] if size[0] == size[1] else size} and resample its positions."
@@ -97,7 +97,7 @@ class ViT(nn.Module):
         x = constrain(x, ("batch", "width"))
         out = out | {"tokens": tokens, "pre_logits": x}
         if head.num_classes:
-            inits = (nn.initializers.zeros, nn.initializers.constant(head.head_bias))
+            inits = (nn.initializers.zeros, nn.initializers.constant(head.bias))
             x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
             x = constrain(x, ("batch", "classes"))
         return x, out

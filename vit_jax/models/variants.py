@@ -1,0 +1,65 @@
+"""The named models: one table of sizes, one of hybrids, and the names that stand for both."""
+
+import re
+from typing import Any
+
+from vit_jax import choose
+from vit_jax.models.spec import ModelSpec, flatten_spec
+
+# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
+# mu is for tests.
+SIZES = {
+    #      width depth mlp_dim num_heads
+    "mu": (32, 1, 128, 2),
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16),
+    "G": (1664, 48, 8192, 16),
+}
+
+SIZE_FIELDS = ("width", "depth", "mlp_dim", "num_heads")
+
+# ResNet and number in a hybrid's name -> units in each stage of the ResNet, patch size in pixels.
+HYBRIDS = {
+    ("R50", 16): ((3, 4, 9), 16),  # the units of stage 4 are moved to stage 3
+    ("R50", 32): ((3, 4, 6, 3), 32),
+    ("R26", 32): ((2, 2, 2, 2), 32),
+    # AugReg's R+ViT-Ti/16: the root alone, of stride 4, then 8x8 patches. So the patch size is 32, not 16 as named.
+    ("R", 16): ((), 32),
+}
+
+
+def named_fields(name: str) -> dict[str, Any]:
+    """Returns the fields that a name stands for, by flat keyword; those of `SIZE_FIELDS` are None without a size.
+
+    Raises:
+        UserError: no model has this name.
+    """
+    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
+    resnet, size, number = found.groups() if found else (None, "", "0")
+    hybrid = HYBRIDS.get((resnet, int(number))) if resnet and size else None
+    if size not in (None, *SIZES) or (resnet and not hybrid):
+        options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
+        choose("model", name, [*options, *_hybrid_names()], where="vit_jax/models/variants.py")
+    fields = dict(zip(SIZE_FIELDS, SIZES[size] if size else (None,) * len(SIZE_FIELDS), strict=True))
+    if not hybrid:
+        return fields | {"patch_size": int(number)}
+    stages, patch_size = hybrid
+    return fields | {"stem": "resnet", "stages": stages, "patch_size": patch_size}
+
+
+def model_name(fields: dict[str, Any]) -> str:
+    """Returns the name of the models with these fields, by flat keyword; `ViT/<patch size>` if no size has them."""
+    whole = flatten_spec(ModelSpec()) | fields
+    options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
+    if whole["stem"] == "resnet":
+        options = _hybrid_names()
+    fits = [name for name in options if all(whole[field] == value for field, value in named_fields(name).items())]
+    return next(iter(fits), f"ViT/{whole['patch_size']}")
+
+
+def _hybrid_names() -> list[str]:
+    return [f"{resnet}+ViT-{size}/{number}" for resnet, number in HYBRIDS for size in SIZES]
