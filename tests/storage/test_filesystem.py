@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import NoAnswer, UserError, data
-from vit_jax.checkpoint import errors, manager, staging
+from vit_jax.checkpoint import directory, errors, manager
 from vit_jax.data.sources import kinds
 from vit_jax.storage import cache, filesystem, mirror, timeout
 
@@ -229,7 +230,7 @@ def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
     with pytest.raises(type(error)):
         filesystem.read_bytes("memory://b/x")
-    with pytest.raises(type(error)), errors.told("gs://b/run", "read"):
+    with pytest.raises(type(error)), errors.storage_errors("gs://b/run", "read"):
         raise error
 
 
@@ -336,22 +337,23 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
         for name in names:
             store.pipe(f"memory://b/checkpoints/{name}", b"")
 
-    there(f"1/{staging.MARK}", f"2/{staging.MARK}", "3/state/x", "4/state/x")
-    ours = staging.Spool("memory://b", tmp_path)
-    there(f"4/{staging.MARK}", f"7/{staging.MARK}", "8/state/x")  # another process goes on writing
-    (ours.path / "1" / staging.MARK).unlink()
-    (ours.path / "1").rmdir()
-    (ours.path / "5").mkdir()
-    (ours.path / "5" / staging.MARK).touch()
-    ours.push()
+    there(f"1/{directory.FINISHED}", f"2/{directory.FINISHED}", "3/state/x", "4/state/x")
+    ours = directory.StagedDirectory("memory://b/checkpoints", tmp_path)
+    there(f"4/{directory.FINISHED}", f"7/{directory.FINISHED}", "8/state/x")  # another process goes on writing
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / directory.FINISHED).touch()
+    ours.publish()
     assert sorted({name.split("/")[1] for name in filesystem.list_files("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
 def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "open_spool", lambda workdir, path: staging.Spool("memory://b", tmp_path))
-    checkpoints = manager.Checkpoints(configured("digits"), "s3://b", tmp_path)
-    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be written: .*No space left"):
-        monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
+    staged = directory.StagedDirectory("memory://b/checkpoints", tmp_path)
+    monkeypatch.setattr(manager, "open_directory", lambda workdir, staging: staged)
+    monkeypatch.setattr(manager.OrbaxWriter, "save", raising(OSError(28, "No space left on device")))
+    checkpoints = manager.Checkpoints(configured("digits"), "memory://b", tmp_path)
+    words = r"the checkpoints in memory://b/checkpoints cannot be written: .*No space left"
+    with pytest.raises(UserError, match=words):
         checkpoints.save({}, 1, {})
     checkpoints.close()
 
