@@ -106,7 +106,7 @@ def test_the_first_moment_may_be_kept_in_half_precision(config, name):
 
 
 @pytest.mark.parametrize("factor", ["rate", "schedule"])
-def test_rates_by_name(config, factor):
+def test_lr_multipliers_by_name(config, factor):
     config.decay_type, config.warmup_steps = "constant", 0
     config.optim.weight_decay, config.optim.decays, config.optim.decay_factor = 0.1, "all", factor
     plain = updated(config)
@@ -119,12 +119,15 @@ def test_rates_by_name(config, factor):
 
 
 @pytest.mark.parametrize("text", ["head", "head=x", "=3", "(=1", "head=-1", "head=nan", "head=inf"])
-def test_rates_that_cannot_be_read(config, text):
+def test_lr_multipliers_that_cannot_be_parsed(config, text):
     config.optim.lr_multipliers = text
     with pytest.raises(UserError, match=r"cannot parse .* in optim.lr_multipliers; write pairs such as head/"):
         optim.make_optimizer(config)
 
 
-def test_a_pattern_that_names_nothing():
-    with pytest.raises(UserError, match=r"no parameter matches 'haed/\.\*'; they are cls, head/bias"):
-        optim.check_lr_multipliers((("cls", 0.0), ("haed/.*", 1.0)), ["cls", "head/bias"])
+def test_a_pattern_that_matches_nothing(config):
+    config.optim.lr_multipliers = "cls=0,haed/.*=1"
+    with pytest.raises(UserError, match=r"no parameter matches 'haed/\.\*'; the parameters are cls, head/bias"):
+        optim.lr_multipliers_by_name(config, ["cls", "head/bias"])
+    config.optim.lr_multipliers = "cls=0"
+    assert optim.lr_multipliers_by_name(config, ["cls", "head/bias"]) == {"cls": 0.0, "head/bias": 1.0}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -123,9 +123,28 @@ def lr_multiplier(multipliers: LrMultipliers, name: str) -> float:
     return next((number for pattern, number in multipliers if re.fullmatch(pattern, name)), 1.0)
 
 
-def check_lr_multipliers(multipliers: LrMultipliers, names: Iterable[str]) -> None:
-    """Raises UserError if a pattern matches no parameter."""
-    names = list(names)
+def make_freeze(config: ConfigDict) -> Callable[[optax.Params], optax.Params]:
+    """Returns a function that stops the gradient of frozen parameters."""
+    multipliers = lr_multipliers(config)
+
+    def freeze(params: optax.Params) -> optax.Params:
+        return tree.map_named(
+            lambda name, x: x if lr_multiplier(multipliers, name) else jax.lax.stop_gradient(x), params
+        )
+
+    return freeze
+
+
+def lr_multipliers_by_name(config: ConfigDict, names: Iterable[str]) -> dict[str, float]:
+    """Returns the learning-rate multipliers of the parameters of the given names.
+
+    Raises:
+        UserError: a pattern matches no parameter.
+    """
+    names, multipliers = list(names), lr_multipliers(config)
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, name) for name in names):
-            raise UserError(f"optim.lr_multipliers: no parameter matches {pattern!r}; they are {', '.join(names)}")
+            raise UserError(
+                f"optim.lr_multipliers: no parameter matches {pattern!r}; the parameters are {', '.join(names)}"
+            )
+    return {name: lr_multiplier(multipliers, name) for name in names}

@@ -61,34 +61,14 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
     """
     model = make_model(config, mesh, spec)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
-    task = tasks.make_task(config, spec.num_classes)
-    multipliers = optim.lr_multipliers(config)
-
-    def freeze(params: Any) -> Any:
-        return tree.map_named(
-            lambda name, x: x if optim.lr_multiplier(multipliers, name) else jax.lax.stop_gradient(x), params
-        )
-
-    step = TrainStep(
-        model=model,
-        task=task,
-        optimizer=optim.make_optimizer(config),
-        schedule=optim.make_schedule(config),
-        seed=config.seed,
-        accum_steps=config.accum_steps,
-        ema_decay=config.optim.ema_decay,
-        freeze=freeze,
-    )
+    step = make_train_step(config, model, spec)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
-    if spec.max_labels and task.loss != "sigmoid":
-        raise UserError("data with several labels per image need --config.task.loss=sigmoid.")
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
         return step.init(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
 
     state = jax.eval_shape(init, jax.random.key(0), {})
-    optim.check_lr_multipliers(multipliers, tree.flatten(state.params))
     state_shardings = sharding.state_shardings(state, mesh)
     batch_sharding = sharding.batch_sharding(mesh)
     replicated = NamedSharding(mesh, P())
@@ -105,12 +85,12 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
     predict = jax.jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding)
 
     def eval_step(params: Any, batch: Batch) -> StepMetrics:
-        return task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
+        return step.task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
 
     return Program(
         mesh=mesh,
         model=model,
-        task=task,
+        task=step.task,
         schedule=step.schedule,
         state=state,
         state_shardings=state_shardings,
@@ -126,7 +106,27 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
         ),
         predict=predict,
         eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
-        lr_multipliers={name: optim.lr_multiplier(multipliers, name) for name in tree.flatten(state.params)},
+        lr_multipliers=optim.lr_multipliers_by_name(config, tree.flatten(state.params)),
+    )
+
+
+def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec) -> TrainStep:
+    """Returns the update that a config describes.
+
+    Raises:
+        UserError: the objective does not fit the data, or `config.optim.lr_multipliers` cannot be parsed.
+    """
+    if spec.max_labels and config.task.loss != "sigmoid":
+        raise UserError("data with several labels per image need --config.task.loss=sigmoid.")
+    return TrainStep(
+        model=model,
+        task=tasks.make_task(config, spec.num_classes),
+        optimizer=optim.make_optimizer(config),
+        schedule=optim.make_schedule(config),
+        seed=config.seed,
+        accum_steps=config.accum_steps,
+        ema_decay=config.optim.ema_decay,
+        freeze=optim.make_freeze(config),
     )
 
 

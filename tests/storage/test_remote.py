@@ -24,7 +24,7 @@ from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
-from vit_jax.checkpoint import directory, manager
+from vit_jax.checkpoint import directory, local_workdir, manager
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
@@ -177,7 +177,7 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
     assert f"Resuming {run} after step 10." in filesystem.read_bytes(f"{run}/train.log").decode()
     (tmp_path / "metrics.jsonl").write_bytes(filesystem.read_bytes(f"{run}/metrics.jsonl"))
     assert metrics(tmp_path) == metrics(runs / "here") and len(metrics(tmp_path)) == 22
-    there = manager.here(run) / "checkpoints" / "20" / "state"
+    there = local_workdir(run) / "checkpoints" / "20" / "state"
     reader = PyTreeCheckpointer()
     first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
     assert any("mu/" in name for name in first)
