@@ -37,7 +37,7 @@ class Ours:
 
     def pixels(self, number: int) -> np.ndarray:
         image = decode.read_image(self.files[number])
-        return self.preprocess.levels(image, np.random.default_rng(number))  # the generator that the boxes came from
+        return self.preprocess.apply_ops(image, np.random.default_rng(number))  # the generator that the boxes came from
 
     def round(self) -> float:
         began = time.process_time()
