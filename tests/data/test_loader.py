@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import chex
+import cv2
 import jax
 import numpy as np
 import pytest
@@ -50,7 +51,9 @@ class Numbers:
 
     def __getitem__(self, index):
         # A worker that asks for devices would take the accelerator from the process that trains.
-        assert multiprocessing.parent_process() is None or not jax._src.xla_bridge.backends_are_initialized()
+        in_worker = multiprocessing.parent_process() is not None
+        assert not in_worker or not jax._src.xla_bridge.backends_are_initialized()
+        assert not in_worker or cv2.getNumThreads() == 1
         return {"image": np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8), "label": index}
 
 
@@ -83,6 +86,12 @@ def test_the_assembled_batch_does_not_depend_on_hosts(hosts):
 
 def test_nor_on_workers():
     assert_same(take(3, workers=2), take(3))
+
+
+def test_opencv_starts_no_threads_beside_those_of_the_loader():
+    cv2.setNumThreads(2)
+    take(1)
+    assert cv2.getNumThreads() == 1
 
 
 def test_epochs_cover_everything_each_in_its_own_order():
