@@ -1,7 +1,7 @@
-"""What `benchmarks.input` compares with; runs in an environment with tensorflow and timm, and without vit_jax.
+"""The readers that `benchmarks.input` compares ours with; runs in an environment with tensorflow and timm.
 
-Takes `tf.data` or `timm` and the plan: files, boxes (top, left, height, width), size and batch. Answers each line of
-its input with a line of JSON: `round` with the processor seconds of one pass, `pixels` with the first 16 images.
+Arguments are `tf.data` or `timm`, and a plan: files, boxes (top, left, height, width), size and batch. Each line of the
+input is answered by a line of JSON: `round` by the processor seconds of one pass, `pixels` by the first 16 images.
 """
 
 import json
@@ -18,7 +18,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM
 
 
 def tensorflow_batches(plan: dict[str, Any]) -> Callable[[], Any]:
-    """tf.data as the authors use it: only the crop is decoded, then resized without antialias, cut off to uint8."""
+    """tf.data as the authors use it: only the crop is decoded, resized without antialias and truncated to uint8."""
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -36,7 +36,7 @@ def tensorflow_batches(plan: dict[str, Any]) -> Callable[[], Any]:
 
 
 def timm_batches(plan: dict[str, Any]) -> Callable[[], Any]:
-    """timm's dataset, crop and loader without workers; only where the crop lies is given."""
+    """timm's dataset, crop and loader without workers; only the boxes of the crops are given."""
     import torch
     from timm.data import ImageDataset
     from timm.data.loader import fast_collate
@@ -45,16 +45,16 @@ def timm_batches(plan: dict[str, Any]) -> Callable[[], Any]:
 
     torch.set_num_threads(1)
 
-    class Given(RandomResizedCropAndInterpolation):
+    class CropAtBoxes(RandomResizedCropAndInterpolation):
         """timm's crop at the boxes of the plan, in turn."""
 
         def get_params(self, image, scale, ratio):
             return tuple(next(self.boxes))
 
-    crop = Given(plan["size"])
+    crop = CropAtBoxes(plan["size"])
 
     class Reader:
-        """What timm's dataset wants to know of the files."""
+        """The interface through which timm's dataset reads files."""
 
         def __getitem__(self, number):
             return open(plan["files"][number], "rb"), 0

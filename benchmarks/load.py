@@ -1,12 +1,12 @@
-"""Loading a published checkpoint against reading its file with NumPy: time, and memory beyond the weights.
+"""Loading a published checkpoint, compared with reading its file with NumPy: time, and memory beyond the weights.
 
 Example:
   python -m benchmarks.load --model=ViT-L/16 --rounds=5
 
-Makes a file with random weights in each layout. Every reading is a process of its own, the kinds in turn; the file is
-in the page cache. Measured is the call alone: seconds by the clock and of the processor, and the peak of the process's
-memory above what it was before, in copies of the weights. A virtual machine may take seconds to find memory for either:
-the least of the rounds tells of the work itself.
+Writes a file with random weights in each layout. Each measurement runs in a new process, both readers take turns, and
+the file is in the page cache. Only the call is measured: wall-clock and processor seconds, and the increase of the
+process's peak memory, in copies of the weights. A virtual machine may take seconds to allocate memory for either, so
+the minimum over the rounds shows the work itself best.
 """
 
 import argparse
@@ -18,25 +18,25 @@ import tempfile
 import time
 from pathlib import Path
 
-KINDS = ("numpy", "vit_jax")
+READERS = ("numpy", "vit_jax")
 ROOT = Path(__file__).parent.parent
 
 
-def peak():
-    """Returns the most bytes that this process has had in memory."""
+def peak_memory():
+    """Returns the peak resident memory of this process in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
-def read(kind, path):
-    """Prints the seconds and the bytes of one reading."""
+def measure(kind, path):
+    """Prints the time and memory of one reading."""
     import numpy as np
 
     import vit_jax
     from vit_jax import interop, tree
 
     interop.load  # noqa: B018 (imports are not measured)
-    before, start, busy = peak(), time.perf_counter(), time.process_time()
+    before, start, busy = peak_memory(), time.perf_counter(), time.process_time()
     if kind == "numpy":
         with np.load(path) as file:
             leaves = [file[name] for name in file.files]
@@ -44,10 +44,10 @@ def read(kind, path):
         leaves = tree.flatten(vit_jax.load(path)[1]).values()
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
     size = sum(leaf.nbytes for leaf in leaves)
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "copies": (peak() - before) / size, "bytes": size}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "copies": (peak_memory() - before) / size, "bytes": size}))
 
 
-def write(path, name, layout):
+def write_checkpoint(path, name, layout):
     """Writes a model with random weights."""
     import jax
     import numpy as np
@@ -70,21 +70,21 @@ def main(argv):
     parser.add_argument("--read", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv[1:])
     if args.read:
-        return read(*args.read)
+        return measure(*args.read)
     with tempfile.TemporaryDirectory() as folder:
         for layout in args.layouts.split(","):
             path = Path(folder) / f"{layout}.npz"
-            write(path, args.model, layout)
-            results = {kind: [] for kind in KINDS}
+            write_checkpoint(path, args.model, layout)
+            results = {kind: [] for kind in READERS}
             for _ in range(args.rounds):
-                for kind in KINDS:
+                for kind in READERS:
                     command = [sys.executable, "-m", "benchmarks.load", "--read", kind, str(path)]
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
                     results[kind].append(json.loads(done.stdout))
             path.unlink()
             print(f"{layout}, {results['numpy'][0]['bytes'] / 1e9:.2f} GB")
             for what in ("seconds", "cpu", "copies"):
-                columns = [[one[what] for one in results[kind]] for kind in KINDS]
+                columns = [[one[what] for one in results[kind]] for kind in READERS]
                 ratios = [ours / numpys for numpys, ours in zip(*columns, strict=True)]
                 middle = [statistics.median(column) for column in columns]
                 least = [min(column) for column in columns]

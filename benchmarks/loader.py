@@ -1,4 +1,4 @@
-"""The loader alone: images per second and resident memory, for several sources and numbers of workers, in turn.
+"""The loader alone: images per second and resident memory for each source and number of workers, in turns.
 
 python -m benchmarks.loader --sources=synthetic,folder:photos,array_record:packed --workers=0,2 --rounds=5
 
@@ -36,8 +36,8 @@ def make_batches(source: str, workers: int, arguments: argparse.Namespace):
     return data.train_batches(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
 
 
-def processes() -> list[int]:
-    """Returns the numbers of this process and of its descendants."""
+def process_ids() -> list[int]:
+    """Returns the ids of this process and of its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -51,10 +51,10 @@ def processes() -> list[int]:
     return found
 
 
-def memory() -> float:
-    """Returns the resident memory of all processes in MB; shared memory counts in each of them."""
+def resident_memory() -> float:
+    """Returns the resident memory of all processes in MB; shared memory counts once for each process."""
     total = 0
-    for number in processes():
+    for number in process_ids():
         try:
             total += int(Path(f"/proc/{number}/statm").read_text().split()[1])
         except OSError:
@@ -62,8 +62,8 @@ def memory() -> float:
     return total * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Returns the images per second and the memory of one turn."""
+def measure_turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Returns the images per second and the memory in MB of one turn."""
     batches = make_batches(source, workers, arguments)
     for _ in range(2):
         jax.block_until_ready(next(batches))
@@ -71,32 +71,28 @@ def turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[floa
     for number in range(arguments.batches):
         jax.block_until_ready(next(batches))
         if arguments.batches >= 1000 and (number + 1) % (arguments.batches // 20) == 0:
-            print(f"{number + 1:7,} batches {memory():8,.0f} MB", flush=True)
-    rate, held = arguments.batches * arguments.batch / (time.monotonic() - began), memory()
+            print(f"{number + 1:7,} batches {resident_memory():8,.0f} MB", flush=True)
+    rate, held = arguments.batches * arguments.batch / (time.monotonic() - began), resident_memory()
     batches.close()
     return rate, held
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__)
-    parser.add_argument(
-        "--sources", default="synthetic", help="as in config.data.source, separated by commas [synthetic]"
-    )
-    parser.add_argument("--workers", default="0", help="numbers of worker processes, separated by commas [0]")
+    parser.add_argument("--sources", default="synthetic", help="as config.data.source, comma-separated [synthetic]")
+    parser.add_argument("--workers", default="0", help="numbers of worker processes, comma-separated [0]")
     parser.add_argument("--batch", type=int, default=64, help="images per batch [64]")
-    parser.add_argument("--resolution", type=int, default=224, help="pixels on a side [224]")
-    parser.add_argument(
-        "--preprocess", default=base.get_config().data.preprocess, help="preprocessing [that of configs/base.py]"
-    )
-    parser.add_argument("--fast", action="store_true", help="with config.data.fast")
+    parser.add_argument("--resolution", type=int, default=224, help="in pixels [224]")
+    parser.add_argument("--preprocess", default=base.get_config().data.preprocess, help="the pipe [that of base]")
+    parser.add_argument("--fast", action="store_true", help="set config.data.fast")
     parser.add_argument("--batches", type=int, default=20, help="batches per turn [20]")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each case [5]")
+    parser.add_argument("--rounds", type=int, default=5, help="turns per case [5]")
     arguments = parser.parse_args(argv[1:])
     cases = list(itertools.product(arguments.sources.split(","), map(int, arguments.workers.split(","))))
     turns: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(arguments.rounds):
         for case in cases:
-            turns[case].append(turn(*case, arguments))
+            turns[case].append(measure_turn(*case, arguments))
 
     print(f"{arguments.batches} batches of {arguments.batch} images per turn, {os.cpu_count()} CPUs")
     print(

@@ -1,9 +1,9 @@
-"""Packs a data set into shards of encoded images: a few large files, of which any image is read at once.
+"""Packs a data set into shards of encoded images: a few large files with fast access to any image.
 
-All splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the source:
-images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (a turned JPEG is encoded
-anew), large ones made smaller and some classes left out if asked. The same command goes on where it was stopped,
-and packs those shards of a folder anew whose image files have changed.
+Packs all splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the
+source: images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (which encodes a
+JPEG again); on request, large images are shrunk and only some classes are packed. After an interruption, the same
+command resumes; when image files have changed, it packs their shards again.
 
 Example:
   python -m vit_jax.pack folder:photos packed/photos --shorter-side=512
@@ -31,48 +31,50 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("source", help="as config.data.source: folder:PATH, tfds:NAME, array_record:PATTERN or digits")
     parser.add_argument("out", help="folder to write the shards and info.json into")
-    parser.add_argument("--shards", type=positive, help="of each split, at most one an image [about 256 MB each]")
-    parser.add_argument("--splits", help="which, as train,validation [all]")
-    parser.add_argument("--classes", metavar="NAME,0-4", help="only images of these, labels in this order [all]")
-    parser.add_argument("--shorter-side", type=positive, metavar="PX", help="make larger images so small, as JPEG")
-    parser.add_argument("--quality", type=positive, default=95, help="of a JPEG that is encoded anew, 1 to 100 [95]")
-    parser.add_argument("--bad-images", choices=("fail", "skip"), default="fail", help="the unreadable ones [fail]")
-    parser.add_argument("--no-decode", action="store_true", help="copy unseen: faster, but notices no damage")
-    parser.add_argument("--data-dir", help="where TFDS data lies")
+    parser.add_argument("--shards", type=positive, help="number per split, at most one per image [about 256 MB each]")
+    parser.add_argument("--splits", help="names of the splits, such as train,validation [all]")
+    parser.add_argument("--classes", metavar="NAME,0-4", help="pack only these classes, labelled in this order [all]")
+    parser.add_argument("--shorter-side", type=positive, metavar="PX", help="shrink larger images to this, as JPEG")
+    parser.add_argument("--quality", type=positive, default=95, help="of JPEG files encoded again, 1 to 100 [95]")
+    parser.add_argument(
+        "--bad-images", choices=("fail", "skip"), default="fail", help="what unreadable images do [fail]"
+    )
+    parser.add_argument("--no-decode", action="store_true", help="copy without decoding: faster, but notices no damage")
+    parser.add_argument("--data-dir", help="folder of TFDS data")
     parser.add_argument("--num-classes", type=positive, help="of array_record shards without info.json")
-    parser.add_argument("--max-labels", type=positive, help="likewise, if an image may have several labels")
-    parser.add_argument("--workers", type=positive, default=0, help="threads [as many as cores]")
+    parser.add_argument("--max-labels", type=positive, help="of such shards, if an image may have several labels")
+    parser.add_argument("--workers", type=positive, default=0, help="threads [one per core]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     if "://" in args.out:
-        raise UserError(f"cannot pack into {args.out}: pack into a local folder and copy it there")
+        raise UserError(f"cannot pack into {args.out}: pack into a local folder, then copy it there")
     if args.quality > 100:
         raise UserError(f"--quality={args.quality} must be at most 100")
     start = time.monotonic()
-    work = shards.plan_packing(
+    packing = shards.plan_packing(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
         EncodeOptions(args.shorter_side, args.quality, not args.no_decode),
         splits=args.splits and args.splits.split(","),
-        only=args.classes,
-        count=args.shards,
-        skip=args.bad_images == "skip",
+        classes=args.classes,
+        shards=args.shards,
+        skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
     )
-    with tqdm(total=sum(map(len, work.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
-        packed = work.run(os.path.expanduser(args.out), bar.update)
+    with tqdm(total=sum(map(len, packing.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
+        result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
     if args.json:
-        print(json.dumps({**dataclasses.asdict(packed), "seconds": round(seconds, 3)}))
+        print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
         return
-    counts = ", ".join(f"{split} {count:,}" for split, count in packed.records.items())
-    speed = f"{packed.read:,} read in {seconds:.1f} s, {packed.read / seconds:,.0f} a second"
+    counts = ", ".join(f"{split} {count:,}" for split, count in result.records.items())
+    speed = f"{result.read:,} read in {seconds:.1f} s, {result.read / seconds:,.0f} per second"
     print(
-        f"{args.out}: {counted(sum(packed.records.values()), 'image')} ({counts}), {counted(packed.shards, 'shard')}, "
-        f"{packed.size:,} bytes; {speed}; {packed.left_out:,} unreadable left out"
+        f"{args.out}: {plural(sum(result.records.values()), 'image')} ({counts}), {plural(result.shards, 'shard')}, "
+        f"{result.size:,} bytes; {speed}; {result.left_out:,} unreadable left out"
     )
 
 
-def counted(number: int, thing: str) -> str:
+def plural(number: int, thing: str) -> str:
     """Returns `1 image`, `2 images`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 

@@ -394,7 +394,7 @@ def shift_hue(image: Image.Image, turns: float) -> Image.Image:
 @pytest.mark.parametrize(("index", "name"), list(enumerate(JITTER)))
 def test_jitter_ops_are_pillow_s(index, name, image):
     for amount in (0, 0.01, 0.4, 0.5) if name == "hue" else (0, 0.1, 0.6, 0.999, 1, 1.4, 3.7):
-        ours = augment.JITTER[index](image, amount)
+        ours = augment.JITTER_OPS[index](image, amount)
         np.testing.assert_array_equal(ours, JITTER[name](image, amount), f"{name} {amount}")
 
 
@@ -411,7 +411,7 @@ def test_color_jitter_is_pillow_s_in_random_order(amounts, image):
 def test_color_jitter_draws(monkeypatch):
     calls = []
     ops = tuple(lambda image, amount, name=name: calls.append((name, amount)) or image for name in JITTER)
-    monkeypatch.setattr(augment, "JITTER", ops)
+    monkeypatch.setattr(augment, "JITTER_OPS", ops)
     generator = rng(3)
     for _ in range(1200):
         augment.color_jitter(IMAGES["one pixel"], generator, 0.4, 0.2, 1.5, 0.1)

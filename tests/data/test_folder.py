@@ -11,6 +11,7 @@ from tests.conftest import ROOT, write_tfds
 from tests.data.test_sources import open_source, write_image
 from vit_jax import UserError, data, evaluate, pack, predict, train
 from vit_jax.config_flags import parse_command_line
+from vit_jax.data import sources
 from vit_jax.data.images import decode
 from vit_jax.data.sources import folder
 
@@ -27,7 +28,7 @@ LABELS = [0, 1, 2, 1]  # of the validation images, in their order
 @pytest.fixture
 def said(caplog):
     """What is logged, though it was before."""
-    folder.tell.cache_clear()
+    folder.log_once.cache_clear()
     return caplog
 
 
@@ -97,13 +98,13 @@ def test_tiny_imagenet(tmp_path, said):
     source = open_source(root, "train")
     assert labels_of(source) == [(label, label) for label in range(3) for _ in range(3)]
     assert source.class_names == IN_WORDS and source.class_ids == tuple(sorted(WNIDS))
-    assert [record.message for record in said.records] == [f"{tmp_path}/train: 9 images are read, left out are 3 .txt."]
+    assert [record.message for record in said.records] == [f"{tmp_path}/train: 9 images are read; skipped: 3 .txt."]
     for split in ("val", "validation"):
         assert labels_of(open_source(root, split)) == sorted((label, label) for label in LABELS)
-    with pytest.raises(UserError, match=r"test has classes that train has not: images; the labels .*/test\.csv$"):
+    with pytest.raises(UserError, match=r"test has classes that train does not have: images; .*/test\.csv$"):
         open_source(root, "test")
-    assert folder.list_folder_splits(str(tmp_path)) == ["train", "validation"]
-    assert "test has no labels and is left out" in said.text
+    assert sources.list_splits(sources.SourceConfig(root)) == ["train", "validation"]
+    assert "test has no labels and is skipped" in said.text
 
 
 @pytest.mark.parametrize("kaggle", [False, True])
@@ -165,13 +166,13 @@ def test_a_training_split_beside_a_list(tmp_path, place):
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [
-        ({}, r"images lie directly in .*val .*a list of file and class, such as \S*/val\.csv$"),
-        ({"val.csv": "a,cow\n"}, r"the list of \S*/val has classes that train has not: cow$"),
-        ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several lists .*: LOC_val\.csv, val\.csv; keep one"),
+        ({}, r"images lie directly in .*val .*a label file with the columns image and class, such as \S*/val\.csv$"),
+        ({"val.csv": "a,cow\n"}, r"the label file of \S*/val has classes that train does not have: cow$"),
+        ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several label files: LOC_val\.csv, val\.csv; keep one"),
         ({"val.csv": "a,cat\na.png,dog\n"}, "gives a.png two classes, cat and dog"),
-        ({"val.csv": "x,cat\ny,dog\n"}, "none of the 2 files that .*val.csv lists is there"),
-        ({"val.csv": "a\n"}, "a is not a line of file and class"),
-        ({"val.csv": "same,cat\n"}, r"same in .* may be any of val/same\.jpg, val/same\.png: write the path"),
+        ({"val.csv": "x,cat\ny,dog\n"}, "none of the 2 files that .*val.csv lists exists"),
+        ({"val.csv": "a\n"}, "the line a lacks one of the columns"),
+        ({"val.csv": "same,cat\n"}, r"same in .* could be any of val/same\.jpg, val/same\.png; write the path"),
     ],
 )
 def test_wrong_lists(tmp_path, lists, sentence):
@@ -195,9 +196,8 @@ def test_what_is_left_out_is_told_by_reason(tmp_path, said):
     for _ in range(2):
         assert len(open_source(f"folder:{tmp_path}", "train+val")) == 3
     assert [re.sub(r"^.*/", "", record.message) for record in said.records] == [
-        "train: 2 images are read, left out are 1 .avif, 2 .heic, 2 hidden, 1 links to folders above, "
-        "1 without an ending.",
-        "val: 1 images are read, left out are 1 not in val.csv, 2 of val.csv but not there.",
+        "train: 2 images are read; skipped: 1 .avif, 2 .heic, 2 hidden, 1 links to parent folders, 1 without a suffix.",
+        "val: 1 images are read; skipped: 2 listed in val.csv but missing, 1 not listed in val.csv.",
     ]
 
 

@@ -79,8 +79,8 @@ def test_slices_are_those_of_tfds(count):
         ("trian", "unknown split 'trian'; did you mean 'train'"),
         ("train[5:2]", r"the slice train\[5:2\] of 10 examples is empty"),
         ("train[:11]", r"the slice train\[:11\] reaches beyond its 10 examples"),
-        ("train[:1.5]", "its ends are whole numbers"),
-        ("train[10%:5]", "or both percents"),
+        ("train[:1.5]", "its ends must be whole numbers"),
+        ("train[10%:5]", "or both percentages"),
         ("train[3]", r"cannot read the split 'train\[3\]'"),
         ("train[:2shard]", "cannot read the split"),
         ("train+", "cannot read the split"),
@@ -150,13 +150,13 @@ def test_folder_turns_photographs_upright(tmp_path):
 @pytest.mark.parametrize(
     ("files", "split", "sentence"),
     [
-        ([], "train", "holds no class folders; it must hold either"),
+        ([], "train", "contains no class folders; it must contain either"),
         (["1.png"], "train", r"images lie directly in .* \(1.png\)"),
         (["train/1.png"], "train", r"images lie directly in .*train \(1.png\)"),
         (["train/a/1.png", "cat/1.png"], "train", r"mixes splits \(train\) with others \(cat\)"),
         (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], "train", "both val and validation"),
         (["a/1.txt", "b/1.png"], "train", "no images .* lie in these classes of .*: a"),
-        (["train/a/1.png", "val/b/1.png"], "val", "classes that train has not: b"),
+        (["train/a/1.png", "val/b/1.png"], "val", "classes that train does not have: b"),
         (["train/a/1.png", "val/a/1.txt"], "val", "no images .*: a"),
         (["a/1.png"], "test", "unknown split of the folder .* 'test'; choose from train"),
     ],
@@ -180,7 +180,7 @@ def test_tfds_without_tensorflow(tfds_folder):
 
 
 def test_tfds_that_is_absent(tmp_path):
-    with pytest.raises(UserError, match=f"no TFDS dataset 'jft300m' in {tmp_path}, and TFDS knows none of that name"):
+    with pytest.raises(UserError, match=f"no TFDS dataset 'jft300m' in {tmp_path}, and TFDS has none of this name"):
         open_source("tfds:jft300m", "train", data_dir=str(tmp_path))
 
 
@@ -227,7 +227,7 @@ def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypa
 
     # The hosts of a pod would all do it at once.
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(UserError, match="prepare it in an environment of its own"):
+    with pytest.raises(UserError, match="prepare it in a separate environment"):
         open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "elsewhere"))
 
 
@@ -235,7 +235,7 @@ def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypa
 def test_a_download_is_announced_and_given_up_without_a_network(tmp_path, capsys, monkeypatch, server):
     import tensorflow_datasets as tfds
 
-    monkeypatch.setattr("vit_jax.data.sources.tfds.REACHING", 0.2)
+    monkeypatch.setattr("vit_jax.data.sources.tfds.CONNECT_TIMEOUT", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if server == "is silent":
@@ -308,8 +308,8 @@ def test_a_batch_larger_than_the_data_is_told(caplog):
     assert not caplog.records
     config.batch = 1440
     data.complete_config(config)
-    told = "a batch of 1440 images is more than the 1438 of digits train, of which a step then sees some twice"
-    assert [record.message for record in caplog.records] == [f"{told}; lower --config.batch"]
+    warning = "a batch has 1440 images, but digits train has only 1438, so a step sees some of them more than once"
+    assert [record.message for record in caplog.records] == [f"{warning}; lower --config.batch"]
 
 
 def test_complete_fills_in_what_the_data_tells():
@@ -334,7 +334,10 @@ def test_complete_fills_in_what_the_data_tells():
         ({"data.preprocess": "resise(8)|value_range(-1,1)"}, "did you mean 'resize'"),
         ({"evals.test.split": "tset"}, "in evals.test: unknown split 'tset'; did you mean 'test'"),
         ({"evals.test.preprocess": "resize(8)"}, "in evals.test: .*must end with its only value_range"),
-        ({"evals.test.preprocess": "resize(9)|value_range(-1,1)"}, r"gives images of \(9, 9, 3\), but data.preprocess"),
+        (
+            {"evals.test.preprocess": "resize(9)|value_range(-1,1)"},
+            r"gives images of \(9, 9, 3\), but data.prep",
+        ),
     ],
 )
 def test_complete_notices(changes, sentence):

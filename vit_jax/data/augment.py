@@ -1,8 +1,8 @@
 """Augmentation of an RGB uint8 image: RandAugment, random erasing and colour jitter.
 
-What follows TensorFlow ops or Pillow gives their pixels; see the functions for what little differs. An op takes the
-image, a generator, its only source of randomness, and its arguments; it never writes into the image that it is given,
-but may return it.
+Ops that follow TensorFlow or Pillow give the same pixels; the functions state the few differences. An op takes the
+image, a random generator, its only source of randomness, and its arguments. It never writes into the image that it is
+given, but may return it.
 """
 
 import math
@@ -18,7 +18,7 @@ RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 Generator: TypeAlias = np.random.Generator
 
-FILL = 128  # what shows where a moved image has left nothing, and in cut-out boxes
+FILL = 128  # of the area that a moved image leaves empty, and of cut-out boxes
 LEVELS: np.ndarray = np.arange(256, dtype=np.uint8)
 
 
@@ -27,17 +27,17 @@ def randaug(image: RGB, rng: Generator, num_layers: int, magnitude: int | float)
 
     The ops are those of google-research/big_vision (`big_vision/pp/autoaugment.py`), which agrees with the reference
     of the paper's authors (tensorflow/tpu, `models/official/efficientnet/autoaugment.py`) in every number. Both draw a
-    probability from [0.2, 0.8] that nothing reads: an op that was picked is applied. Nothing is limited to magnitude
-    10. Where the image was not, 128 shows.
+    probability from [0.2, 0.8] and never use it: a picked op is always applied. The magnitude is not limited to 10.
+    Areas that a moved image leaves empty become 128.
 
-    More magnitude is not always more change. Posterize and Solarize change less, then Solarize starts again: at 0, 10
-    and 20 it inverts the whole image. The enhancing ops leave it as it is at 5, and 0 is their other extreme.
+    A larger magnitude is not always a larger change. Posterize and Solarize change less with it, until Solarize wraps
+    around: at 0, 10 and 20 it inverts the whole image. The enhancing ops change nothing at 5; 0 is their other extreme.
 
     Args:
-        image: at its final resolution, since moves are in pixels.
+        image: at its final resolution, since translations are in pixels.
         rng: the only source of randomness.
-        num_layers: how many ops are applied one after the other, at least 0.
-        magnitude: how far they go, at least 0; AugReg (arXiv 2106.10270) has 0, 10, 15 and 20.
+        num_layers: number of ops to apply one after the other, at least 0.
+        magnitude: strength of the ops, at least 0; AugReg (arXiv 2106.10270) uses 0, 10, 15 and 20.
     """
     ops = list(RANDAUGMENT.values())
     for _ in range(num_layers):
@@ -55,16 +55,17 @@ def random_erasing(
 ) -> RGB:
     """Fills a random box with noise, every value uniform in 0..255 (Zhong et al., arXiv 1708.04896).
 
-    The box is sampled as in timm (`timm/data/random_erasing.py`): the logarithm of its height to width is uniform
-    between those of 0.3 and 1/0.3 (the paper's: the ratio itself), and after ten boxes as high or as wide as the image
-    nothing is erased. timm's "pixel" mode draws the noise after normalisation, from a normal distribution.
+    The box is sampled as in timm (`timm/data/random_erasing.py`): the logarithm of its aspect ratio (height to width)
+    is uniform between those of 0.3 and 1/0.3 (in the paper, the ratio itself is uniform), and nothing is erased after
+    ten boxes that are as high or as wide as the image. timm's "pixel" mode draws the noise after normalisation, from a
+    normal distribution.
 
     Args:
         image: of any size.
         rng: the only source of randomness.
-        probability: of erasing at all; 0.25 is DeiT's.
-        area_min: smallest area of the box in percent of the image's.
-        area_max: largest.
+        probability: of erasing a box; 0.25 is DeiT's.
+        area_min: smallest area of the box, in percent of the image's.
+        area_max: largest area, likewise.
     """
     if rng.random() >= probability:
         return image
@@ -89,28 +90,28 @@ def color_jitter(
     saturation: int | float = 0.4,
     hue: int | float = 0.0,
 ) -> RGB:
-    """Changes brightness, contrast, saturation and hue in random order, as `torchvision.transforms.ColorJitter`.
+    """Changes brightness, contrast, saturation and hue in random order, as `torchvision.transforms.ColorJitter` does.
 
-    The pixels are those of Pillow: blends with black, with the mean grey and with the grey image, and a shift of the H
-    of its HSV.
+    The pixels are those of Pillow: blends with black, with the mean grey level and with the grey image, and a shift of
+    the H of its HSV.
 
     Args:
         image: of any size.
         rng: the only source of randomness.
         brightness: x of a factor that is uniform in [max(0, 1 - x), 1 + x]; 0 changes nothing.
-        contrast: the same.
-        saturation: the same.
-        hue: x of a shift that is uniform in [-x, x], in turns of the colour circle, at most 0.5.
+        contrast: likewise.
+        saturation: likewise.
+        hue: x of a shift that is uniform in [-x, x], in turns of the colour circle; at most 0.5.
     """
     amounts = [rng.uniform(max(0, 1 - x), 1 + x) for x in (brightness, contrast, saturation)]
     amounts.append(rng.uniform(-hue, hue))
-    for index in rng.permutation(len(JITTER)):
-        image = JITTER[index](image, amounts[index])
+    for index in rng.permutation(len(JITTER_OPS)):
+        image = JITTER_OPS[index](image, amounts[index])
     return image
 
 
 def blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
-    """Returns `first + factor * (second - first)` of uint8, clipped to 0..255 and cut off (not rounded), in float32."""
+    """Returns `first + factor * (second - first)` of uint8, clipped to 0..255 and truncated, in float32."""
     if factor == 1:
         return second
     mixed = np.subtract(second, first, dtype=np.float32)
@@ -119,18 +120,18 @@ def blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
     return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
 
 
-def fade(image: RGB, level: int, factor: float) -> RGB:
-    """Blends from an image that has one level, 0..255, everywhere."""
+def blend_with_level(image: RGB, level: int, factor: float) -> RGB:
+    """Blends from an image of one constant level, 0..255, to the image."""
     return cv2.LUT(image, blend(np.full(256, level, np.uint8), LEVELS, factor))
 
 
-def saturate(image: RGB, grey: Grey, factor: float) -> RGB:
-    """Blends from the grey image."""
+def blend_with_grey(image: RGB, grey: Grey, factor: float) -> RGB:
+    """Blends from the grey image to the image."""
     return blend(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), image, factor)
 
 
 def tensorflow_grey(image: RGB) -> Grey:
-    """Returns `tf.image.rgb_to_grayscale`, bit for bit: cut off (not rounded) after a scale of 255.5."""
+    """Returns `tf.image.rgb_to_grayscale`, bit for bit: scaled by 255.5, then truncated."""
     parts = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[:, None] * np.float32([0.2989, 0.587, 0.114])
     red, green, blue = cv2.split(cv2.LUT(image, parts[None]))
     red += green
@@ -141,68 +142,68 @@ def tensorflow_grey(image: RGB) -> Grey:
 
 def color(image: RGB, factor: float) -> RGB:
     """Blends from grey (0) to the image (1) and past it."""
-    return saturate(image, tensorflow_grey(image), factor)
+    return blend_with_grey(image, tensorflow_grey(image), factor)
 
 
 def contrast(image: RGB, factor: float) -> RGB:
-    """Blends from a level to the image (1) and past it.
+    """Blends from a constant level (0) to the image (1) and past it.
 
-    The level should be the mean grey. The reference takes the mean of the grey image's *histogram*, which is a 256th
-    of the number of pixels, whatever they show: 196 for 224 x 224, 255 for 256 x 256 or more.
+    The level should be the mean of the grey image. The reference takes the mean of its *histogram*, which is a 256th
+    of the number of pixels, whatever the image shows: 196 for 224 x 224, 255 for 256 x 256 or more.
     """
-    return fade(image, min(image.shape[0] * image.shape[1] // 256, 255), factor)
+    return blend_with_level(image, min(image.shape[0] * image.shape[1] // 256, 255), factor)
 
 
 def brightness(image: RGB, factor: float) -> RGB:
     """Blends from black (0) to the image (1) and past it."""
-    return fade(image, 0, factor)
+    return blend_with_level(image, 0, factor)
 
 
 def sharpness(image: RGB, factor: float) -> RGB:
     """Blends from the smoothed image (0) to the image (1) and past it.
 
-    Smoothing replaces a value by the mean of the 3 x 3 around it, its own with weight 5, cut off (not rounded); the
-    border stays. TensorFlow's float32 sum falls just short of some means that are whole numbers: it smooths half a
-    percent of a photograph's values to one less, and which ones depends on the processor.
+    Smoothing replaces each value by the truncated mean of the 3 x 3 values around it, with a weight of 5 for its own;
+    the border stays. TensorFlow's float32 sum falls just short of some means that are whole numbers: half a percent of
+    a photograph's values become one less there, and which ones depends on the processor.
     """
     smooth = image.copy()
     if min(image.shape[:2]) > 2:
         kernel = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]])
         mean = cv2.filter2D(image, cv2.CV_32F, kernel)[1:-1, 1:-1]  # whole numbers, exact
-        mean *= np.float32(1 / 13)  # which takes no sum that there is across a whole number (tested)
+        mean *= np.float32(1 / 13)  # moves no possible sum across a whole number (tested)
         smooth[1:-1, 1:-1] = mean
     return blend(smooth, image, factor)
 
 
 def invert(image: RGB) -> RGB:
-    """Returns 255 less the image."""
+    """Returns 255 minus the image."""
     return cv2.bitwise_not(image)
 
 
 def posterize(image: RGB, bits: int) -> RGB:
-    """Keeps the upper bits, 1..8; of 0 bits, 1, since TensorFlow shifts a uint8 by at most 7.
+    """Keeps the upper `bits` bits, 1..8; at 0 it keeps 1, since TensorFlow shifts a uint8 by at most 7.
 
-    From magnitude 22.5 on, bits would be more than 8: the shift, a uint8 in the reference, wraps around, and 1 is kept.
+    From magnitude 22.5 on, `bits` is more than 8: the shift, a uint8 in the reference, wraps around, and 1 bit is kept.
     """
     return image & np.uint8(256 - 2 ** min((8 - bits) % 256, 7))
 
 
 def solarize(image: RGB, threshold: int) -> RGB:
-    """Inverts the values from `threshold` on.
+    """Inverts the values of at least `threshold`.
 
-    The threshold is taken modulo 256, being a uint8 in the reference (google-research/big_vision, issue 110).
+    The threshold is taken modulo 256, since it is a uint8 in the reference (google-research/big_vision, issue 110).
     """
     return cv2.LUT(image, np.where(threshold % 256 > LEVELS, LEVELS, 255 - LEVELS))
 
 
 def solarize_add(image: RGB, addition: int) -> RGB:
-    """Adds to the values below 128, up to 255."""
+    """Adds `addition` to the values below 128, up to 255."""
     added = np.minimum(LEVELS.astype(int) + addition, 255).astype(np.uint8)
     return cv2.LUT(image, np.where(LEVELS < 128, added, LEVELS))
 
 
 def auto_contrast(image: RGB) -> RGB:
-    """Stretches every channel to 0..255, in float32, then cuts off (not rounds): 255 may become 254."""
+    """Stretches every channel to 0..255 in float32, then truncates: 255 may become 254."""
     low = cv2.reduce(image, 0, cv2.REDUCE_MIN).min((0, 1)).astype(np.float32)
     high = cv2.reduce(image, 0, cv2.REDUCE_MAX).max((0, 1)).astype(np.float32)
     scale = np.float32(255) / np.maximum(high - low, 1)
@@ -211,7 +212,7 @@ def auto_contrast(image: RGB) -> RGB:
 
 
 def equalize(image: RGB) -> RGB:
-    """Makes the histogram of every channel about level, as `PIL.ImageOps.equalize`."""
+    """Equalizes the histogram of every channel, as `PIL.ImageOps.equalize` does."""
     tables = []
     for channel in range(3):
         counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel().astype(int)
@@ -222,13 +223,13 @@ def equalize(image: RGB) -> RGB:
 
 
 def cutout(image: RGB, reach: int, down: float, across: float) -> RGB:
-    """Fills the part of a square with sides of `2 * reach` pixels that lies within the image (arXiv 1708.04552).
+    """Fills the part of a square that lies within the image (DeVries and Taylor, arXiv 1708.04552).
 
     Args:
         image: of any size.
-        reach: from the centre to each side, in pixels.
-        down: the centre's row, in parts of the height, 0 included, 1 not.
-        across: the centre's column.
+        reach: half the side of the square, in pixels.
+        down: the centre's row as a fraction of the height, in [0, 1).
+        across: the centre's column as a fraction of the width, in [0, 1).
     """
     row, column = int(down * image.shape[0]), int(across * image.shape[1])
     image = image.copy()
@@ -237,20 +238,21 @@ def cutout(image: RGB, reach: int, down: float, across: float) -> RGB:
 
 
 def warp(image: RGB, matrix: Float32[np.ndarray, "2 3"]) -> RGB:
-    """Shows at column x, row y the pixel nearest to `matrix @ [x, y, 1]`, halves away from zero, as TensorFlow does.
+    """Moves the pixel nearest to `matrix @ [x, y, 1]` to column x, row y.
 
-    Pixel centres are whole numbers. Positions are computed in float32 in TensorFlow's order.
+    Halves are rounded away from zero, pixel centres are whole numbers, and positions are computed in float32 in the
+    same order as in TensorFlow.
     """
     rows, columns = (np.arange(side, dtype=np.float32) for side in image.shape[:2])
-    places = [(a * columns + (b * rows)[:, None]) + c for a, b, c in matrix]
-    # The number before 0.5 rounds exactly: with 0.5 itself, 0.49999997 would become 1.
+    positions = [(a * columns + (b * rows)[:, None]) + c for a, b, c in matrix]
+    # The float32 below 0.5 rounds exactly; with 0.5 itself, 0.49999997 would become 1.
     half = np.nextafter(np.float32(0.5), np.float32(0))
-    x, y = (np.trunc(place + np.copysign(half, place)) for place in places)
+    x, y = (np.trunc(position + np.copysign(half, position)) for position in positions)
     return cv2.remap(image, x, y, cv2.INTER_NEAREST, None, cv2.BORDER_CONSTANT, (FILL, FILL, FILL))
 
 
 def rotate(image: RGB, degrees: float) -> RGB:
-    """Turns around the centre, counterclockwise, as `tfa.image.rotate`."""
+    """Rotates around the centre, counterclockwise, as `tfa.image.rotate` does."""
     angle = np.float32(degrees) * np.float32(math.pi / 180)
     cosine, sine = np.cos(angle), np.sin(angle)
     down, across = (np.float32(side - 1) for side in image.shape[:2])
@@ -259,68 +261,68 @@ def rotate(image: RGB, degrees: float) -> RGB:
 
 
 def shear_x(image: RGB, slope: float) -> RGB:
-    """Moves a row to the left by `slope` times its number."""
+    """Moves each row to the left by `slope` times its number."""
     return warp(image, np.array([[1, slope, 0], [0, 1, 0]], np.float32))
 
 
 def shear_y(image: RGB, slope: float) -> RGB:
-    """Moves a column up by `slope` times its number."""
+    """Moves each column up by `slope` times its number."""
     return warp(image, np.array([[1, 0, 0], [slope, 1, 0]], np.float32))
 
 
 def translate_x(image: RGB, pixels: float) -> RGB:
-    """Moves to the left."""
+    """Moves the image to the left."""
     return warp(image, np.array([[1, 0, pixels], [0, 1, 0]], np.float32))
 
 
 def translate_y(image: RGB, pixels: float) -> RGB:
-    """Moves up."""
+    """Moves the image up."""
     return warp(image, np.array([[1, 0, 0], [0, 1, pixels]], np.float32))
 
 
-def either(amount: float, rng: Generator) -> float:
-    """Negates every other amount, at random."""
+def random_sign(amount: float, rng: Generator) -> float:
+    """Negates the amount with probability 0.5."""
     return amount if rng.random() < 0.5 else -amount
 
 
-# Name -> what it does, and its arguments: from the magnitude over 10, at random where the authors have it so.
+# Name -> op, and its arguments as a function of magnitude / 10 and of the generator.
 RANDAUGMENT: dict[str, tuple[Callable[..., RGB], Callable[[float, Generator], tuple]]] = {
     "AutoContrast": (auto_contrast, lambda part, rng: ()),
     "Equalize": (equalize, lambda part, rng: ()),
     "Invert": (invert, lambda part, rng: ()),
-    "Rotate": (rotate, lambda part, rng: (either(part * 30, rng),)),
+    "Rotate": (rotate, lambda part, rng: (random_sign(part * 30, rng),)),
     "Posterize": (posterize, lambda part, rng: (int(part * 4),)),
     "Solarize": (solarize, lambda part, rng: (int(part * 256),)),
     "Color": (color, lambda part, rng: (part * 1.8 + 0.1,)),
     "Contrast": (contrast, lambda part, rng: (part * 1.8 + 0.1,)),
     "Brightness": (brightness, lambda part, rng: (part * 1.8 + 0.1,)),
     "Sharpness": (sharpness, lambda part, rng: (part * 1.8 + 0.1,)),
-    "ShearX": (shear_x, lambda part, rng: (either(part * 0.3, rng),)),
-    "ShearY": (shear_y, lambda part, rng: (either(part * 0.3, rng),)),
-    "TranslateX": (translate_x, lambda part, rng: (either(part * 100, rng),)),
-    "TranslateY": (translate_y, lambda part, rng: (either(part * 100, rng),)),
+    "ShearX": (shear_x, lambda part, rng: (random_sign(part * 0.3, rng),)),
+    "ShearY": (shear_y, lambda part, rng: (random_sign(part * 0.3, rng),)),
+    "TranslateX": (translate_x, lambda part, rng: (random_sign(part * 100, rng),)),
+    "TranslateY": (translate_y, lambda part, rng: (random_sign(part * 100, rng),)),
     "Cutout": (cutout, lambda part, rng: (int(part * 40), rng.random(), rng.random())),
     "SolarizeAdd": (solarize_add, lambda part, rng: (int(part * 110),)),
 }
 
 
 def pillow_grey(image: RGB) -> Grey:
-    """Returns Pillow's "L"."""
+    """Returns the grey image as Pillow's mode "L"."""
     return np.asarray(Image.fromarray(image).convert("L"))
 
 
 def jitter_contrast(image: RGB, factor: float) -> RGB:
-    """Blends from the mean grey, rounded, as `PIL.ImageEnhance.Contrast`."""
-    return fade(image, int(pillow_grey(image).mean() + 0.5), factor)
+    """Blends from the rounded mean grey level, as `PIL.ImageEnhance.Contrast` does."""
+    return blend_with_level(image, int(pillow_grey(image).mean() + 0.5), factor)
 
 
 def jitter_saturation(image: RGB, factor: float) -> RGB:
-    """Blends from grey, as `PIL.ImageEnhance.Color`."""
-    return saturate(image, pillow_grey(image), factor)
+    """Blends from grey, as `PIL.ImageEnhance.Color` does."""
+    return blend_with_grey(image, pillow_grey(image), factor)
 
 
 def jitter_hue(image: RGB, turns: float) -> RGB:
-    """Shifts the H of Pillow's HSV by whole 255ths of a turn, towards 0, where a turn has 256."""
+    """Shifts the H of Pillow's HSV by whole 255ths of a turn, truncated, although a turn has 256 levels."""
     if not turns:
         return image
     hue, *others = Image.fromarray(image).convert("HSV").split()
@@ -329,4 +331,4 @@ def jitter_hue(image: RGB, turns: float) -> RGB:
 
 
 # In the order of color_jitter's arguments.
-JITTER: tuple[Callable[[RGB, float], RGB], ...] = (brightness, jitter_contrast, jitter_saturation, jitter_hue)
+JITTER_OPS: tuple[Callable[[RGB, float], RGB], ...] = (brightness, jitter_contrast, jitter_saturation, jitter_hue)

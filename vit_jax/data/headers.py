@@ -1,4 +1,4 @@
-"""The headers of the images to evaluate, looked at before training, so that the unreadable are named in time."""
+"""Check of the headers of the images to evaluate before training, so that unreadable images are reported in time."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,46 +7,49 @@ from typing import Any
 
 from vit_jax import UserError
 
-AT_ONCE = 16  # files; shared disks take their time
-PART = 256  # files that a thread takes at once
-NAMED = 3
+THREADS = 16  # more than the cores, since shared disks are slow to answer
+CHUNK = 256  # files that a thread reads at a time
+SHOWN = 3  # faults in the message
 
 
 def check_headers(
-    read: Callable[[int], Any], fault: Callable[[int, int], str | None], rows: Sequence[int], name: str
+    read_header: Callable[[int], Any],
+    why_too_small: Callable[[int, int], str | None],
+    indices: Sequence[int],
+    name: str,
 ) -> None:
-    """Looks at the headers of some images; at 50,000 local files on two cores for 2 to 3 seconds.
+    """Checks the headers of some images; of 50,000 local files on two cores in 2 to 3 seconds.
 
     Args:
-        read: number of an image -> its `decode.ImageHeader`.
-        fault: height, width -> why an image of this size is too small, or None.
-        rows: numbers of the images.
+        read_header: index of an image -> its `images.ImageHeader`.
+        why_too_small: height, width -> why an image of this size is too small, or None.
+        indices: of the images to check.
         name: of the evaluation.
 
     Raises:
-        UserError: some are no images that can be read, or are too small; it counts them and names the first.
+        UserError: some images are unreadable or too small; the message counts them and names the first.
     """
-    fault = functools.cache(fault)
+    why_too_small = functools.cache(why_too_small)
 
-    def look(part: Sequence[int]) -> list[str]:
-        found = []
-        for index in part:
+    def check_chunk(chunk: Sequence[int]) -> list[str]:
+        faults = []
+        for index in chunk:
             try:
-                header = read(index)
+                header = read_header(index)
             except UserError as error:
-                found.append(str(error))
+                faults.append(str(error))
                 continue
-            # Its EXIF data may turn it: what fits neither way is too small.
-            if (small := fault(header.height, header.width)) and fault(header.width, header.height):
-                found.append(f"the image {header.name} is too small: {small}")
-        return found
+            # EXIF data may turn the image, so one that fits in either orientation passes.
+            if (reason := why_too_small(header.height, header.width)) and why_too_small(header.width, header.height):
+                faults.append(f"the image {header.name} is too small: {reason}")
+        return faults
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        parts = [rows[begin : begin + PART] for begin in range(0, len(rows), PART)]
-        faults = [fault for found in pool.map(look, parts) for fault in found]
+    with ThreadPoolExecutor(THREADS) as pool:
+        chunks = [indices[begin : begin + CHUNK] for begin in range(0, len(indices), CHUNK)]
+        faults = [fault for found in pool.map(check_chunk, chunks) for fault in found]
     if faults:
-        more = f"; and {len(faults) - NAMED:,} more" if len(faults) > NAMED else ""
+        more = f"; and {len(faults) - SHOWN:,} more" if len(faults) > SHOWN else ""
         raise UserError(
-            f"{len(faults):,} of {len(rows):,} images of evals.{name} cannot be evaluated: {'; '.join(faults[:NAMED])}"
-            f"{more}. Repair or remove them: an evaluation leaves nothing out."
+            f"{len(faults):,} of {len(indices):,} images of evals.{name} cannot be evaluated: "
+            f"{'; '.join(faults[:SHOWN])}{more}. Repair or remove them: an evaluation skips no image."
         )

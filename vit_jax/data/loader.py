@@ -1,7 +1,7 @@
-"""Batches: global batch n is a function of (seed, n), whoever reads which of its rows.
+"""Loading of batches: global batch n is a function of (seed, n), whichever processes read its rows.
 
-Shuffle first, then batch, then let each process read the rows that its devices hold: so the batch that the processes
-assemble does not depend on how many there are, nor on their worker processes, and the position in the data is one
+The data is shuffled first, then batched; then each process reads the rows that its devices hold. So the batch that the
+processes assemble depends neither on their number nor on their worker processes, and the position in the data is one
 integer.
 """
 
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import cv2
 import grain
 import jax
 import numpy as np
@@ -27,9 +28,10 @@ from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import Preprocessor
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
-Source: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
-CHUNK = 8  # rows that one thread or worker reads at a time
+ExampleSource: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
+GROUP = 8  # rows that one thread or worker reads at a time
 ENDLESS = 2**40  # batches
+MAX_SKIPPED = 100  # unreadable images in a row
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
@@ -50,14 +52,14 @@ def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
     return np.unique(np.concatenate([np.arange(batch, dtype=np.int64)[index] for index in indices.values()]))
 
 
-def place(
+def assemble_global(
     local: dict[str, np.ndarray], rows: Rows, batch: int, sharding: jax.sharding.Sharding
 ) -> dict[str, jax.Array]:
-    """Assembles global arrays from the rows of this process, without talking to other processes.
+    """Assembles global arrays from the rows of this process, without communication.
 
     Args:
         local: arrays [rows, ...].
-        rows: as `local_rows` gives them.
+        rows: as returned by `local_rows`.
         batch: rows of the global batch.
         sharding: of dimension 0, for arrays of any rank.
 
@@ -65,7 +67,7 @@ def place(
         The arrays [batch, ...].
     """
 
-    def put(array: np.ndarray) -> jax.Array:
+    def assemble(array: np.ndarray) -> jax.Array:
         def shard(index: tuple[slice, ...]) -> np.ndarray:
             start, stop, _ = index[0].indices(batch)
             first = int(np.searchsorted(rows, start))
@@ -73,58 +75,62 @@ def place(
 
         return jax.make_array_from_callback((batch, *array.shape[1:]), sharding, shard)
 
-    return {name: put(array) for name, array in local.items()}
+    return {name: assemble(array) for name, array in local.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExampleReader:
-    """Reads an example and preprocesses its image; a function of its number and a random generator.
+    """Reads an example and preprocesses its image; a function of its index and a random generator.
 
     Attributes:
-        source: what is read.
-        preprocess: applied to the image, but for its last op: `place` moves whole numbers, a quarter of the bytes.
-        on_bad: `fail`, `replace` an unreadable example by the next readable one, or `raise`: fail without naming that
-            choice.
+        source: of the examples.
+        preprocess: applied to the image, except for its last op: uint8 is a quarter of the bytes to transfer.
+        on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
+            without suggesting `replace`.
     """
 
-    source: Source
+    source: ExampleSource
     preprocess: Preprocessor
     on_bad: str
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns `image` uint8 [height, width, 3], `label` int32 and `bad`: the example that was replaced, or -1.
+        """Returns `image` uint8 [height, width, 3], `label` int32 and `bad`: the index that was replaced, or -1.
 
         Raises:
-            UserError: the image is unreadable, or a hundred in a row are.
+            UserError: the image is unreadable, or `MAX_SKIPPED` in a row are.
         """
-        for skipped in range(min(100, len(self.source))):
+        for skipped in range(min(MAX_SKIPPED, len(self.source))):
             try:
                 example = self.source[(index + skipped) % len(self.source)]
-                image, label = self.preprocess.levels(example["image"], rng), np.asarray(example["label"], np.int32)
+                image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
                 return {"image": image, "label": label, "bad": np.int64(index if skipped else -1)}
             except DecodeError as error:
                 if self.on_bad == "raise":
-                    raise UserError(f"{error}; repair or remove it: an evaluation leaves nothing out") from error
+                    raise UserError(f"{error}; repair or remove it: an evaluation skips no image") from error
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
-        raise UserError("a hundred images in a row are unreadable; is the data damaged?")
+        raise UserError(f"{MAX_SKIPPED} images in a row are unreadable; the data may be damaged")
 
 
-class Chunks:
-    """What grain reads: element k is the k-th group of local rows, batch after batch.
+class RowGroups:
+    """The data source of grain: element k is the k-th group of local rows, batch after batch.
 
     Rows after the last example are zeros; `mask` is 0 there and 1 elsewhere.
     """
 
     def __init__(self, examples: grain.MapDataset, shape: tuple[int, ...], batch: int, rows: Rows):
-        """Divides the rows of a process into groups of at most CHUNK."""
+        """Divides the rows of a process into groups of at most GROUP."""
         self.examples, self.shape, self.batch = examples, shape, batch
-        self.groups = np.array_split(rows, math.ceil(len(rows) / CHUNK))
+        self.groups = np.array_split(rows, math.ceil(len(rows) / GROUP))
         self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Arrives in a worker process: Ctrl-C, which the terminal sends there too, is the main process's affair."""
+        """Sets up the worker process that receives this object.
+
+        It ignores Ctrl-C, which the terminal sends to the main process too.
+        """
         vars(self).update(state)
+        use_one_opencv_thread()
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -135,44 +141,50 @@ class Chunks:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Returns arrays [group, ...]."""
         number, group = divmod(index, len(self.groups))
-        places = [number * self.batch + int(row) for row in self.groups[group]]
-        rows = [self.examples[at] for at in places if at < len(self.examples)]
+        positions = [number * self.batch + int(row) for row in self.groups[group]]
+        rows = [self.examples[at] for at in positions if at < len(self.examples)]
         label = rows[0]["label"] if rows else self.examples[0]["label"]
-        filled = {"image": np.zeros(self.shape, np.uint8), "label": np.zeros_like(label), "bad": np.int64(-1)}
-        rows += [filled] * (len(places) - len(rows))
-        arrays = {name: np.stack([row[name] for row in rows]) for name in filled}
-        return {**arrays, "mask": np.array([at < len(self.examples) for at in places], np.float32)}
+        padding = {"image": np.zeros(self.shape, np.uint8), "label": np.zeros_like(label), "bad": np.int64(-1)}
+        rows += [padding] * (len(positions) - len(rows))
+        arrays = {name: np.stack([row[name] for row in rows]) for name in padding}
+        return {**arrays, "mask": np.array([at < len(self.examples) for at in positions], np.float32)}
+
+
+def use_one_opencv_thread() -> None:
+    """Turns off OpenCV's own threads: those of the loader, or its workers, already keep every core busy."""
+    cv2.setNumThreads(0)
 
 
 class LocalBatches:
     """Iterates over the rows of this process of one global batch after another.
 
     Attributes:
-        replaced: the numbers of the unreadable examples met so far.
+        replaced: the indices of the unreadable examples met so far.
     """
 
-    def __init__(self, chunks: Chunks, source: Source, *, start: int, workers: int, max_bad: float = 0.0):
+    def __init__(self, row_groups: RowGroups, source: ExampleSource, *, start: int, workers: int, max_bad: float = 0.0):
         """Begins to read ahead, in threads or in worker processes.
 
         Args:
-            chunks: what to read.
-            source: what they are made of.
+            row_groups: what to read.
+            source: of the examples in them.
             start: number of the first batch.
-            workers: processes that read; 0: threads of this one.
-            max_bad: the largest share of the examples that may be replaced.
+            workers: worker processes; 0: threads of this process.
+            max_bad: the largest fraction of the examples that may be replaced.
         """
         self.replaced: set[int] = set()
         self.source, self.max_bad = source, max_bad
-        self.groups = chunks.groups
-        ahead = 2 * len(chunks.groups)
-        dataset = grain.MapDataset.source(chunks)[start * len(chunks.groups) :]
+        self.groups = row_groups.groups
+        ahead = 2 * len(self.groups)
+        dataset = grain.MapDataset.source(row_groups)[start * len(self.groups) :]
         if workers:
             if not flags.FLAGS.is_parsed():
-                flags.FLAGS.mark_as_parsed()  # grain hands its own flags to the workers, also outside of an absl app
+                flags.FLAGS.mark_as_parsed()  # grain passes its flags to the workers, even outside of an absl app
             options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=math.ceil(ahead / workers))
             iterable = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(options)
         else:
-            threads = min(os.cpu_count() or 1, 32)  # more only wait for the interpreter's lock
+            use_one_opencv_thread()
+            threads = min(os.cpu_count() or 1, 32)  # more would only wait for the interpreter's lock
             iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, max(threads, ahead)))
         self.iterator: grain.DatasetIterator | None = iter(iterable)
 
@@ -189,19 +201,20 @@ class LocalBatches:
         """
         if self.iterator is None:
             raise StopIteration
-        chunks = []
+        parts = []
         for _ in self.groups:
-            chunks.append(next(self.iterator))
+            parts.append(next(self.iterator))
         rows = sum(len(group) for group in self.groups)
-        batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in chunks[0].items()}
-        for name, array in batch.items():  # copies: what a worker gives lies in its memory
-            np.concatenate([chunk[name] for chunk in chunks], out=array)
+        batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
+        for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
+            np.concatenate([part[name] for part in parts], out=array)
         for index in {int(index) for index in batch.pop("bad")} - self.replaced - {-1}:
             self.replaced.add(index)
-            self._tell(index)
+            self._report_replaced(index)
         return batch
 
-    def _tell(self, index: int) -> None:
+    def _report_replaced(self, index: int) -> None:
+        """Logs that an example was replaced, or raises UserError if too many were."""
         try:
             np.asarray(self.source[index]["image"])
             fault = f"example {index} was unreadable"
@@ -210,20 +223,20 @@ class LocalBatches:
         met, count = len(self.replaced), len(self.source)
         if met > self.max_bad * count:
             raise UserError(
-                f"{fault}; unreadable images so far: {met} of {count:,}, and --config.data.max_bad={self.max_bad:g} "
-                f"allows {math.floor(self.max_bad * count)} to be replaced: repair them, or set it to {met / count:.2g}"
+                f"{fault}; so far {met} of {count:,} images are unreadable, but --config.data.max_bad={self.max_bad:g} "
+                f"allows {math.floor(self.max_bad * count)} to be replaced; repair them, or set it to {met / count:.2g}"
             )
-        logging.getLogger(__name__).warning("%s; it is replaced by the next readable one", fault)
+        logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
 
     def close(self) -> None:
         """Stops the threads or processes."""
         if self.iterator is not None:
             self.iterator.close()
-        self.iterator = None  # grain's iterators complain when they outlive their module
+        self.iterator = None  # grain's iterators print errors if they outlive their module
 
 
 def local_train_batches(
-    source: Source,
+    source: ExampleSource,
     preprocess: Preprocessor,
     *,
     batch: int,
@@ -237,31 +250,32 @@ def local_train_batches(
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
     Args:
-        source: what is read.
-        preprocess: applied to each image, its randomness a function of (seed, number of the example in the run).
+        source: of the examples.
+        preprocess: applied to each image; its randomness is a function of (seed, position of the example in the run).
         batch: rows of the global batch.
         rows: those that this process reads.
         seed: of the order and of the preprocessing; 0 to 2**32 - 1.
-        start: number of the first batch: `start=n` gives what follows after n batches.
-        workers: processes that read and decode; 0: threads of this one.
+        start: number of the first batch: `start=n` continues after n batches.
+        workers: processes that read and decode; 0: threads of this process.
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
-        max_bad: the largest share of the examples that may be replaced.
+        max_bad: the largest fraction of the examples that may be replaced.
     """
-    numbers = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
-    chunks = Chunks(numbers.random_map(ExampleReader(source, preprocess, on_bad)), preprocess.shape, batch, rows)
-    return LocalBatches(chunks, source, start=start, workers=workers, max_bad=max_bad)
+    indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
+    examples = indices.random_map(ExampleReader(source, preprocess, on_bad))
+    row_groups = RowGroups(examples, preprocess.shape, batch, rows)
+    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad)
 
 
 def local_eval_batches(
-    source: Source, preprocess: Preprocessor, *, batch: int, rows: Rows, workers: int = 0
+    source: ExampleSource, preprocess: Preprocessor, *, batch: int, rows: Rows, workers: int = 0
 ) -> LocalBatches:
-    """Iterates once over the examples in order; the last batch is filled up with zeros whose `mask` is 0."""
+    """Iterates once over the examples in order; the last batch is padded with zeros whose `mask` is 0."""
     examples = grain.MapDataset.range(len(source)).seed(0).random_map(ExampleReader(source, preprocess, "raise"))
-    return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
+    return LocalBatches(RowGroups(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
 
 
 class DevicePrefetcher:
-    """Iterates over batches on the devices, transferring the next `depth` while the last one is in use.
+    """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
     due.
@@ -277,12 +291,12 @@ class DevicePrefetcher:
         finish: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] = lambda batch: batch,
         depth: int = 2,
     ):
-        """Transfers nothing before the first batch is asked for.
+        """Transfers nothing before the first batch is requested.
 
         Args:
-            local: what is read.
+            local: the batches to transfer.
             put: begins to transfer a batch.
-            finish: what is done to a batch on the devices when it is due.
+            finish: applied to a batch on the devices when it is due.
             depth: batches to keep transferred.
         """
         self.local, self.put, self.finish, self.depth = local, put, finish, depth
@@ -315,11 +329,11 @@ class DevicePrefetcher:
 
     @property
     def replaced(self) -> int:
-        """How many unreadable images this process met, in the batches ahead too."""
+        """The number of unreadable images that this process has met, those of prefetched batches included."""
         return len(self.local.replaced)
 
     def close(self) -> None:
-        """Stops reading; there is no next batch afterwards."""
+        """Stops reading; no batch follows."""
         self.end = self.end or StopIteration()
         self.queue.clear()
         self.local.close()

@@ -1,4 +1,4 @@
-"""From a source to global batches on the devices."""
+"""The way from a source to global batches on the devices."""
 
 import functools
 import os
@@ -18,14 +18,30 @@ from vit_jax.data.setup import eval_batch_size, train_preprocessor
 
 
 def load_image(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
-    """Returns an image file, local or remote, turned upright as its EXIF data says, or pixels, as a model with such
-    preprocessing reads it.
+    """Returns one image as a model with such preprocessing reads it.
+
+    Args:
+        image: path of a file, local or remote, whose EXIF orientation is applied; or pixels.
+        preprocess: the pipe, with numbers for `{resolution}`.
 
     Raises:
-        UserError: the file is no readable image, or the preprocessing leaves its size open.
+        UserError: the file is not a readable image, or the preprocessing does not fix the size.
     """
     given = image if isinstance(image, np.ndarray) else images.read_image(image)
     return parse_pipe(preprocess, 0)(given, np.random.default_rng(0))
+
+
+def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
+    """Returns some images, spread over a split and not preprocessed, and the names of their classes.
+
+    Raises:
+        UserError: the source is wrong or missing, or has no such split.
+    """
+    source = sources.open_source(config, split)
+    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
+    names = source.class_names or range(source.num_classes)
+    labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
+    return [np.asarray(row["image"]) for row in rows], [", ".join(classes) for classes in labels]
 
 
 def train_batches(
@@ -39,8 +55,8 @@ def train_batches(
     Args:
         config: completed.
         sharding: splits dimension 0 of a batch; names no other dimension.
-        start: number of the first batch, 0 in a fresh run.
-        opened: sources by split that are open already.
+        start: number of the first batch, 0 in a new run.
+        opened: split -> source, for those that are open already.
 
     Returns:
         An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
@@ -62,31 +78,31 @@ def train_batches(
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
     )
-    put = functools.partial(loader.place, rows=rows, batch=config.batch, sharding=sharding)
+    assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
     return loader.DevicePrefetcher(
         local,
-        lambda batch: put({"image": batch["image"], "label": batch["label"]}),
-        functools.partial(finish, preprocess.value_range),
+        lambda batch: assemble({"image": batch["image"], "label": batch["label"]}),
+        functools.partial(scale_images, preprocess.value_range),
     )
 
 
-def finish(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Does the last op of the preprocessing, on the devices."""
-    return batch | {"image": scale(batch["image"], value_range)}
+def scale_images(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Runs `value_range`, the last op of the preprocessing, on the devices."""
+    return batch | {"image": scale_levels(batch["image"], value_range)}
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def scale(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`; off `preprocess.value_range` by a rounding of float32 at most."""
+def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
+    """Maps 0 to `low` and 255 to `high`; differs from `preprocess.value_range` by at most a float32 rounding."""
     low, high = value_range
     return images.astype(jnp.float32) * ((high - low) / 255) + low
 
 
 class EvalBatches:
-    """The batches of an evaluation: every example once; each `iter()` starts anew.
+    """The batches of an evaluation, every example once; each `iter()` starts again.
 
     Attributes:
-        source: what is read.
+        source: of the examples.
         batch: rows of a global batch.
     """
 
@@ -109,18 +125,20 @@ class EvalBatches:
         return -(-len(self.source) // self.batch)
 
     def check_headers(self) -> None:
-        """Looks at the headers of the images that this process will read, where that is quick."""
-        if self.source.header:
-            mine = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
-            check_headers(self.source.read_image_header, self.preprocess.fault, mine, self.name)
+        """Raises UserError if the header of an image that this process will read is wrong; checks local folders only,
+        where that is quick.
+        """
+        if self.source.read_header:
+            indices = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
+            check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""
         local = loader.local_eval_batches(
             self.source, self.preprocess, batch=self.batch, rows=self.rows, workers=self.workers
         )
-        put = functools.partial(loader.place, rows=self.rows, batch=self.batch, sharding=self.sharding)
-        return loader.DevicePrefetcher(local, put, functools.partial(finish, self.preprocess.value_range))
+        assemble = functools.partial(loader.assemble_global, rows=self.rows, batch=self.batch, sharding=self.sharding)
+        return loader.DevicePrefetcher(local, assemble, functools.partial(scale_images, self.preprocess.value_range))
 
 
 def eval_batches(
@@ -135,28 +153,15 @@ def eval_batches(
         config: completed.
         name: of the evaluation.
         sharding: splits dimension 0 of a batch; names no other dimension.
-        opened: sources by split that are open already.
+        opened: split -> source, for those that are open already.
 
     Returns:
-        An iterable, and one anew each time, over `{"image": float32 [batch, height, width, 3], "label": int32 [batch],
-        "mask": float32 [batch]}`, global arrays. The mask is 1 for every example of the split, once, and 0 for the rows
-        that fill up the last batch.
+        An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
+        [batch], "mask": float32 [batch]}`, global arrays. The mask is 1 for every example of the split, once, and 0 for
+        the rows that pad the last batch.
 
     Raises:
         UserError: the data is wrong, or the batch cannot be split so.
     """
     choose("evaluation", name, config.evals)
     return EvalBatches(config, name, sharding, opened)
-
-
-def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
-    """Returns some images, spread over a split, as they are before preprocessing, and the names of their classes.
-
-    Raises:
-        UserError: the source is wrong or absent, or has no such split.
-    """
-    source = sources.open_source(config, split)
-    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
-    names = source.class_names or range(source.num_classes)
-    labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
-    return [np.asarray(row["image"]) for row in rows], [", ".join(told) for told in labels]

@@ -1,10 +1,9 @@
-"""Preprocessing: a pipe of named ops, as big_vision writes it, from a decoded image to the array a model reads.
+"""Preprocessing: a pipe of named ops, in big_vision's notation, from an image to the array that a model reads.
 
-`inception_crop({resolution})|flip_lr|value_range(-1,1)` is parsed when the config is read, strictly, and its text is
-stored with every exported model, with numbers for `{resolution}` and `{resolution*256/224}`. The pixels are those of
-the authors' TensorFlow ops. An op takes the image, uint8, a generator from which only the random ones draw, and the
-arguments that the pipe gives. One that cuts may come first on an image not decoded yet: then no more is decoded than it
-needs.
+`inception_crop({resolution})|flip_lr|value_range(-1,1)` is parsed strictly when the config is read. Its text is stored
+with every exported model, with numbers for `{resolution}` and `{resolution*256/224}`. The pixels are those of the
+authors' TensorFlow ops. An op takes the image (uint8), a random generator, which only the random ops use, and the
+arguments that the pipe states. If the first op is a crop, it takes an encoded image, and decodes no more than it needs.
 """
 
 import ast
@@ -24,44 +23,44 @@ from vit_jax.data import augment
 from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
-Known: TypeAlias = int | tuple[int, int] | None  # of an image's size: the shorter side; (height, width); nothing
+KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known
 Generator: TypeAlias = np.random.Generator
 
 
-def pair(size: Size) -> tuple[int, int]:
+def height_and_width(size: Size) -> tuple[int, int]:
     """Returns (height, width)."""
     return size if isinstance(size, tuple) else (size, size)
 
 
 def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> Crop:
     """Resizes to `size`, whatever the aspect ratio."""
-    return resize_pixels(image, *pair(size), method, antialias)
+    return resize_pixels(image, *height_and_width(size), method, antialias)
 
 
 def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", antialias: bool = False) -> Crop:
     """Resizes so that the smaller side has `size` pixels, keeping the aspect ratio."""
-    return resize_pixels(image, *small_size(image.shape[0], image.shape[1], size), method, antialias)
+    return resize_pixels(image, *resized_size(image.shape[0], image.shape[1], size), method, antialias)
 
 
-def small_size(height: int, width: int, size: int) -> tuple[int, int]:
-    """Returns the (height, width) that `resize_small` gives, rounded in float32 as the authors do."""
+def resized_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Returns the (height, width) after `resize_small`, rounded in float32 as in the authors' code."""
     ratio = np.float32(size) / np.float32(min(height, width))
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
 
 
 def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Cuts out the centre; an odd pixel is lost at the bottom and the right."""
-    rows, columns = pair(size)
-    check_fits(rows, columns, image.shape[0], image.shape[1])
-    return cut(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
+    """Crops the centre; an odd pixel is lost at the bottom and the right."""
+    rows, columns = height_and_width(size)
+    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
+    return crop_box(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
 
 
 def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Cuts out a box of `size` at a uniformly random place."""
-    rows, columns = pair(size)
-    check_fits(rows, columns, image.shape[0], image.shape[1])
+    """Crops a box of `size` at a uniformly random position."""
+    rows, columns = height_and_width(size)
+    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
     top = int(rng.integers(image.shape[0] - rows + 1))
-    return cut(image, top, int(rng.integers(image.shape[1] - columns + 1)), rows, columns)
+    return crop_box(image, top, int(rng.integers(image.shape[1] - columns + 1)), rows, columns)
 
 
 def inception_crop(
@@ -73,18 +72,18 @@ def inception_crop(
     method: str = "bilinear",
     antialias: bool = False,
 ) -> Crop:
-    """Cuts out a random box, as `inception_box` samples it, and resizes it to `size`.
+    """Crops a random box, sampled by `inception_box`, and resizes it to `size`.
 
-    The areas are in percent of the image's (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
+    Areas are percentages of the image's (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
     """
     box = inception_box(image.shape[0], image.shape[1], area_min / 100, area_max / 100, rng)
-    return resize_pixels(cut(image, *box), *pair(size), method, antialias)
+    return resize_pixels(crop_box(image, *box), *height_and_width(size), method, antialias)
 
 
-def cut(image: RGB | EncodedImage, top: int, left: int, rows: int, columns: int) -> Crop:
-    """Returns the box of the image."""
+def crop_box(image: RGB | EncodedImage, top: int, left: int, rows: int, columns: int) -> Crop:
+    """Returns a box of the image."""
     if isinstance(image, EncodedImage):
-        return image.cut(top, left, rows, columns)
+        return image.crop(top, left, rows, columns)
     return image[top : top + rows, left : left + columns]
 
 
@@ -95,20 +94,20 @@ def inception_box(
 
     The aspect ratio (width to height) is uniform in [0.75, 1.33], TensorFlow's default. Given it, the box's *height*
     (not its area) is uniform among the whole numbers that keep the area within its bounds and the box within the
-    image; the place is uniform, but the last row and column of places never come. After 100 boxes that rounding
-    pushed out of bounds, it is the whole image.
+    image. The position is uniform, except that the last row and column of positions are never drawn. After 100 boxes
+    that rounding pushes out of bounds, the whole image is returned.
 
     Args:
         height: of the image, in pixels.
         width: of the image, in pixels.
-        area_min: smallest area of the box as a part of the image's.
-        area_max: largest.
+        area_min: smallest area of the box, as a fraction of the image's.
+        area_max: largest area, likewise.
         rng: the only source of randomness.
     """
     smallest, largest = area_min * height * width, area_max * height * width
     for _ in range(100):
         aspect = rng.uniform(0.75, 1.33)
-        # Python's round is to the nearest even, as C's lrintf.
+        # Python rounds halves to even, as C's lrintf does.
         high = min(round((largest / aspect) ** 0.5), height)
         if round(high * aspect) > width:
             high = int((width + 0.5 - 1e-7) / aspect)
@@ -126,7 +125,7 @@ def inception_box(
 
 
 def flip_lr(image: RGB, rng: Generator) -> RGB:
-    """Mirrors every other image, at random."""
+    """Mirrors the image with probability 0.5."""
     return cv2.flip(image, 1) if rng.random() < 0.5 else image
 
 
@@ -138,8 +137,7 @@ def value_range(
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
 
-CUTS = (central_crop, inception_crop, random_crop)  # take an encoded image
-
+CROPS = (central_crop, inception_crop, random_crop)  # these take an encoded image
 
 OPS: dict[str, Callable] = {
     "central_crop": central_crop,
@@ -157,13 +155,13 @@ OPS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessor:
-    """A parsed pipe: called with an image and a generator it returns what the model reads. It pickles.
+    """A parsed pipe: maps an image and a random generator to what the model reads. It can be pickled.
 
     Attributes:
-        text: the pipe as stored with a model, `{resolution}` replaced.
-        shape: (height, width, 3) of what it returns, whatever the image.
-        ops: what it does, in order, before `value_range`.
-        value_range: what 0 and 255 become at the end.
+        text: the pipe as stored with a model, with numbers for `{resolution}`.
+        shape: (height, width, 3) of the result, for any image.
+        ops: the ops before `value_range`, in order.
+        value_range: the values that 0 and 255 become at the end.
     """
 
     text: str
@@ -171,32 +169,32 @@ class Preprocessor:
     ops: tuple[functools.partial, ...]
     value_range: tuple[float, float]
 
-    def levels(self, image: RGB | EncodedImage, rng: Generator) -> Crop:
+    def apply_ops(self, image: RGB | EncodedImage, rng: Generator) -> Crop:
         """Runs the ops before `value_range`.
 
         Raises:
             UserError: the image is smaller than a crop.
-            DecodeError: it is unreadable.
+            DecodeError: the image is unreadable.
         """
-        if isinstance(image, EncodedImage) and not (self.ops and self.ops[0].func in CUTS):
+        if isinstance(image, EncodedImage) and not (self.ops and self.ops[0].func in CROPS):
             image = image.decode()
         for op in self.ops:
             image = op(image, rng)
         return image
 
-    def fault(self, height: int, width: int) -> str | None:
-        """Returns why an image of this size is too small, or None."""
-        shape: Known = (height, width)
+    def why_too_small(self, height: int, width: int) -> str | None:
+        """Returns why an image of this size is too small for the ops, or None if it is not."""
+        size: KnownSize = (height, width)
         try:
             for op in self.ops:
-                shape = output_shape(shape, op.func.__name__, op.keywords)
+                size = output_size(size, op.func.__name__, op.keywords)
         except UserError as error:
             return str(error)
         return None
 
     def __call__(self, image: RGB | EncodedImage, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
-        """Runs all ops; raises as `levels`."""
-        return value_range(self.levels(image, rng), rng, *self.value_range)
+        """Runs all ops; raises as `apply_ops`."""
+        return value_range(self.apply_ops(image, rng), rng, *self.value_range)
 
 
 def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
@@ -204,12 +202,12 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
 
     Args:
         pipe: the text; a leading `decode` is accepted and does nothing.
-        resolution: what replaces `{resolution}`, in pixels; see `fill`.
-        fast: whether bilinear resizing may be off by a grey level, and take less time.
+        resolution: the value of `{resolution}`, in pixels; see `fill_resolution`.
+        fast: whether bilinear resizing may be off by one grey level, to take less time.
 
     Raises:
         UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, a crop is larger than
-            any image that comes to it, or the last op is not value_range.
+            any image that reaches it, or the last op is not value_range.
     """
     text = fill_resolution(pipe, resolution)
     parts = [part.strip() for part in text.split("|")]
@@ -217,19 +215,19 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
         raise UserError(f"the preprocessing {text!r} must end with its only value_range, such as value_range(-1,1)")
-    shape: Known = None
+    size: KnownSize = None
     for name, arguments in calls:
-        shape = output_shape(shape, name, arguments)
-    if not isinstance(shape, tuple):
+        size = output_size(size, name, arguments)
+    if not isinstance(size, tuple):
         raise UserError(
             f"the preprocessing {text!r} gives images of different sizes; "
             f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
         )
     if fast:
-        calls = [(name, quicker(name, arguments)) for name, arguments in calls]
+        calls = [(name, with_fast_resize(name, arguments)) for name, arguments in calls]
     ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
     low, high = calls[-1][1].values()
-    return Preprocessor(text, (*shape, 3), tuple(ops), (float(low), float(high)))
+    return Preprocessor(text, (*size, 3), tuple(ops), (float(low), float(high)))
 
 
 def fill_resolution(pipe: str, resolution: int) -> str:
@@ -237,22 +235,22 @@ def fill_resolution(pipe: str, resolution: int) -> str:
     are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.
     """
 
-    def size(found: re.Match) -> str:
+    def multiple(found: re.Match) -> str:
         numerator, denominator = int(found[1] or 1), int(found[2] or 1)
         return str((2 * resolution * numerator + denominator) // (2 * denominator))
 
-    return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", size, pipe)
+    return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", multiple, pipe)
 
 
-def quicker(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an op, its bilinear resizing done in whole numbers."""
-    values = options(name) | arguments
+def with_fast_resize(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an op, with `fast` in place of bilinear resizing."""
+    values = default_arguments(name) | arguments
     plain = values.get("method") == "bilinear" and not values["antialias"]
     return arguments | {"method": "fast"} if plain else arguments
 
 
 def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
-    """Parses one `op(arguments)` into the op's name and its checked arguments by name."""
+    """Parses one `op(arguments)` of a pipe into the op's name and its checked arguments by name."""
     try:
         call = ast.parse(part, mode="eval").body
         name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
@@ -270,25 +268,25 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
     except (TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
         raise UserError(f"wrong arguments in {part!r}: {reason}; the op is {name.id}{signature}") from None
-    if fault := fault_of(name.id, arguments):
+    if fault := invalid_argument(name.id, arguments):
         raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}")
     return name.id, arguments
 
 
-MOST_PIXELS = 10_000  # on a side
+MAX_SIDE = 10_000  # pixels
 
-# Largest values of numbers that must not be negative.
+# Largest values of arguments that must not be negative.
 LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
 LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
 
 
-def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
-    """Returns what is wrong with the values, or None."""
+def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
+    """Returns what is wrong with the values of an op's arguments, or None."""
     for name, value in arguments.items():
         if name == "size":
             sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
-            if not all(type(side) is int and 0 < side <= MOST_PIXELS for side in sides):
-                allowed = f"a whole number from 1 to {MOST_PIXELS:,}" + (
+            if not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides):
+                allowed = f"a whole number from 1 to {MAX_SIDE:,}" + (
                     "" if op == "resize_small" else " or (height, width)"
                 )
                 return f"size must be {allowed}, not {value!r}"
@@ -302,42 +300,43 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
             return f"{name} must be a {'whole ' if name == 'num_layers' else ''}number, not {value!r}"
         elif name in LARGEST and not 0 <= value <= LARGEST[name]:
             return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
-    values = options(op) | arguments
+    values = default_arguments(op) | arguments
     if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
     if values.get("method") == "bicubic" and not values["antialias"]:
-        return "the method 'bicubic' is there with antialias=True only"
+        return "the method 'bicubic' needs antialias=True"
     return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
 
 
-def options(op: str) -> dict[str, Any]:
-    """Returns the arguments of an op and their defaults."""
-    return {name: option.default for name, option in list(inspect.signature(OPS[op]).parameters.items())[2:]}
+def default_arguments(op: str) -> dict[str, Any]:
+    """Returns the arguments of an op with their default values."""
+    parameters = list(inspect.signature(OPS[op]).parameters.items())[2:]
+    return {name: parameter.default for name, parameter in parameters}
 
 
-def output_shape(shape: Known, name: str, arguments: dict[str, Any]) -> Known:
-    """Returns what is known of the size that an op gives, from what is known of the image that it is given.
+def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownSize:
+    """Returns what is known of the size of an op's result, given what is known of its image's.
 
     Raises:
-        UserError: it is a crop, and larger than any such image.
+        UserError: the op is a crop that is larger than any such image.
     """
     if name == "resize_small":
-        return small_size(*shape, arguments["size"]) if isinstance(shape, tuple) else arguments["size"]
+        return resized_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
     if "size" not in arguments:
-        return shape
-    size = pair(arguments["size"])
+        return size
+    result = height_and_width(arguments["size"])
     if name in ("central_crop", "random_crop"):
-        if isinstance(shape, tuple):
-            check_fits(*size, *shape)
-        elif shape and min(size) > shape:
+        if isinstance(size, tuple):
+            check_crop_fits(*result, *size)
+        elif size and min(result) > size:
             raise UserError(
-                f"a crop of {size[0]} x {size[1]} pixels does not fit into an image whose shorter side has {shape}; "
+                f"a crop of {result[0]} x {result[1]} pixels does not fit into an image whose shorter side has {size}; "
                 "put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
             )
-    return size
+    return result
 
 
-def check_fits(rows: int, columns: int, height: int, width: int) -> None:
+def check_crop_fits(rows: int, columns: int, height: int, width: int) -> None:
     """Raises UserError unless the box is at most as large as the image."""
     if rows > height or columns > width:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Encoded images: decoded, cut, resized and written."""
+"""Image files: decoding, cropping, resizing and encoding."""
 
 import lazy_loader
 

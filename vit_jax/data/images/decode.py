@@ -1,4 +1,4 @@
-"""Image files to pixels: JPEG, PNG, WebP, GIF, BMP, TIFF and PPM bytes to RGB uint8."""
+"""Decoding of JPEG, PNG, WebP, GIF, BMP, TIFF and PPM files to RGB uint8."""
 
 import contextlib
 import dataclasses
@@ -22,26 +22,26 @@ from vit_jax.storage import filesystem
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-KINDS = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file of a kind that can be read"
-MAX_PIXELS = 100_000_000  # a small file can unfold to gigabytes
-HEADER = 1 << 14  # bytes of a file that mostly hold its header
+UNKNOWN_FORMAT = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file that can be read"
+MAX_PIXELS = 100_000_000  # a small file can decode to gigabytes
+HEADER_BYTES = 1 << 14  # of a file, which usually contain its header
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Crop: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 
 class DecodeError(UserError):
-    """A file that holds no readable image; the sentence names it."""
+    """A file without a readable image; the message names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedImage:
-    """An image as it lies in a file, decoded when and as far as its pixels are wanted.
+    """The encoded bytes of an image, decoded when its pixels are needed, and only as many rows as needed.
 
     Attributes:
         data: the file's bytes.
-        name: what an error message calls it.
-        exif: whether the image is to be turned upright as its EXIF orientation says.
+        name: what error messages call the image.
+        exif: whether to apply the EXIF orientation.
     """
 
     data: bytes
@@ -67,16 +67,16 @@ class EncodedImage:
             return self._frame.height, self._frame.width
         return self._pixels.shape[:2]
 
-    def cut(self, top: int, left: int, rows: int, columns: int) -> Crop:
-        """Returns the pixels of a box, and decodes as few others as it can.
+    def crop(self, top: int, left: int, rows: int, columns: int) -> Crop:
+        """Returns the pixels of a box; decodes as few others as possible.
 
         Raises:
-            DecodeError: see `decode_image`; damage below the box, and sometimes above it, goes unnoticed.
+            DecodeError: see `decode_image`; damage below the box, and sometimes above it, is not noticed.
         """
         if self._frame:
             try:
                 return jpeg.decode_box(self.data, self._frame, top, left, rows, columns)
-            except ValueError:  # the whole image tells what is wrong with it
+            except ValueError:  # decoding the whole image gives the reason
                 pass
         return self._pixels[top : top + rows, left : left + columns]
 
@@ -89,18 +89,18 @@ class EncodedImage:
         frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        turned = self.exif and has_exif(self.data[: frame.scan_at]) and orientation(self.data) != 1
+        turned = self.exif and has_exif(self.data[: frame.scan_at]) and exif_orientation(self.data) != 1
         return None if turned else frame
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageHeader:
-    """What the beginning of an image file says.
+    """The size that the header of an image file states.
 
     Attributes:
-        name: what an error message calls it.
-        height: in pixels, as stored: before it is turned upright.
-        width: likewise.
+        name: what error messages call the image.
+        height: in pixels, as stored, before the EXIF orientation is applied.
+        width: in pixels, as stored.
     """
 
     name: str
@@ -108,109 +108,112 @@ class ImageHeader:
     width: int
 
 
-def list_images(place: str) -> list[str]:
-    """Returns a file's path itself, and of a folder the paths of all images in and below it, sorted, but hidden ones.
+def list_images(path: str) -> list[str]:
+    """Returns the path of an image file itself, or the sorted paths of all images in and below a folder.
+
+    Hidden files and folders are skipped.
 
     Raises:
         UserError: there is no such file, or no image in the folder.
     """
-    remote = filesystem.is_remote(place)
-    folder = place if remote else os.path.expanduser(place)
-    if (remote and place.lower().endswith(IMAGE_SUFFIXES)) or os.path.isfile(folder):
-        return [place]
+    remote = filesystem.is_remote(path)
+    folder = path if remote else os.path.expanduser(path)
+    if (remote and path.lower().endswith(IMAGE_SUFFIXES)) or os.path.isfile(folder):
+        return [path]
     if not remote and not os.path.isdir(folder):
         near = nearest_path(Path(folder))
-        raise UserError(f"there is no image and no folder {place}{f'; did you mean {str(near)!r}?' if near else '.'}")
+        raise UserError(
+            f"there is no image file and no folder {path}{f'; did you mean {str(near)!r}?' if near else '.'}"
+        )
     below = (
-        filesystem.list_files(place) if remote else (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+        filesystem.list_files(path) if remote else (str(file.relative_to(folder)) for file in Path(folder).rglob("*"))
     )
     names = sorted(name for name in below if name.lower().endswith(IMAGE_SUFFIXES) and "/." not in f"/{name}")
     if not names:
-        raise UserError(f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in {place}.")
+        raise UserError(f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in {path}.")
     return [filesystem.join_path(folder, name) for name in names]
 
 
 def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
-    """Decodes an image of one of `FORMATS`, of an animation the first frame, of a TIFF file the first page.
+    """Decodes an image of one of `FORMATS`: the first frame of an animation, the first page of a TIFF file.
 
-    JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. Grey images are
-    repeated over the channels, an alpha channel is dropped, 16 bits keep their upper 8, as TensorFlow does. TIFF
-    images are turned upright by Pillow, whatever `exif` says.
+    JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. As in TensorFlow, grey
+    images are repeated over the channels, an alpha channel is dropped, and 16-bit values keep their upper 8 bits.
+    Pillow always applies the orientation of TIFF images, whatever `exif` says.
 
     Args:
         data: the encoded file.
-        name: what an error message calls it.
-        exif: whether to turn the image upright as its EXIF orientation says.
+        name: what error messages call the image.
+        exif: whether to apply the EXIF orientation.
 
     Raises:
-        DecodeError: the data is truncated, damaged, of another format, or unfolds to too many pixels.
+        DecodeError: the data is truncated, damaged, of another format, or decodes to too many pixels.
     """
-    # Pillow skips damage if this is set, by whomever: a truncated picture would pass as a grey one.
+    # If any library sets this, Pillow ignores damage: a truncated image would pass as a partly grey one.
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
-    with decoding(name):
-        image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
-        return upright(image, data) if exif and has_exif(data) else image
+    with decode_errors(name):
+        image = decode_jpeg(data) if is_jpeg(data) else decode_with_pillow(data)
+        return apply_orientation(image, data) if exif and has_exif(data) else image
 
 
 class PillowWarnings:
-    """Tells of Pillow's warnings in one line, once in a process: they name no file, and come with many."""
+    """Logs the first of Pillow's warnings in a process in one line: they are many, and name no file."""
 
-    said = False
+    logged = False
 
-    def __init__(self, usual: Callable[..., None]):
-        """Takes what is to show all other warnings."""
-        self.usual = usual
+    def __init__(self, showwarning: Callable[..., None]):
+        """Takes the function that shows all other warnings."""
+        self.showwarning = showwarning
 
     def __call__(self, message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-        """Shows a warning, given as `warnings.showwarning` is."""
+        """Shows a warning; takes the arguments of `warnings.showwarning`."""
         if f"{os.sep}PIL{os.sep}" not in filename:
-            self.usual(message, category, filename, *rest, **more)
-        elif (
-            not issubclass(category, Image.DecompressionBombWarning) and not PillowWarnings.said
-        ):  # we have a limit, too
-            PillowWarnings.said = True
-            words = "an image file is not quite in order (%s); such files are read, and no more is said of them."
+            self.showwarning(message, category, filename, *rest, **more)
+        # `check_pixel_count` has a limit of its own.
+        elif not issubclass(category, Image.DecompressionBombWarning) and not PillowWarnings.logged:
+            PillowWarnings.logged = True
+            words = "an image file is malformed (%s); such files are read, and this warning is not repeated."
             logging.getLogger(__name__).warning(words, message)
 
 
 @contextlib.contextmanager
-def decoding(name: str) -> Iterator[None]:
+def decode_errors(name: str) -> Iterator[None]:
     """Turns what decoders raise into a DecodeError."""
-    usual = warnings.showwarning
-    if not isinstance(usual, PillowWarnings):  # again where somebody has put the usual one back
-        warnings.showwarning = PillowWarnings(usual)
+    current = warnings.showwarning
+    if not isinstance(current, PillowWarnings):  # installed again where another library has restored the default
+        warnings.showwarning = PillowWarnings(current)
     try:
         yield
     except UnidentifiedImageError as error:
-        raise DecodeError(f"cannot decode the image {name}: {KINDS}") from error
+        raise DecodeError(f"cannot decode the image {name}: {UNKNOWN_FORMAT}") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Returns whether the data begins as JPEG does."""
+    """Returns whether the data begins as a JPEG file does."""
     return data[:2] == b"\xff\xd8"
 
 
 def has_exif(data: bytes) -> bool:
-    """Returns whether there may be EXIF data to apply: a JPEG begins with it, PNG and WebP have it anywhere."""
-    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF, which Pillow turns itself
+    """Returns whether there may be EXIF data to apply: it begins a JPEG, and lies anywhere in a PNG or WebP file."""
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF: Pillow applies the orientation itself
         return False
     return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
 def decode_jpeg(data: bytes) -> RGB:
-    """Decodes JPEG data; one in CMYK goes through Pillow."""
+    """Decodes JPEG data; Pillow decodes CMYK images."""
     height, width, colorspace = jpeg_header(data)
-    check_size(height, width)
+    check_pixel_count(height, width)
     if colorspace in ("CMYK", "YCCK"):
-        return decode_other(data)
-    return jpeg.decode(data)
+        return decode_with_pillow(data)
+    return jpeg.decode_whole(data)
 
 
 def jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Returns height, width and colour space of JPEG data."""
+    """Returns the height, width and colour space of JPEG data."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except KeyError:
@@ -218,27 +221,27 @@ def jpeg_header(data: bytes) -> tuple[int, int, str]:
     return height, width, colorspace
 
 
-def check_size(height: int, width: int) -> None:
+def check_pixel_count(height: int, width: int) -> None:
     """Raises ValueError if an image is too large to be decoded."""
     if height * width > MAX_PIXELS:
         raise ValueError(f"its {height} x {width} pixels are more than the limit of {MAX_PIXELS:,}")
 
 
-def decode_other(data: bytes) -> RGB:
-    """Decodes what Pillow reads."""
+def decode_with_pillow(data: bytes) -> RGB:
+    """Decodes an image of any of `FORMATS` with Pillow."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        check_size(image.height, image.width)
+        check_pixel_count(image.height, image.width)
         if image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers, of which it is not known what is white")
+            raise ValueError("its pixels are floating-point numbers, whose range is unknown")
         if image.mode.startswith("I"):
             grey = (np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8)
             return np.repeat(grey[..., None], 3, axis=2)
         return np.array(image.convert("RGB"))
 
 
-def upright(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Applies the EXIF orientation that `data` states."""
-    stated = orientation(data)
+def apply_orientation(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Turns an image upright by the EXIF orientation that `data` states."""
+    stated = exif_orientation(data)
     if stated in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
     if stated in (2, 3, 6, 7):
@@ -248,8 +251,8 @@ def upright(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
     return np.ascontiguousarray(image)
 
 
-def orientation(data: bytes) -> int:
-    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8), 1 if it states none that is known."""
+def exif_orientation(data: bytes) -> int:
+    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8); 1 if it states none, or an unknown one."""
     if not has_exif(data):
         return 1
     with Image.open(io.BytesIO(data), formats=FORMATS) as header:
@@ -258,11 +261,11 @@ def orientation(data: bytes) -> int:
 
 
 def read_image(path: str | os.PathLike) -> EncodedImage:
-    """Reads an image file, local or remote, to be turned upright as its EXIF orientation says.
+    """Reads an image file, local or remote, whose EXIF orientation is to be applied.
 
     Raises:
         DecodeError: a local file is missing or unreadable.
-        UserError: a remote one is, or its store does not answer: no reason to take another image for it.
+        UserError: a remote file is, or its store does not answer: another image must not replace it.
     """
     path = os.fspath(path)
     if filesystem.is_remote(path):
@@ -279,15 +282,15 @@ def read_image_header(path: str) -> ImageHeader:
     """Reads as much of a local image file as its header takes.
 
     Raises:
-        DecodeError: it is missing or unreadable, of another format, its header is damaged, or it would unfold to too
-            many pixels. Other damage goes unnoticed.
+        DecodeError: the file is missing, unreadable or of another format, its header is damaged, or it decodes to too
+            many pixels. Other damage is not noticed.
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(HEADER)
+            data = file.read(HEADER_BYTES)
             try:
                 height, width = stated_size(data, path)
-            except DecodeError:  # a long header, or a format that is read whole
+            except DecodeError:  # a long header, or a format that must be read whole
                 height, width = stated_size(data + file.read(), path)
     except OSError as error:
         raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
@@ -295,12 +298,12 @@ def read_image_header(path: str) -> ImageHeader:
 
 
 def stated_size(data: bytes, name: str) -> tuple[int, int]:
-    """Returns the height and width that the header of an image states; see `read_image_header`."""
-    with decoding(name):
+    """Returns the height and width that the header of an image states; raises as `read_image_header`."""
+    with decode_errors(name):
         if is_jpeg(data):
             height, width, _ = jpeg_header(data)
         else:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 height, width = image.height, image.width
-        check_size(height, width)
+        check_pixel_count(height, width)
         return height, width

@@ -1,9 +1,9 @@
-"""JPEG data: what its header says, and decoding no more of it than a crop needs.
+"""Decoding of JPEG data, and of no more of it than a crop needs.
 
-Decoding is most of what an image costs. Restart markers between the rows of blocks, where there are any
-(`vit_jax.pack` writes them), let the data begin late and end early; then libjpeg-turbo 3, where it is installed,
-skips what lies around the crop, or else a header that states fewer rows makes any decoder stop early. The pixels are
-those of the whole image, bit for bit.
+Most of the time that an image takes is spent decoding it. Where there are restart markers between the rows of blocks
+(`vit_jax.pack` writes them), the rows above and below the crop are cut from the data. Then libjpeg-turbo 3, where it is
+installed, skips what lies around the crop; otherwise a header that states fewer rows makes any decoder stop early. The
+pixels are those of the whole image, bit for bit.
 """
 
 import dataclasses
@@ -18,23 +18,23 @@ from vit_jax.data.images import turbojpeg
 
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
 BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables and extensions are no frames
-ALONE = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # what has no length, or is no marker
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without tables and extensions
+WITHOUT_LENGTH = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # the last two are not markers
 
 Pixels: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What the header says of an image in one sequential scan.
+    """The frame header of an image in one sequential scan.
 
     Attributes:
         height: in pixels.
         width: in pixels.
-        height_at: where the data states the height, in two bytes.
-        scan_at: where the entropy-coded data begin.
+        height_at: position of the height in the data, two bytes.
+        scan_at: position of the entropy-coded data.
         unit: (rows, columns) of a minimum coded unit (MCU), the blocks that are coded together.
-        restarts: whether the data restart after every row of units.
+        restarts: whether a restart marker follows every row of units.
     """
 
     height: int
@@ -45,9 +45,9 @@ class Frame:
     restarts: bool
 
 
-def segments(data: bytes) -> list[tuple[int, int, int]] | None:
-    """Returns the segments before the coded data, the scan's last, as (marker, where its length stands, its end); None
-    if they do not lie one after the other up to there.
+def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
+    """Returns the segments before the entropy-coded data as (marker, position of its length, end), the scan's last;
+    None if they are not contiguous.
     """
     found, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF:
@@ -55,7 +55,7 @@ def segments(data: bytes) -> list[tuple[int, int, int]] | None:
         if marker == 0xFF:  # may stand before any marker
             at += 1
             continue
-        if marker in ALONE:
+        if marker in WITHOUT_LENGTH:
             return None
         found.append((marker, at + 2, at + 2 + length))
         if marker == SCAN:
@@ -65,10 +65,10 @@ def segments(data: bytes) -> list[tuple[int, int, int]] | None:
 
 
 def read_frame(data: bytes) -> Frame | None:
-    """Returns what the header of a grey or three-channel JPEG says; None: it is cut short, damaged or not sequential,
-    and only decoding tells.
+    """Returns the frame header of a grey or three-channel JPEG; None if the data is truncated, damaged or not
+    sequential, which only decoding tells apart.
     """
-    listed = segments(data) or []
+    listed = header_segments(data) or []
     frames = [(marker, begin, end) for marker, begin, end in listed if marker in FRAMES]
     if len(frames) != 1 or data.rfind(bytes((0xFF, END)), len(data) - 64) < 0:
         return None
@@ -78,11 +78,11 @@ def read_frame(data: bytes) -> Frame | None:
     sampling = data[begin + 9 : end : 3]  # across and down, four bits each
     if marker not in (BASELINE, EXTENDED) or bits != 8 or channels not in (1, 3) or len(sampling) != channels:
         return None
-    if data[scan_begin + 2 : scan_begin + 3] != bytes([channels]):  # the other channels follow in scans of their own
+    if data[scan_begin + 2 : scan_begin + 3] != bytes([channels]):  # other channels have scans of their own
         return None
     height, width = (int.from_bytes(data[begin + at : begin + at + 2]) for at in (3, 5))
     across, down = max(size >> 4 for size in sampling), max(size & 15 for size in sampling)
-    if channels == 1:  # whatever its sampling says, a lone channel is coded block by block
+    if channels == 1:  # a single channel is coded block by block, whatever its sampling factors
         across = down = 1
     if 0 in (height, width, across, down):
         return None
@@ -91,7 +91,7 @@ def read_frame(data: bytes) -> Frame | None:
     return Frame(height, width, begin + 3, scan_end, (8 * down, 8 * across), restarts)
 
 
-def decode(data: bytes) -> Pixels:
+def decode_whole(data: bytes) -> Pixels:
     """Decodes as TensorFlow does: the fast integer cosine transform, fancy upsampling, grey repeated to RGB.
 
     Raises:
@@ -100,30 +100,34 @@ def decode(data: bytes) -> Pixels:
     try:
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
     except ValueError as error:
-        tidy = without_strays(data, str(error))
-        if tidy is None:
+        cleaned = remove_stray_bytes(data, str(error))
+        if cleaned is None:
             raise
-    return simplejpeg.decode_jpeg(tidy, "RGB", fastdct=True, fastupsample=False, strict=True)
+    return simplejpeg.decode_jpeg(cleaned, "RGB", fastdct=True, fastupsample=False, strict=True)
 
 
-def without_strays(data: bytes, fault: str) -> bytes | None:
-    """Returns the data without bytes that belong to nothing, as a few published files have them; None: it is damaged.
+def remove_stray_bytes(data: bytes, message: str) -> bytes | None:
+    """Returns the data without extraneous bytes, which a few published files contain; None if the data is damaged.
 
-    They may stand before a segment of the header, or before the end: there, if they are padding or one or two. More of
-    them are what a decoder leaves over that lost its way.
+    Extraneous bytes are removed before a header segment, and before the end-of-image marker if they are padding or at
+    most two. More of them there mean that the decoder has lost its position in damaged data.
+
+    Args:
+        data: the file.
+        message: the decoder's error.
     """
-    told = re.search(r"(\d+) extraneous bytes before marker 0x(..)", fault)
-    if not told:
+    reported = re.search(r"(\d+) extraneous bytes before marker 0x(..)", message)
+    if not reported:
         return None
-    if int(told[2], 16) == END:
-        listed = segments(data)  # a thumbnail has an end too, and so has a second picture behind the first
+    if int(reported[2], 16) == END:
+        listed = header_segments(data)  # thumbnails, and second images behind the first, have end markers too
         end = data.find(bytes((0xFF, END)), listed[-1][2] if listed else 0)
-        strays = data[max(end - int(told[1]), 0) : end]
+        strays = data[max(end - int(reported[1]), 0) : end]
         return data[: end - len(strays)] + data[end:] if len(strays) <= 2 or len(set(strays)) == 1 else None
     kept, at = data[:2], 2
     while at + 4 <= len(data):
         at = data.find(0xFF, at, len(data) - 3)
-        if at < 0 or data[at + 1] in ALONE:
+        if at < 0 or data[at + 1] in WITHOUT_LENGTH:
             return None
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
         if data[at + 1] == SCAN:
@@ -136,46 +140,46 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
     """Decodes a box of the image.
 
     Raises:
-        ValueError: the data is damaged there.
+        ValueError: the data is damaged within the box.
     """
     unit, across = frame.unit
-    # Upsampling looks one pixel beyond each side.
+    # Upsampling reads one pixel beyond each side.
     first, last = max(top - 1, 0) // unit, min((top + rows) // unit + 1, -(-frame.height // unit))
-    if frame.restarts and (part := restarted(data, frame, first, last)):
+    if frame.restarts and (part := extract_unit_rows(data, frame, first, last)):
         height = min(last * unit, frame.height) - first * unit
         data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
         last -= first
-    if turbo := turbojpeg.library():
+    if library := turbojpeg.load_library():
         start = max(left // across - 1, 0) * across
         stop = min(left + columns + across, frame.width)
-        pixels = turbojpeg.decode_box(turbo, data, top, start, rows, stop - start)
+        pixels = turbojpeg.decompress_region(library, data, top, start, rows, stop - start)
         return pixels[:, left - start : left - start + columns]
-    return decode_above(data, frame, last * unit)[top : top + rows, left : left + columns]
+    return decode_upper_rows(data, frame, last * unit)[top : top + rows, left : left + columns]
 
 
-def decode_above(data: bytes, frame: Frame, height: int) -> Pixels:
-    """Decodes at least the rows before `height`, the first of a row of units."""
+def decode_upper_rows(data: bytes, frame: Frame, height: int) -> Pixels:
+    """Decodes at least the rows above `height`, a multiple of the unit's rows."""
     if height >= frame.height:
-        return decode(data)
+        return decode_whole(data)
     pixels: np.ndarray = np.empty((height, frame.width, 3), np.uint8)
     part = bytearray(data)
     part[frame.height_at : frame.height_at + 2] = height.to_bytes(2)
     try:
         simplejpeg.decode_jpeg(part, "RGB", fastdct=True, fastupsample=False, strict=True, buffer=pixels)
     except ValueError as error:
-        # The first thing wrong is told: that there are data after the last row, if nothing was before.
+        # The decoder reports the first fault; if that is the data after the last row, these rows are undamaged.
         if not re.search("extraneous bytes before marker 0xd[0-79]", str(error)):
             raise
     return pixels
 
 
-def header(data: bytes, frame: Frame, height: int) -> bytes:
-    """Returns what stands before the coded data, with another height."""
+def header_with_height(data: bytes, frame: Frame, height: int) -> bytes:
+    """Returns the bytes before the entropy-coded data, with another height."""
     return data[: frame.height_at] + height.to_bytes(2) + data[frame.height_at + 2 : frame.scan_at]
 
 
-def restarted(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
-    """Returns an image of some rows of units; None if the restart markers between them are not all there."""
+def extract_unit_rows(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
+    """Returns a JPEG of the rows of units `first` to `last - 1`; None if a restart marker is missing."""
     coded = np.frombuffer(data, np.uint8, offset=frame.scan_at)
     marks = np.flatnonzero((coded[:-1] == 0xFF) & (coded[1:] - np.uint8(RESTART) < 8))
     total = -(-frame.height // frame.unit[0])
@@ -185,6 +189,6 @@ def restarted(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
     stop = int(marks[last - 1]) if last < total else len(coded)
     part = coded[start:stop].copy()
     inner = marks[first : last - 1]
-    part[inner - start + 1] = RESTART + np.arange(len(inner)) % 8  # they count from the scan's begin
+    part[inner - start + 1] = RESTART + np.arange(len(inner)) % 8  # numbered from the beginning of the scan
     height = min(last * frame.unit[0], frame.height) - first * frame.unit[0]
-    return header(data, frame, height) + part.tobytes() + (bytes((0xFF, END)) if last < total else b"")
+    return header_with_height(data, frame, height) + part.tobytes() + (bytes((0xFF, END)) if last < total else b"")

@@ -1,4 +1,4 @@
-"""Resizing with the authors' pixels: those of `tf.image.resize`."""
+"""Resizing that gives the pixels of `tf.image.resize`, which the published results used."""
 
 import functools
 
@@ -9,8 +9,6 @@ from PIL import Image
 
 RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")
 
-cv2.setNumThreads(0)  # the loader's threads and workers already keep every core busy
-
 
 @functools.lru_cache(1024)
 def neighbours(old: int, new: int, channels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -19,12 +17,13 @@ def neighbours(old: int, new: int, channels: int) -> tuple[np.ndarray, np.ndarra
     The arithmetic is TensorFlow's, in float32: the double precision of OpenCV moves a sample by up to 3e-5 pixels, and
     one value in a thousand to the other side of a whole number. With `channels`, positions count values of a row.
     """
-    place = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * (np.float32(old) / np.float32(new)) - np.float32(0.5)
-    floor = np.floor(place)
+    position = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * (np.float32(old) / np.float32(new))
+    position -= np.float32(0.5)
+    floor = np.floor(position)
     first, second = np.maximum(floor, 0).astype(np.intp), np.minimum(floor + 1, old - 1).astype(np.intp)
     channel = np.arange(channels)
     values = [(line[:, None] * channels + channel).ravel() for line in (first, second)]
-    return values[0], values[1], np.repeat(place - floor, channels)
+    return values[0], values[1], np.repeat(position - floor, channels)
 
 
 def bilinear(
@@ -54,11 +53,11 @@ def bilinear(
 def resize_pixels(
     image: UInt8[np.ndarray, "height width 3"], height: int, width: int, method: str, antialias: bool
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Resizes as `tf.image.resize` does, then cuts off (not rounds) to uint8 as big_vision does.
+    """Resizes as `tf.image.resize` does, then truncates to uint8 as big_vision does.
 
-    Methods are bilinear, exactly; fast, which is bilinear in OpenCV's whole numbers, within 1 of 255; and area, within
-    1 of 255, as is bilinear with antialias (Pillow's, one float32 channel at a time). Bicubic is Pillow's, as PyTorch's
-    models were measured with, and always smooths before it shrinks. On fast and area antialias changes nothing.
+    `bilinear` is exact. `fast` is bilinear in OpenCV's integer arithmetic, within 1 of 255. `area` is within 1 of 255,
+    as is `bilinear` with antialias (Pillow's, one float32 channel at a time). `bicubic` is Pillow's, with which
+    PyTorch's models were measured; it always smooths before it shrinks. Antialias has no effect on `fast` and `area`.
     """
     if method == "fast":
         return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)

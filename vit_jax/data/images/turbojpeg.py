@@ -1,6 +1,6 @@
-"""libjpeg-turbo 3, where it is installed: it alone decodes a box of a JPEG without the rest.
+"""libjpeg-turbo 3, where it is installed: the only decoder that decodes a box of a JPEG without the rest.
 
-It comes with the system (`libturbojpeg`, from version 3 on) or with the package of the extra `[fast]`.
+It comes with the system (`libturbojpeg`, version 3 or newer) or with the package of the extra `[fast]`.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-# turbojpeg.h, enum TJPARAM and others
-DECOMPRESS, RGB, FAST_DCT = 1, 0, 10
+# turbojpeg.h: enums TJINIT, TJPF and TJPARAM
+DECOMPRESS, RGB_FORMAT, FAST_DCT = 1, 0, 10
 
 _local = threading.local()
 
@@ -26,8 +26,8 @@ class Region(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """Returns the library, or None if there is none or only an older one."""
+def load_library() -> ctypes.CDLL | None:
+    """Returns the library, or None if it is not installed or is older than version 3."""
     spec = importlib.util.find_spec("turbojpeg")
     beside = Path(spec.origin).parent / "turbojpeg.libs" if spec and spec.origin else Path("/nowhere")
     for name in [*map(str, beside.glob("libturbojpeg*")), ctypes.util.find_library("turbojpeg")]:
@@ -45,31 +45,31 @@ def library() -> ctypes.CDLL | None:
 class Decompressor:
     """A handle of the library, for one thread."""
 
-    def __init__(self, turbo: ctypes.CDLL):
-        self.turbo, self.handle = turbo, ctypes.c_void_p(turbo.tj3Init(DECOMPRESS))
-        turbo.tj3Set(self.handle, FAST_DCT, 1)
+    def __init__(self, library: ctypes.CDLL):
+        self.library, self.handle = library, ctypes.c_void_p(library.tj3Init(DECOMPRESS))
+        library.tj3Set(self.handle, FAST_DCT, 1)
 
     def __del__(self) -> None:
-        self.turbo.tj3Destroy(self.handle)
+        self.library.tj3Destroy(self.handle)
 
 
-def decode_box(
-    turbo: ctypes.CDLL, data: bytes, top: int, left: int, rows: int, columns: int
+def decompress_region(
+    library: ctypes.CDLL, data: bytes, top: int, left: int, rows: int, columns: int
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Decodes a box; `left` is the first column of a unit (MCU).
+    """Decodes a box; `left` is the first column of a minimum coded unit (MCU).
 
     Raises:
-        ValueError: the data is damaged up to there.
+        ValueError: the data is damaged within or above the box.
     """
     if not hasattr(_local, "decompressor"):
-        _local.decompressor = Decompressor(turbo)
+        _local.decompressor = Decompressor(library)
     handle, size = _local.decompressor.handle, ctypes.c_size_t(len(data))
     pixels: np.ndarray = np.empty((rows, columns, 3), np.uint8)
     if (
-        turbo.tj3SetCroppingRegion(handle, Region(0, 0, 0, 0))  # else the last image's would be checked here
-        or turbo.tj3DecompressHeader(handle, data, size)
-        or turbo.tj3SetCroppingRegion(handle, Region(left, top, columns, rows))
-        or turbo.tj3Decompress8(handle, data, size, ctypes.c_void_p(pixels.ctypes.data), 0, RGB)
+        library.tj3SetCroppingRegion(handle, Region(0, 0, 0, 0))  # else the previous image's is checked here
+        or library.tj3DecompressHeader(handle, data, size)
+        or library.tj3SetCroppingRegion(handle, Region(left, top, columns, rows))
+        or library.tj3Decompress8(handle, data, size, ctypes.c_void_p(pixels.ctypes.data), 0, RGB_FORMAT)
     ):
-        raise ValueError(turbo.tj3GetErrorStr(handle).decode(errors="replace"))
+        raise ValueError(library.tj3GetErrorStr(handle).decode(errors="replace"))
     return pixels

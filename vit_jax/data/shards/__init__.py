@@ -1,4 +1,4 @@
-"""ArrayRecord shards, read and written."""
+"""Shards of encoded images in the ArrayRecord format, read and packed."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-from .files import INFO as INFO
-from .files import Found as Found
-from .files import find as find
-from .files import of_split as of_split
-from .files import read as read
-from .files import require_room as require_room
+from .files import ShardSet as ShardSet
+from .files import check_cache_room as check_cache_room
+from .files import find_shards as find_shards
+from .files import read_record as read_record
+from .files import shards_of_split as shards_of_split
+from .manifest import MANIFEST_NAME as MANIFEST_NAME
 from .packing import plan_packing as plan_packing

@@ -1,43 +1,43 @@
-"""Some of a data set's classes, as a command line lists them."""
+"""The choice of some of a data set's classes on a command line."""
 
 import re
 from collections.abc import Sequence
 
 from vit_jax import UserError, choose
 
-MANY = 20  # names that are too many for a sentence
+MAX_LISTED = 20  # names of classes in a message
 
 
-def parse(text: str, names: Sequence[str] | None, total: int, where: str) -> list[int]:
-    """Returns the numbers of the classes that a text lists, in its order.
+def parse_class_selection(text: str, names: Sequence[str] | None, total: int, where: str) -> list[int]:
+    """Returns the labels of the classes that a text lists, in its order.
 
     Args:
-        text: names, numbers and ranges of numbers, both ends included: `cat,dog` or `3,0-1`. What is the name of a
-            class is that class, even if it is a number.
+        text: names, labels and ranges of labels, both ends included: `cat,dog` or `3,0-1`. A number that is the name of
+            a class means that class.
         names: of all classes, or None.
-        total: how many there are.
-        where: they are, for messages.
+        total: number of classes.
+        where: the data set, for messages.
 
     Raises:
         UserError: there is no such class, or one is listed twice.
     """
-    numbers: list[int] = []
+    selected: list[int] = []
     known = list(names or [])
     for word in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
         if word in known:
-            found = [known.index(word)]
+            labels = [known.index(word)]
         elif match:
             first, last = int(match[1]), int(match[2] or match[1])
             if not first <= last < total:
                 raise UserError(f"{where} has no classes {word}: they are 0 to {total - 1}, and 0-1 are the first two")
-            found = list(range(first, last + 1))
+            labels = list(range(first, last + 1))
         elif not known:
-            raise UserError(f"the classes of {where} have no names: write numbers in place of {word!r}, as in 0-4")
+            raise UserError(f"the classes of {where} have no names: write numbers instead of {word!r}, as in 0-4")
         else:
-            choose("class", word, known, where=where if len(known) > MANY else "")
-        for number in found:
-            if number in numbers:
-                raise UserError(f"class {known[number] if known else number} is listed twice in {text}")
-            numbers.append(number)
-    return numbers
+            choose("class", word, known, where=where if len(known) > MAX_LISTED else "")
+        for label in labels:
+            if label in selected:
+                raise UserError(f"class {known[label] if known else label} is listed twice in {text}")
+            selected.append(label)
+    return selected

@@ -1,10 +1,134 @@
-"""What an `info.json` must hold, whoever wrote it; `records` says what it means."""
+"""The manifest of a set of shards, `info.json`; `sources.array_record` documents its fields."""
 
+import dataclasses
+import glob
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import UserError
+from vit_jax.data.shards.atomic_write import atomic_write
+from vit_jax.storage import filesystem
+
+MANIFEST_NAME = "info.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """An unreadable image that a shard lacks.
+
+    Attributes:
+        index: of the image in the split that was packed.
+        error: why it is unreadable.
+    """
+
+    index: int
+    error: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardEntry:
+    """What the manifest states about a shard.
+
+    Attributes:
+        name: of its file.
+        records: their number.
+        size: of the file in bytes.
+        file_stamp: changes when the packed image files do; empty where none were packed.
+        left_out: the unreadable images.
+    """
+
+    name: str
+    records: int
+    size: int
+    file_stamp: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry as stored."""
+        entry: dict[str, Any] = {"name": self.name, "records": self.records, "bytes": self.size}
+        entry |= {"files": self.file_stamp} if self.file_stamp else {}
+        return entry | ({"left_out": list(map(dataclasses.asdict, self.left_out))} if self.left_out else {})
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "ShardEntry":
+        """Returns a stored entry."""
+        left_out = tuple(LeftOut(image["index"], image["error"]) for image in entry.get("left_out", []))
+        return cls(entry["name"], entry["records"], entry["bytes"], entry.get("files", ""), left_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is known of a set of shards without opening them.
+
+    Attributes:
+        name: of the data set.
+        num_classes: the labels are 0 to num_classes - 1.
+        class_names: in the order of the labels, or None.
+        max_labels: the most labels of an image in multi-label data, or None.
+        made_from: what was packed, and the settings; empty if another program made the shards.
+        splits: split -> its shards in order.
+    """
+
+    name: str
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+    max_labels: int | None = None
+    made_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    splits: Mapping[str, tuple[ShardEntry, ...]] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the manifest as stored."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "num_classes": self.num_classes,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "max_labels": self.max_labels,
+            "made_from": dict(self.made_from),
+            "splits": {split: [entry.to_json() for entry in entries] for split, entries in self.splits.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Manifest":
+        """Returns a stored manifest that `check_manifest` accepts."""
+        names = fields.get("class_names")
+        return cls(
+            name=fields["name"],
+            num_classes=fields["num_classes"],
+            class_names=None if names is None else tuple(names),
+            max_labels=fields.get("max_labels"),
+            made_from=fields.get("made_from", {}),
+            splits={split: tuple(map(ShardEntry.from_json, listed)) for split, listed in fields["splits"].items()},
+        )
+
+
+def read_manifest(path: str) -> Manifest | None:
+    """Reads an info.json; returns None if there is none.
+
+    Raises:
+        UserError: the file is damaged, of another version, or a field is missing or wrong.
+    """
+    if not filesystem.expand_pattern(glob.escape(path)):
+        return None
+    try:
+        fields = json.loads(filesystem.read_bytes(path))
+    except ValueError as error:
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(fields, dict) or "version" not in fields:
+        raise UserError(f"cannot read {path}: it must be an object with a version")
+    if fields["version"] != VERSION:
+        raise UserError(f"{path} is of version {fields['version']}, but this program reads version {VERSION}")
+    check_manifest(fields, path)
+    return Manifest.from_json(fields)
+
+
+def write_manifest(path: str, manifest: Manifest) -> None:
+    """Writes an info.json, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(manifest.to_json(), indent=2) + "\n")
+
 
 Fields = dict[str, tuple[str, Callable[[Any], bool]]]  # field -> what it must be, whether a value is
 
@@ -34,7 +158,7 @@ def is_list(value: Any, of: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(of, value))
 
 
-SET: Fields = {
+MANIFEST_FIELDS: Fields = {
     "name": ("a string", is_text),
     "num_classes": ("a whole number above 0", is_positive),
     "class_names": ("null or a list of strings", lambda value: value is None or is_list(value, is_text)),
@@ -45,36 +169,35 @@ SET: Fields = {
         lambda value: is_object(value) and all(is_list(listed, is_object) for listed in value.values()),
     ),
 }
-SHARD: Fields = {
+SHARD_FIELDS: Fields = {
     "name": ("a string", is_text),
     "records": ("a whole number", is_whole),
     "bytes": ("a whole number", is_whole),
     "files": ("a string", is_text),
     "left_out": ("a list of objects", lambda value: is_list(value, is_object)),
 }
-LEFT_OUT: Fields = {"index": ("a whole number", is_whole), "error": ("a string", is_text)}
-SET_DEFAULTS: dict[str, Any] = {"class_names": None, "max_labels": None, "made_from": {}}
-SHARD_DEFAULTS: dict[str, Any] = {"files": "", "left_out": []}
+LEFT_OUT_FIELDS: Fields = {"index": ("a whole number", is_whole), "error": ("a string", is_text)}
+OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out")
 
 
-def check_info(info: Mapping[str, Any], path: str) -> None:
-    """Raises UserError that names the first field of an `info.json` that is missing, or not as it must be."""
-    require(SET, {**SET_DEFAULTS, **info}, path)
-    names, num_classes = info.get("class_names"), info["num_classes"]
+def check_manifest(fields: Mapping[str, Any], path: str) -> None:
+    """Raises UserError that names the first field of an `info.json` that is missing or wrong."""
+    check_fields(MANIFEST_FIELDS, fields, path)
+    names, num_classes = fields.get("class_names"), fields["num_classes"]
     if names is not None and len(names) != num_classes:
         raise UserError(f"cannot read {path}: class_names has {len(names)} names, but num_classes is {num_classes}")
-    for split, listed in info["splits"].items():
+    for split, listed in fields["splits"].items():
         for number, shard in enumerate(listed):
             where = f"splits.{split}[{number}]."
-            require(SHARD, {**SHARD_DEFAULTS, **shard}, path, where)
+            check_fields(SHARD_FIELDS, shard, path, where)
             for image, left_out in enumerate(shard.get("left_out", [])):
-                require(LEFT_OUT, left_out, path, f"{where}left_out[{image}].")
+                check_fields(LEFT_OUT_FIELDS, left_out, path, f"{where}left_out[{image}].")
 
 
-def require(fields: Fields, values: Mapping[str, Any], path: str, where: str = "") -> None:
-    """Raises UserError as `check` does; `where` stands before the field."""
-    for field, (what, is_right) in fields.items():
-        if field not in values:
-            raise UserError(f"cannot read {path}: {where}{field} is missing; it must be {what}")
-        if not is_right(values[field]):
-            raise UserError(f"cannot read {path}: {where}{field} must be {what}, not {json.dumps(values[field]):.60}")
+def check_fields(fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "") -> None:
+    """Raises UserError as `check_manifest` does; `prefix` precedes the name of the field."""
+    for field, (what, is_valid) in fields.items():
+        if field not in values and field not in OPTIONAL:
+            raise UserError(f"cannot read {path}: {prefix}{field} is missing; it must be {what}")
+        if field in values and not is_valid(values[field]):
+            raise UserError(f"cannot read {path}: {prefix}{field} must be {what}, not {json.dumps(values[field]):.60}")

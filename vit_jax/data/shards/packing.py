@@ -1,4 +1,7 @@
-"""Packs all splits of a source into shards, resumably; `records` says in which format."""
+"""Packing of all splits of a source into shards, which resumes after an interruption.
+
+`sources.array_record` documents the format.
+"""
 
 import array
 import concurrent.futures
@@ -10,32 +13,34 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError, EncodeOptions
-from vit_jax.data.shards import class_selection, files
-from vit_jax.data.sources import Label, Source, SourceConfig, open_split, split_names
+from vit_jax.data.shards import atomic_write, class_selection, files, manifest
+from vit_jax.data.sources import Label, Source, SourceConfig, list_splits, open_split
 
-SHARD = 256_000_000  # bytes of a shard, about, unless told otherwise: few files, and soon done again after a crash
-SAMPLE = 64  # examples of a split that tell its size
+SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
+SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
-LABELS = 1000  # labels likewise
-PROGRESS = "progress.jsonl"  # in OUT while it is packed: what is packed and, line by line, the shards that are done
+LABEL_CHUNK = 1000  # labels, likewise
+PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a line for each finished shard
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
-    """What lies there when all is packed.
+class PackingResult:
+    """The packed data.
 
     Attributes:
         records: split -> number of images.
-        shards: how many files.
+        shards: number of files.
         size: their bytes.
-        left_out: how many unreadable images are missing.
-        read: how many images were read now, not before.
+        left_out: number of unreadable images left out.
+        read: number of images read by this run, not by an earlier one.
     """
 
     records: dict[str, int]
@@ -45,20 +50,27 @@ class Packed:
     read: int
 
 
-class Job(NamedTuple):
+class ShardJob(NamedTuple):
     """A shard to write.
 
     Attributes:
-        split: which it is of.
+        split: that it belongs to.
         name: of its file.
-        rows: the examples of the split that belong in it.
-        stamp: differs when their files do.
+        rows: indices of its examples in the split.
+        file_stamp: changes when their files do.
     """
 
     split: str
     name: str
     rows: Sequence[int]
-    stamp: str
+    file_stamp: str
+
+
+class EncodedExample(NamedTuple):
+    """An example as packed: the bytes of its image, and its labels."""
+
+    image: bytes
+    labels: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,223 +78,225 @@ class Packing:
     """What to pack, and how.
 
     Attributes:
-        opened: split -> all its examples.
-        rows: split -> which of them.
-        labels: number of each class in the source -> its label; other labels are dropped.
-        info: what info.json will say, but for the shards.
-        form: of the images.
-        skip: leave unreadable images out instead of failing.
+        sources: split -> all its examples.
+        rows: split -> indices of the examples to pack.
+        labels: label in the source -> its new label; other labels are dropped.
+        manifest: what info.json will contain, without the shards.
+        encode: how images are encoded.
+        skip_unreadable: leave unreadable images out instead of failing.
         workers: threads that read, decode and encode.
-        shards: of each split, at most one for each example; None: so many that one has about 256 MB.
+        shards: of each split, at most one for each example; None: as many as give about `SHARD_BYTES` each.
     """
 
-    opened: dict[str, Source]
+    sources: dict[str, Source]
     rows: dict[str, Sequence[int]]
     labels: dict[int, int]
-    info: dict[str, Any]
-    form: EncodeOptions
-    skip: bool
+    manifest: manifest.Manifest
+    encode: EncodeOptions
+    skip_unreadable: bool
     workers: int
     shards: int | None
 
-    def run(self, out: str, advance: Callable[[int], None]) -> Packed:
+    def run(self, out: str, advance: Callable[[int], None]) -> PackingResult:
         """Packs what is not packed yet.
 
         Args:
-            out: the folder; made if absent.
-            advance: called with the number of images that are done besides.
+            out: the folder; made if missing.
+            advance: called with the number of images that have been finished since the last call.
 
         Raises:
-            UserError: the folder holds something else, an image is unreadable, or the disk is full.
+            UserError: the folder contains something else, an image is unreadable, or the disk is full.
         """
         read = 0
+        cv2.setNumThreads(0)  # the threads of the pool already keep every core busy
         with lock_folder(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
-            counts = {split: self.count(split) for split in self.opened}
-            with files.writing(out):
-                done = begin(out, self.info, counts)
-            listed: dict[str, list[dict]] = {split: [] for split in counts}
-            for job in self.jobs(counts):
-                entry = done.get(job.name, {})
-                if self.is_done(out, job, entry):
+            counts = {split: self.count_shards(split) for split in self.sources}
+            with files.report_write_errors(out):
+                finished = resume_progress(out, self.manifest, counts)
+            splits: dict[str, list[manifest.ShardEntry]] = {split: [] for split in counts}
+            for job in self.shard_jobs(counts):
+                entry = finished.get(job.name)
+                if entry and self.is_finished(out, job, entry):
                     advance(len(job.rows))
                 else:
-                    entry = self.write(out, job, pool, advance)
+                    entry = self.run_job(out, job, pool, advance)
                     read += len(job.rows)
-                listed[job.split].append(entry)
-            with files.writing(out):
-                files.write_json(f"{out}/{files.INFO}", {**self.info, "splits": listed})
+                splits[job.split].append(entry)
+            packed = {split: tuple(entries) for split, entries in splits.items()}
+            with files.report_write_errors(out):
+                complete = dataclasses.replace(self.manifest, splits=packed)
+                manifest.write_manifest(f"{out}/{manifest.MANIFEST_NAME}", complete)
                 os.remove(f"{out}/{PROGRESS}")
-        return summary(listed, read)
+        return summarize(packed, read)
 
-    def jobs(self, counts: Mapping[str, int]) -> Iterator[Job]:
-        """Iterates over the shards of all splits, given the number of each split's; looks at their files only then."""
+    def shard_jobs(self, counts: Mapping[str, int]) -> Iterator[ShardJob]:
+        """Iterates over the shards of all splits, given their numbers; looks at the files of a shard only then."""
         for split, count in counts.items():
-            source, total = self.opened[split], len(self.rows[split])
+            source, total = self.sources[split], len(self.rows[split])
             for number in range(count):
                 rows = self.rows[split][total * number // count : total * (number + 1) // count]
-                stamp = source.stamp(split, rows) if source.stamp else ""
-                yield Job(split, files.file_name(split, number, count), rows, stamp)
+                stamp = source.file_stamp(split, rows) if source.file_stamp else ""
+                yield ShardJob(split, files.file_name(split, number, count), rows, stamp)
 
-    def is_done(self, out: str, job: Job, entry: Mapping[str, Any]) -> bool:
-        """Returns whether a shard lies there as its entry says, made from the same files and with nothing amiss."""
-        if not entry or entry.get("files", "") != job.stamp or ("left_out" in entry and not self.skip):
+    def is_finished(self, out: str, job: ShardJob, entry: manifest.ShardEntry) -> bool:
+        """Returns whether a shard is as its entry states, made from the same files and with nothing left out now."""
+        if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:
-            return files.count(f"{out}/{job.name}", entry["bytes"]) == entry["records"]
+            return files.count_records(f"{out}/{job.name}", entry.size) == entry.records
         except UserError:
             return False
 
-    def write(
-        self, out: str, job: Job, pool: concurrent.futures.Executor, advance: Callable[[int], None]
-    ) -> dict[str, Any]:
-        """Writes a shard and notes down that it is done; returns its entry in info.json."""
-        left_out: list[dict] = []
-        shard = files.write_shard(f"{out}/{job.name}", self.examples(pool, job, left_out, advance))
-        entry: dict[str, Any] = {"name": job.name, "records": shard.records, "bytes": shard.size}
-        entry |= {"files": job.stamp} if job.stamp else {}
-        entry |= {"left_out": left_out} if left_out else {}
-        with files.writing(out), open(f"{out}/{PROGRESS}", "a") as progress:
-            progress.write(json.dumps(entry) + "\n")
+    def run_job(
+        self, out: str, job: ShardJob, pool: concurrent.futures.Executor, advance: Callable[[int], None]
+    ) -> manifest.ShardEntry:
+        """Writes a shard and records that it is finished; returns its entry in the manifest."""
+        left_out: list[manifest.LeftOut] = []
+        shard = files.write_shard(f"{out}/{job.name}", self.encode_examples(pool, job, left_out, advance))
+        entry = manifest.ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, tuple(left_out))
+        with files.report_write_errors(out), open(f"{out}/{PROGRESS}", "a") as progress:
+            progress.write(json.dumps(entry.to_json()) + "\n")
         return entry
 
-    def count(self, split: str) -> int:
+    def count_shards(self, split: str) -> int:
         """Returns the number of shards of a split."""
         total = len(self.rows[split])
         if self.shards:
             return min(self.shards, total)
-        sample = [self.read(split, index) for index in self.rows[split][:: -(-total // SAMPLE)]]
-        return max(1, round(total * np.mean([len(image or b"") for image, _ in sample]) / SHARD))
+        sample = [self.encode_example(split, index) for index in self.rows[split][:: -(-total // SAMPLE)]]
+        sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
+        return max(1, round(total * np.mean(sizes) / SHARD_BYTES))
 
-    def read(self, split: str, index: int) -> tuple[bytes | None, Any]:
-        """Returns (encoded image, labels), or (None, what is wrong) of an unreadable one that is to be left out."""
-        source = self.opened[split]
+    def encode_example(self, split: str, index: int) -> EncodedExample | manifest.LeftOut:
+        """Reads and encodes an example; one that is unreadable is returned as left out, if that is allowed."""
+        source = self.sources[split]
         try:
-            image, label = source.read(split, index)
-            encoded = self.form(image)
+            image, label = source.read_example(split, index)
+            encoded = self.encode(image)
         except DecodeError as error:
-            if not self.skip:
+            if not self.skip_unreadable:
                 raise UserError(f"{error}; repair it, or leave such images out with --bad-images=skip") from error
-            return None, str(error)
-        except OSError as error:  # of the source: what is written is written elsewhere
+            return manifest.LeftOut(index, str(error))
+        except OSError as error:  # reported here, so that the output is not blamed for it
             raise UserError(f"cannot read image {index} of the split {split}: {error}") from error
-        numbers = listed(label)
-        if wrong := [number for number in numbers if not 0 <= number < source.num_classes]:
+        labels = label_list(label)
+        if wrong := [label for label in labels if not 0 <= label < source.num_classes]:
             raise UserError(
                 f"image {index} of the split {split} has the label {wrong[0]}, but there are {source.num_classes} "
                 "classes; leave the split out with --splits"
             )
-        return encoded, [self.labels[number] for number in numbers if number in self.labels]
+        return EncodedExample(encoded, [self.labels[label] for label in labels if label in self.labels])
 
-    def examples(
+    def encode_examples(
         self,
         pool: concurrent.futures.Executor,
-        job: Job,
-        left_out: list[dict],
+        job: ShardJob,
+        left_out: list[manifest.LeftOut],
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[bytes, list[int]]]:
-        """Iterates over images and labels in order, read ahead by the threads; fills `left_out`."""
+    ) -> Iterator[EncodedExample]:
+        """Iterates over a shard's examples in order, encoded ahead by the threads; fills `left_out`."""
 
-        def read(chunk: Sequence[int]) -> list[tuple[int, bytes | None, Any]]:
-            return [(index, *self.read(job.split, index)) for index in chunk]
+        def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | manifest.LeftOut]:
+            return [self.encode_example(job.split, index) for index in chunk]
 
         def submit(chunk: Sequence[int]) -> concurrent.futures.Future:
-            return pool.submit(read, chunk)
+            return pool.submit(encode_chunk, chunk)
 
         chunks = iter([job.rows[start : start + CHUNK] for start in range(0, len(job.rows), CHUNK)])
         ahead = deque(map(submit, itertools.islice(chunks, 2 * self.workers)))
         while ahead:
-            found = ahead.popleft().result()
+            examples = ahead.popleft().result()
             ahead.extend(map(submit, itertools.islice(chunks, 1)))
-            for index, image, labels in found:
-                if image is None:
-                    left_out.append({"index": index, "error": labels})
+            for example in examples:
+                if isinstance(example, manifest.LeftOut):
+                    left_out.append(example)
                 else:
-                    yield image, labels
-            advance(len(found))
+                    yield example
+            advance(len(examples))
 
 
 def plan_packing(
-    origin: SourceConfig,
-    form: EncodeOptions,
+    source_config: SourceConfig,
+    encode: EncodeOptions,
     *,
     splits: list[str] | None = None,
-    only: str | None = None,
-    count: int | None = None,
-    skip: bool = False,
+    classes: str | None = None,
+    shards: int | None = None,
+    skip_unreadable: bool = False,
     workers: int = 0,
 ) -> Packing:
     """Opens what is to be packed.
 
     Args:
-        origin: where the examples come from.
-        form: of the images.
-        splits: which; None: all.
-        only: the classes to take, in the order of their labels, as `class_selection.parse` reads them; None: all.
-        count: of the shards of each split; None: so many that one has about 256 MB.
-        skip: leave unreadable images out instead of failing.
+        source_config: where the examples come from.
+        encode: how images are encoded.
+        splits: names of whole splits; None: all.
+        classes: those to pack, in the order of their labels, as `parse_class_selection` reads them; None: all.
+        shards: of each split; None: as many as give about 256 MB each.
+        skip_unreadable: leave unreadable images out instead of failing.
         workers: threads; 0: one for each core.
 
     Raises:
-        UserError: the source, a split or a class is absent, or a split is not whole.
+        UserError: the source, a split or a class is missing, or a split is not whole.
     """
     for split in splits or []:
         if set(split) & set("[+"):
-            raise UserError(f"cannot pack {split}: splits are packed whole, and cut when they are read")
-    opened = {split: open_split(origin, split) for split in split_names(origin, splits or ())}
-    first = next(iter(opened.values()))
+            raise UserError(f"cannot pack {split}: splits are packed whole; slices are taken when they are read")
+    sources = {split: open_split(source_config, split) for split in list_splits(source_config, splits or ())}
+    first = next(iter(sources.values()))
     workers = workers or os.cpu_count() or 1
-    numbers = list(range(first.num_classes))
-    rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in opened.items()}
-    if only is not None:
-        numbers = class_selection.parse(only, first.class_ids or first.class_names, first.num_classes, origin.source)
+    selected = list(range(first.num_classes))
+    rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in sources.items()}
+    if classes is not None:
+        names = first.class_ids or first.class_names
+        selected = class_selection.parse_class_selection(classes, names, first.num_classes, source_config.source)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            rows = {split: with_classes(source, split, set(numbers), pool) for split, source in opened.items()}
-    info = {
-        "version": files.VERSION,
-        "name": first.name.removeprefix("array_record:"),
-        "num_classes": len(numbers),
-        "class_names": first.class_names and [first.class_names[number] for number in numbers],
-        "max_labels": first.max_labels and min(first.max_labels, len(numbers)),
-        "made_from": {
-            "source": origin.source,
-            "fingerprints": {split: source.fingerprint for split, source in opened.items()},
-            **dataclasses.asdict(form),
-            **({"classes": numbers} if only is not None else {}),
+            rows = {split: rows_with_classes(source, split, set(selected), pool) for split, source in sources.items()}
+    described = manifest.Manifest(
+        name=first.name.removeprefix("array_record:"),
+        num_classes=len(selected),
+        class_names=first.class_names and tuple(first.class_names[label] for label in selected),
+        max_labels=first.max_labels and min(first.max_labels, len(selected)),
+        made_from={
+            "source": source_config.source,
+            "fingerprints": {split: source.fingerprint for split, source in sources.items()},
+            **dataclasses.asdict(encode),
+            **({"classes": selected} if classes is not None else {}),
         },
-    }
-    labels = {number: label for label, number in enumerate(numbers)}
-    return Packing(opened, rows, labels, info, form, skip, workers, count)
+    )
+    labels = {old: new for new, old in enumerate(selected)}
+    return Packing(sources, rows, labels, described, encode, skip_unreadable, workers, shards)
 
 
-def listed(label: Label) -> list[int]:
+def label_list(label: Label) -> list[int]:
     """Returns the labels of an image."""
     return [label] if isinstance(label, int) else label[label >= 0].tolist()
 
 
-def with_classes(
-    source: Source, split: str, numbers: Collection[int], pool: concurrent.futures.Executor
+def rows_with_classes(
+    source: Source, split: str, classes: Collection[int], pool: concurrent.futures.Executor
 ) -> Sequence[int]:
-    """Returns the positions, in a whole split, of the images that have one of the classes; decodes none.
+    """Returns the indices, in a whole split, of the images that have one of the classes; decodes none.
 
-    An image whose label is unreadable is among them: what reads it next says so.
+    An image whose label is unreadable is among them, so that the error is reported when it is packed.
 
     Raises:
         UserError: there are none.
     """
 
-    def is_one(index: int) -> bool:
+    def has_class(index: int) -> bool:
         try:
-            label = source.label(split, index) if source.label else source.read(split, index)[1]
+            label = source.read_label(split, index) if source.read_label else source.read_example(split, index)[1]
         except (DecodeError, OSError):
             return True
-        return any(number in numbers for number in listed(label))
+        return any(label in classes for label in label_list(label))
 
-    def of_chunk(chunk: Sequence[int]) -> list[int]:
-        return list(filter(is_one, chunk))
+    def filter_chunk(chunk: Sequence[int]) -> list[int]:
+        return list(filter(has_class, chunk))
 
-    whole = range(len(source))
-    chunks = [whole[start : start + LABELS] for start in whole[::LABELS]]
-    found = array.array("q", itertools.chain.from_iterable(pool.map(of_chunk, chunks)))
+    rows = range(len(source))
+    chunks = [rows[start : start + LABEL_CHUNK] for start in rows[::LABEL_CHUNK]]
+    found = array.array("q", itertools.chain.from_iterable(pool.map(filter_chunk, chunks)))
     if not found:
         raise UserError(f"no image of the split {split} has one of the classes; leave the split out with --splits")
     return found
@@ -290,12 +304,12 @@ def with_classes(
 
 @contextlib.contextmanager
 def lock_folder(out: str) -> Iterator[None]:
-    """Makes a folder and keeps other processes from packing into it, where the file system can.
+    """Makes a folder and keeps other processes from packing into it, if the file system has locks.
 
     Raises:
-        UserError: the folder cannot be written, or another process packs into it.
+        UserError: the folder cannot be written, or another process is packing into it.
     """
-    with files.writing(out):
+    with files.report_write_errors(out):
         os.makedirs(out, exist_ok=True)
         folder = os.open(out, os.O_RDONLY)
     try:
@@ -310,40 +324,48 @@ def lock_folder(out: str) -> Iterator[None]:
         os.close(folder)
 
 
-def begin(out: str, info: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, dict]:
-    """Returns the shards that are done, by name, and writes what is going to be packed.
+def resume_progress(
+    out: str, described: manifest.Manifest, counts: Mapping[str, int]
+) -> dict[str, manifest.ShardEntry]:
+    """Returns the finished shards by name, removes unfinished files and records what is going to be packed.
 
     Raises:
-        UserError: the folder holds something else.
+        UserError: the folder contains something else.
     """
-    plan = {**info, "shards": dict(counts)}
-    lines = read_lines(f"{out}/{PROGRESS}")
-    plans, done = lines[:1], lines[1:]
-    whole = files.read_info(f"{out}/{files.INFO}")
-    if whole:
-        splits = whole.pop("splits")
-        plans.append({**whole, "shards": {split: len(listed) for split, listed in splits.items()}})
-        done = [*itertools.chain(*splits.values()), *done]  # what was done since comes last, and holds
+    plan = packing_plan(described, counts)
+    lines = read_json_lines(f"{out}/{PROGRESS}")
+    plans, finished = lines[:1], list(map(manifest.ShardEntry.from_json, lines[1:]))
+    if complete := manifest.read_manifest(f"{out}/{manifest.MANIFEST_NAME}"):
+        plans.append(packing_plan(complete, {split: len(entries) for split, entries in complete.splits.items()}))
+        finished = [*itertools.chain(*complete.splits.values()), *finished]  # later entries replace earlier ones
     if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
-        raise UserError(f"{out} holds shards that this command did not write; choose another folder")
+        raise UserError(f"{out} contains shards that this command did not write; choose another folder")
     for old in plans:
-        before, after = flatten(old), flatten(plan)
+        before, after = flatten_json(old), flatten_json(plan)
         keys = [key for key in {**before, **after} if key != "made_from.source"]
         changed = [key for key in keys if before.get(key) != after.get(key)]
         if changed:
             details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
             raise UserError(
-                f"{out} was packed in another way ({details}); change it back, choose another folder or remove this one"
+                f"{out} was packed with other settings ({details}); restore them, choose another folder or remove this "
+                "one"
             )
-    partial = f"{out}/{PROGRESS}.partial"
-    with open(partial, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in (plan, *done))
-    os.replace(partial, f"{out}/{PROGRESS}")
-    return {entry["name"]: entry for entry in done}
+    for leftover in Path(out).glob(f"*{atomic_write.SUFFIX}"):
+        leftover.unlink()
+    with atomic_write.atomic_write(f"{out}/{PROGRESS}") as temporary, open(temporary, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (plan, *(entry.to_json() for entry in finished)))
+    return {entry.name: entry for entry in finished}
 
 
-def read_lines(path: str) -> list[dict]:
-    """Returns the lines of a file of JSON, but for what follows a torn one."""
+def packing_plan(described: manifest.Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Returns what must be equal for packing to resume, in JSON values; `counts` are the shards of each split."""
+    fields = described.to_json()
+    del fields["splits"]
+    return {**fields, "shards": dict(counts)}
+
+
+def read_json_lines(path: str) -> list[dict]:
+    """Returns the lines of a file of JSON, up to one that was not written completely."""
     lines: list[dict] = []
     if os.path.exists(path):
         with open(path) as file, contextlib.suppress(ValueError):
@@ -351,21 +373,21 @@ def read_lines(path: str) -> list[dict]:
     return lines
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the leaves by dotted name."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten_json(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 
-def summary(listed: Mapping[str, list[dict]], read: int) -> Packed:
-    """Returns what lies there, given the entries of the shards of each split."""
-    entries = list(itertools.chain(*listed.values()))
-    return Packed(
-        records={split: sum(entry["records"] for entry in of_split) for split, of_split in listed.items()},
+def summarize(splits: Mapping[str, tuple[manifest.ShardEntry, ...]], read: int) -> PackingResult:
+    """Returns the totals over the shards of each split."""
+    entries = list(itertools.chain(*splits.values()))
+    return PackingResult(
+        records={split: sum(entry.records for entry in of_split) for split, of_split in splits.items()},
         shards=len(entries),
-        size=sum(entry["bytes"] for entry in entries),
-        left_out=sum(len(entry.get("left_out", [])) for entry in entries),
+        size=sum(entry.size for entry in entries),
+        left_out=sum(len(entry.left_out) for entry in entries),
         read=read,
     )

@@ -1,16 +1,16 @@
 """tf.train.Example, parsed and serialised without TensorFlow.
 
-The messages are declared here with protobuf's own classes, in a pool of their own, so that they meet neither
-TensorFlow's nor TFDS's. 3 microseconds to parse or to serialise a record of 2 KB, 5 one of 100 KB.
+The messages are declared here with protobuf's own classes, in a separate pool, so that they do not clash with those of
+TensorFlow or TFDS. Parsing or serialising takes 3 microseconds for a record of 2 KB, 5 for one of 100 KB.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError as ProtobufError
 
-# Message -> its fields, numbered from 1 as they stand: name, type, whether repeated. A map is a repeated (key, value).
+# Message -> its fields, numbered from 1 in this order: name, type, whether repeated. A map is a repeated (key, value).
 MESSAGES = {
     "BytesList": [("value", "bytes", True)],
     "FloatList": [("value", "float", True)],
@@ -26,8 +26,8 @@ MESSAGES = {
 }
 
 
-def message_class() -> Any:
-    """Returns the class of tf.train.Example."""
+def declare_example() -> Any:
+    """Returns the message class of tf.train.Example."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="vit_jax/example.proto", package="vit_jax", syntax="proto3")
     for message, fields in MESSAGES.items():
@@ -45,7 +45,7 @@ def message_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("vit_jax.Example"))
 
 
-Example = message_class()
+Example = declare_example()
 
 
 def serialise_example(image: bytes, labels: Sequence[int]) -> bytes:
@@ -61,15 +61,15 @@ def parse_example(record: bytes) -> tuple[bytes, list[int]]:
     """Returns the features `image` and `label` of an example.
 
     Raises:
-        ValueError: it is no example, or has no such features.
+        ValueError: the record is not an example, or lacks one of the features.
     """
     try:
         features = {entry.key: entry.value for entry in Example.FromString(record).features.feature}
-    except DecodeError:
-        raise ValueError("it is no tf.train.Example") from None
+    except ProtobufError:
+        raise ValueError("it is not a tf.train.Example") from None
     if not {"image", "label"} <= set(features):
         raise ValueError(f"it needs the features image and label, but has {', '.join(sorted(features)) or 'none'}")
     encoded, labels = features["image"].bytes_list.value, features["label"]
     if len(encoded) != 1 or labels.HasField("bytes_list") or labels.HasField("float_list"):
-        raise ValueError("its feature image must be one string of bytes, and label a list of int64")
+        raise ValueError("its feature image must be one byte string, and its feature label a list of int64")
     return encoded[0], list(labels.int64_list.value)

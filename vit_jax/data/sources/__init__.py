@@ -1,4 +1,4 @@
-"""Where examples come from."""
+"""Sources of examples."""
 
 import lazy_loader
 

@@ -1,24 +1,24 @@
-"""EncodedImage images in ArrayRecord shards: one label each, or any number of them.
+"""Encoded images in ArrayRecord shards, with one label each or any number of them.
 
-The format, which `python -m vit_jax.pack` writes and other programs may:
+The format, which `python -m vit_jax.pack` and other programs can write:
 
-* Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split is its shards in order.
+* Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split consists of its shards in order.
 * A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file
-  (bytes; upright: EXIF orientation is not applied), its feature `label` an int64 list: one label, or in multi-label
-  data any number.
-* `info.json` beside the shards holds
+  (bytes; upright, since the EXIF orientation is not applied). Its feature `label` is an int64 list: one label, or, in
+  multi-label data, any number.
+* `info.json` beside the shards contains
     version: 1
     name: of the data set
     num_classes: the labels are 0 to num_classes - 1
     class_names: in the order of the labels, or null
-    max_labels: the most different labels that an image has in multi-label data; null: each image has exactly one
-    splits: split -> [{"name": of the shard's file, "records": its number, "bytes": size of the file}, ...]; where
-      images were left out, also "left_out": [{"index": in the split packed, "error": what is wrong}, ...],
-      where image files were packed, also "files": what differs when their sizes or times do
+    max_labels: the most different labels of an image in multi-label data; null: each image has exactly one
+    splits: split -> [{"name": of the shard's file, "records": their number, "bytes": size of the file}, ...]; if
+      images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...];
+      if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
-  Without it, the shards are opened at once and counted, and the config states `num_classes` and `max_labels`.
-* A reader wants shards of many records each, written with `group_size:1`: records are read one by one.
+  Without it, all shards are opened and counted at the start, and the config states `num_classes` and `max_labels`.
+* Shards should have many records each, written with `group_size:1`, since records are read one by one.
 """
 
 import bisect
@@ -33,21 +33,22 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.splits import resolve
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
 class ArrayRecords:
     """Labelled images in the shards of some splits.
 
-    It pickles without its open files, and threads may share it.
+    It can be pickled, without its open files, and threads may share it.
 
     Attributes:
-        name: of the data set, if there is an info.json.
+        name: of the data set, empty without an info.json.
         counts: number of records of each split read.
-        num_classes: as info.json or the config says.
+        num_classes: as info.json or the config states.
         class_names: or None.
-        max_labels: of an image in multi-label data, or None.
-        digest: of what was packed and how, but neither of how many shards nor of where they lie.
+        max_labels: the most labels of an image in multi-label data, or None.
+        digest: of what was packed and how; it depends neither on the number of shards nor on their folder.
     """
 
     def __init__(self, pattern: str, splits: list[str], num_classes: int | None, max_labels: int | None):
@@ -56,65 +57,69 @@ class ArrayRecords:
         Args:
             pattern: a folder, or a path of shards with `*`, `?` and `[...]`.
             splits: those to read.
-            num_classes: used where there is no info.json.
+            num_classes: used if there is no info.json.
             max_labels: likewise.
 
         Raises:
             UserError: a split or a shard is missing, damaged or of the wrong size, or `num_classes` is not known.
         """
-        found = shards.find(pattern)
-        there = {split: resolve(split, found.files, f"split of the records {pattern}") for split in splits}
-        if not found.info and num_classes is None:
+        found = shards.find_shards(pattern)
+        existing = {split: resolve_name(split, found.paths, f"split of the records {pattern}") for split in splits}
+        manifest = found.manifest
+        if manifest:
+            self.name, self.num_classes, self.max_labels = manifest.name, manifest.num_classes, manifest.max_labels
+            self.class_names = manifest.class_names or None
+        elif num_classes is not None:
+            self.name, self.num_classes, self.max_labels, self.class_names = "", num_classes, max_labels, None
+        else:
             raise UserError(
-                f"the number of classes of {pattern} is not known, since no {shards.INFO} lies beside the shards: "
-                "set --config.data.num_classes (and, if an image may have several labels, --config.data.max_labels)"
+                f"the number of classes of {pattern} is not known, since there is no {shards.MANIFEST_NAME} beside the "
+                "shards; set --config.data.num_classes (and, if an image may have several labels, "
+                "--config.data.max_labels)"
             )
-        info = found.info or {"name": "", "num_classes": num_classes, "class_names": None, "max_labels": max_labels}
-        self.name, self.num_classes, self.max_labels = info["name"], info["num_classes"], info["max_labels"]
-        self.class_names = tuple(info["class_names"]) if info["class_names"] else None
-        self.shards = {split: shards.of_split(found, name) for split, name in there.items()}
+        self.shards = {split: shards.shards_of_split(found, name) for split, name in existing.items()}
         counts = {split: [shard.records for shard in listed] for split, listed in self.shards.items()}
         self.starts = {split: [0, *itertools.accumulate(numbers[:-1])] for split, numbers in counts.items()}
         self.counts = {split: sum(numbers) for split, numbers in counts.items()}
-        identity = json.dumps([content(found), counts if not found.info else None, self.max_labels], sort_keys=True)
+        identity = json.dumps([packed_identity(found), None if manifest else counts, self.max_labels], sort_keys=True)
         self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
-    def read(self, split: str, index: int) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
+    def read_example(self, split: str, index: int) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
         """Returns (image, label) number `index` of a split.
 
-        In multi-label data the label is an array [max_labels]: each label once, then -1.
+        In multi-label data the label is an array [max_labels]: each label once, padded with -1.
 
         Raises:
             DecodeError: the record is damaged.
-            UserError: the shard is, or its labels are none of the classes.
+            UserError: the shard is damaged, or a label is not one of the classes.
         """
         number = self.shard_number(split, index)
         shard, row = self.shards[split][number], index - self.starts[split][number]
         name = f"record {row} of {shard.path}"
         try:
-            image, labels = shards.read(shard, row)
+            image, labels = shards.read_record(shard, row)
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
-        return EncodedImage(image, name), self.check(labels, name)
+        return EncodedImage(image, name), self.check_labels(labels, name)
 
     def shard_number(self, split: str, index: int) -> int:
-        """Returns which of a split's shards example `index` lies in."""
+        """Returns which of a split's shards contains example `index`."""
         return bisect.bisect_right(self.starts[split], index) - 1
 
-    def require_room(self, parts: Iterable[tuple[str, range]]) -> None:
-        """Raises UserError if the remote shards in which some rows of splits lie do not fit into the cache."""
+    def check_cache_room(self, parts: Iterable[tuple[str, range]]) -> None:
+        """Raises UserError if the remote shards that contain these rows of splits do not fit into the cache."""
         ends = [(name, self.shard_number(name, rows[0]), self.shard_number(name, rows[-1])) for name, rows in parts]
-        shards.require_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
+        shards.check_cache_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
 
-    def check(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
-        """Returns the labels of a record as `read` does, or raises UserError."""
+    def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
+        """Returns the labels of a record as `read_example` does, or raises UserError."""
         if wrong := [label for label in labels if not 0 <= label < self.num_classes]:
             raise UserError(f"{name} has the label {wrong[0]}, but there are {self.num_classes} classes")
         if self.max_labels is None:
             if len(labels) != 1:
                 raise UserError(
                     f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
-                    f"{shards.INFO} or --config.data.max_labels"
+                    f"{shards.MANIFEST_NAME} or --config.data.max_labels"
                 )
             return labels[0]
         labels = list(dict.fromkeys(labels))
@@ -123,21 +128,37 @@ class ArrayRecords:
         return np.array(labels + [-1] * (self.max_labels - len(labels)), np.int32)
 
 
-def list_record_splits(pattern: str) -> list[str]:
-    """Returns the names of the splits whose shards a pattern names."""
-    return list(shards.find(pattern).files)
+def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens ArrayRecord shards; see `ArrayRecords`. The EXIF orientation is not applied, as in published results."""
+    records = ArrayRecords(name, split_names(split), source_config.num_classes, source_config.max_labels)
+    parts = tuple(select_examples(split, records.counts))
+    records.check_cache_room(parts)
+    return Source(
+        name=f"array_record:{records.name}",
+        parts=parts,
+        read_example=records.read_example,
+        num_classes=records.num_classes,
+        class_names=records.class_names,
+        digest=records.digest,
+        max_labels=records.max_labels,
+    )
 
 
-def content(found: shards.Found) -> dict | None:
-    """Returns what info.json says of the images and labels, or None without one."""
-    if not found.info:
+def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits whose shards a pattern matches."""
+    return list(shards.find_shards(name).paths)
+
+
+def packed_identity(found: shards.ShardSet) -> dict | None:
+    """Returns what info.json states about the images and labels, in JSON values, or None without one."""
+    if not (manifest := found.manifest):
         return None
-    made_from = {key: value for key, value in found.info["made_from"].items() if key != "source"}
+    made_from = {key: value for key, value in manifest.made_from.items() if key != "source"}
     splits = {
         split: [
-            sum(shard["records"] for shard in listed),
-            [image["index"] for shard in listed for image in shard.get("left_out", [])],
+            sum(entry.records for entry in entries),
+            [image.index for entry in entries for image in entry.left_out],
         ]
-        for split, listed in found.info["splits"].items()
+        for split, entries in manifest.splits.items()
     }
-    return {"made_from": made_from, "splits": splits, "class_names": found.info["class_names"]}
+    return {"made_from": made_from, "splits": splits, "class_names": manifest.class_names}

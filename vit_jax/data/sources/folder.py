@@ -1,64 +1,65 @@
-"""Images in folders: `{train,val,test}/<class>/*` or `<class>/*`, or flat beside a list of file and class."""
+"""Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file."""
 
 import collections
 import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image, read_image_header
 from vit_jax.data.sources import label_files
-from vit_jax.data.sources.folder_tree import Names, joined
-from vit_jax.data.sources.splits import resolve, whole
+from vit_jax.data.sources.folder_tree import FolderTree, join_relative
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
-WANTED = "it must hold either {train,val,test}/<class>/* or <class>/*"
-FLAT = "the labels of a split without class folders are read from a list of file and class, such as {}.csv"
-WORDS = ("words.txt", "LOC_synset_mapping.txt")  # what classes are called, as Tiny-ImageNet and ImageNet have it
+WANTED = "it must contain either {train,val,test}/<class>/* or <class>/*"
+WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
+CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # classes in words, of Tiny-ImageNet and of ImageNet
 
 
 class ImageFolder:
     """Labelled image files of some splits of a folder.
 
-    A class is a folder's name, labels follow the sorted names of `train`, images in folders within a class are of the
-    class, and hidden files are ignored. With `<class>/*` directly below the root, everything is `train`. A split
-    without class folders has a list of file and class in it or beside it. A split's order is fixed but mixed (by a hash
-    of each file's relative path), so that a slice such as `train[:90%]` is not a slice of the classes, and stays nearly
-    the same when files are added.
+    A folder name is a class, and labels follow the sorted names of `train`. Images in folders within a class belong to
+    the class; hidden files are ignored. With `<class>/*` directly below the root, everything is `train`. A split
+    without class folders has a label file in it or beside it. The order of a split is fixed but mixed (by a hash of
+    each file's relative path), so a slice such as `train[:90%]` is not a slice of the classes, and the order stays
+    nearly the same when files are added.
 
     Attributes:
         counts: number of files of each split read.
-        class_names: sorted.
-        words: the same in words, where a file beside the splits has them; else as they are.
+        class_names: sorted names of the classes.
+        class_words: the same in words, where a file beside the splits has them; else as they are.
         digest: of the relative paths and labels, in order.
     """
 
     def __init__(self, root: str, splits: list[str]):
-        """Lists the files, and logs once what is left out of them.
+        """Lists the files, and logs once what is skipped.
 
         Args:
             root: the folder, local or remote.
             splits: what to list: train, validation (or val), test.
 
         Raises:
-            UserError: the folder is missing, empty or laid out in another way.
+            UserError: the folder is missing, empty or has another layout.
         """
-        names = Names(root)
-        self.root = names.root
-        found = split_folders(names)
+        tree = FolderTree(root)
+        self.root = tree.root
+        folders = split_folders(tree)
         for name in splits:
-            resolve(name, found, f"split of the folder {self.root}")
-        splits = list(map(whole, splits))
-        # Labels are those of training, also where only another split is read.
-        self.class_names = class_names(names, found.get("train", found[splits[0]]))
-        texts = [names.text(path) for path in names.beside_splits() if path.rpartition("/")[2] in WORDS]
-        self.words = label_files.in_words(self.class_names, texts)
-        listed = {name: self.list_split(found[name], names) for name in splits}
+            resolve_name(name, folders, f"split of the folder {self.root}")
+        splits = list(map(canonical_name, splits))
+        # Labels are those of training, even if only another split is read.
+        self.class_names = list_classes(tree, folders.get("train", folders[splits[0]]))
+        texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
+        self.class_words = label_files.names_in_words(self.class_names, texts)
+        listed = {name: self.list_split(folders[name], tree) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
         self.counts = {name: len(files) for name, files in self.files.items()}
@@ -69,192 +70,214 @@ class ImageFolder:
             digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
         self.digest = digest.hexdigest()
 
-    def list_split(self, folder: str, names: Names) -> tuple[np.ndarray, np.ndarray]:
+    def list_split(self, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
-        left_out: collections.Counter[str] = collections.Counter()
-        if has_class_folders(names, folder, self.class_names):
-            classes = self.of_class_folders(folder, names, left_out)
+        skipped: collections.Counter[str] = collections.Counter()
+        if has_class_folders(tree, folder, self.class_names):
+            classes = self.classes_by_folder(folder, tree, skipped)
         else:
-            classes = of_list(names, folder, left_out)
+            classes = classes_by_label_file(tree, folder, skipped)
             known = set(self.class_names)
-            # ImageNet's lists say where in the image the class is, too.
+            # ImageNet's label files also state the position of the object, after the class.
             classes = {path: one if one in known else one.partition(" ")[0] for path, one in classes.items()}
             if unknown := sorted(set(classes.values()) - known):
-                raise UserError(f"the list of {names.path(folder)} has classes that train has not: {listing(unknown)}")
-        if left_out:
-            told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(left_out.items()))
-            tell(f"{names.path(folder)}: {len(classes):,} images are read, left out are {told}.")
-        number = {name: label for label, name in enumerate(self.class_names)}
+                raise UserError(
+                    f"the label file of {tree.full_path(folder)} has classes that train does not have: "
+                    f"{first_names(unknown)}"
+                )
+        if skipped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+            log_once(f"{tree.full_path(folder)}: {len(classes):,} images are read; skipped: {reasons}.")
+        label_of = {name: label for label, name in enumerate(self.class_names)}
         paths = [os.fsencode(path) for path in classes]
-        labels = np.array([number[name] for name in classes.values()], np.int32)
+        labels = np.array([label_of[name] for name in classes.values()], np.int32)
         order = np.argsort([hashlib.sha256(path).digest() for path in paths])
         return np.array(paths)[order], labels[order]
 
-    def of_class_folders(self, folder: str, names: Names, left_out: collections.Counter[str]) -> dict[str, str]:
-        """Returns file -> class of a split with class folders, and counts what is left out.
+    def classes_by_folder(self, folder: str, tree: FolderTree, skipped: collections.Counter[str]) -> dict[str, str]:
+        """Returns file -> class of a split with class folders, and counts what is skipped.
 
         Raises:
-            UserError: there are other classes, no images, or, in train, none of a class.
+            UserError: there are unknown classes, no images, or, in train, none of a class.
         """
-        place, present = names.path(folder), set(names.subfolders(folder))
+        path, present = tree.full_path(folder), set(tree.subfolders(folder))
         if unknown := sorted(present - set(self.class_names)):
-            raise UserError(f"{place} has classes that train has not: {listing(unknown)}; {FLAT.format(place)}")
-        classes: dict[str, str] = {}
-        missing = []
-        for name in self.class_names:
-            images = names.images_below(joined(folder, name), left_out) if name in present else []
-            classes |= dict.fromkeys(images, name)
-            missing += [] if images else [name]
-        if not classes or (missing and SPLITS.get(folder, "train") == "train"):
             raise UserError(
-                f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in these classes of {place}: {listing(missing)}"
+                f"{path} has classes that train does not have: {first_names(unknown)}; {WITHOUT_FOLDERS.format(path)}"
             )
+        classes: dict[str, str] = {}
+        empty = []
+        for name in self.class_names:
+            images = tree.images_below(join_relative(folder, name), skipped) if name in present else []
+            classes |= dict.fromkeys(images, name)
+            empty += [] if images else [name]
+        if not classes or (empty and SPLITS.get(folder, "train") == "train"):
+            suffixes = " ".join(IMAGE_SUFFIXES)
+            raise UserError(f"no images ({suffixes}) lie in these classes of {path}: {first_names(empty)}")
         return classes
 
-    def read(self, split: str, index: int) -> tuple[EncodedImage, int]:
+    def read_example(self, split: str, index: int) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split.
 
         Raises:
             DecodeError: the file is unreadable.
             UserError: its store does not answer.
         """
-        return read_image(self.path(split, index)), self.label(split, index)
+        return read_image(self.path(split, index)), self.read_label(split, index)
 
-    def headers(self) -> Callable[[str, int], ImageHeader] | None:
-        """Returns (split, index) -> what the file's header says; None: the folder is remote."""
-        return None if filesystem.is_remote(self.root) else self.header
-
-    def header(self, split: str, index: int) -> ImageHeader:
-        """Returns what the header of file `index` of a split says.
+    def read_header(self, split: str, index: int) -> ImageHeader:
+        """Returns the header of file `index` of a split, which must be local.
 
         Raises:
-            DecodeError: see `decode.read_image_header`.
+            DecodeError: see `read_image_header`.
         """
         return read_image_header(self.path(split, index))
 
-    def label(self, split: str, index: int) -> int:
+    def read_label(self, split: str, index: int) -> int:
         """Returns the label of file `index` of a split."""
-        return int(self.labels[whole(split)][index])
+        return int(self.labels[canonical_name(split)][index])
 
-    def stamp(self, split: str, rows: Sequence[int]) -> str:
-        """Returns a short text that differs when sizes or times of these files do; of remote files it is empty.
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes with the sizes or times of these files; empty if they are remote.
 
-        It is no part of the digest: a copy of the folder trains as the folder does.
+        It is not part of the digest: a copy of the folder is the same data.
         """
         if filesystem.is_remote(self.root):
             return ""
         digest = hashlib.sha256()
-        for path in (self.path(split, index) for index in rows):
+        for path in (self.path(split, index) for index in indices):
             try:
                 status = os.stat(path)
                 digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
-            except OSError:  # whoever reads it says so
+            except OSError:  # reported when the file is read
                 digest.update(b"none\n")
         return digest.hexdigest()[:16]
 
     def path(self, split: str, index: int) -> str:
         """Returns the path of file `index` of a split."""
-        return os.path.join(self.root, os.fsdecode(bytes(self.files[whole(split)][index])))
+        return os.path.join(self.root, os.fsdecode(bytes(self.files[canonical_name(split)][index])))
+
+
+def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens image files in folders; see `ImageFolder`. The EXIF orientation is applied."""
+    folder = ImageFolder(name, split_names(split))
+    return Source(
+        name="folder",
+        parts=tuple(select_examples(split, folder.counts)),
+        read_example=folder.read_example,
+        num_classes=len(folder.class_names),
+        class_names=folder.class_words,
+        class_ids=folder.class_names,
+        digest=folder.digest,
+        file_stamp=folder.file_stamp,
+        read_label=folder.read_label,
+        read_header=None if filesystem.is_remote(folder.root) else folder.read_header,
+    )
 
 
 @functools.cache
-def tell(line: str) -> None:
-    """Logs a line once."""
+def log_once(line: str) -> None:
+    """Logs a warning once in a process."""
     logging.getLogger(__name__).warning(line)
 
 
-def class_names(names: Names, folder: str) -> tuple[str, ...]:
-    """Returns the sorted classes of the split train, which lies in `folder`: its folders', or its list's.
+def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
+    """Returns the sorted classes of the split train: the subfolders of `folder`, or those of its label file.
 
     Raises:
         UserError: it has neither.
     """
-    if names.images_in(folder):
-        return tuple(sorted(set(of_list(names, folder, collections.Counter()).values())))
-    return tuple(names.subfolders(folder))
+    if tree.images_in(folder):
+        return tuple(sorted(set(classes_by_label_file(tree, folder, collections.Counter()).values())))
+    return tuple(tree.subfolders(folder))
 
 
-def has_class_folders(names: Names, folder: str, classes: tuple[str, ...]) -> bool:
-    """Returns whether a split is read by its class folders, not by a list: where they are those of train."""
-    present = names.subfolders(folder)
-    if names.images_in(folder) or not present:
+def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -> bool:
+    """Returns whether the folders of a split are classes of train, so that no label file is needed."""
+    present = tree.subfolders(folder)
+    if tree.images_in(folder) or not present:
         return False
-    return set(present) <= set(classes) or not lists_of(names, folder)
+    return set(present) <= set(classes) or not find_label_files(tree, folder)
 
 
-def of_list(names: Names, folder: str, left_out: collections.Counter[str]) -> dict[str, str]:
-    """Returns file -> class of a split without class folders, and counts what is left out.
+def classes_by_label_file(tree: FolderTree, folder: str, skipped: collections.Counter[str]) -> dict[str, str]:
+    """Returns file -> class of a split without class folders, and counts what is skipped.
 
     Raises:
-        UserError: there are no images, or not just one list of them, or it gives a file two classes.
+        UserError: there are no images, not exactly one label file, or the label file gives an image two classes.
     """
-    place, found = names.path(folder), lists_of(names, folder)
-    if images := names.images_in(folder):
+    path, found = tree.full_path(folder), find_label_files(tree, folder)
+    if images := tree.images_in(folder):
         if not found:
-            raise UserError(f"images lie directly in {place} ({listing(images)}); {WANTED}; {FLAT.format(place)}")
-    elif not names.subfolders(folder):
-        raise UserError(f"the folder {place} holds no class folders; {WANTED}")
+            raise UserError(
+                f"images lie directly in {path} ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
+            )
+    elif not tree.subfolders(folder):
+        raise UserError(f"the folder {path} contains no class folders; {WANTED}")
     if len(found) > 1:
-        raise UserError(f"several lists could be that of {place}: {listing(found)}; keep one of them")
-    path = found[0]
-    return label_files.match(
-        label_files.rows(names.text(path), names.path(path)),
-        names.images_below(folder, left_out),
-        below=folder,
-        name=names.path(path),
-        left_out=left_out,
+        raise UserError(f"{path} has several label files: {first_names(found)}; keep one of them")
+    label_file = found[0]
+    return label_files.match_images(
+        label_files.parse_label_file(tree.read_text(label_file), tree.full_path(label_file)),
+        tree.images_below(folder, skipped),
+        folder=folder,
+        name=tree.full_path(label_file),
+        skipped=skipped,
     )
 
 
-def lists_of(names: Names, folder: str) -> list[str]:
-    """Returns the paths of what may be the list of files and classes of a split: in it, or else beside it."""
-    if inside := [path for path in names.files_in(folder) if label_files.is_list(path)]:
+def find_label_files(tree: FolderTree, folder: str) -> list[str]:
+    """Returns the paths of what may be the label file of a split: files in its folder, or else beside it."""
+    if inside := [path for path in tree.files_in(folder) if label_files.is_label_file(path)]:
         return inside
-    called = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
-    return [path for path in names.beside_splits() if folder and label_files.is_list(path, called)]
+    names = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
+    return [path for path in tree.files_beside_splits() if folder and label_files.is_label_file(path, names)]
 
 
-def list_folder_splits(root: str) -> list[str]:
+def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of a folder that have labels, and logs which have none.
 
     Raises:
         UserError: see `split_folders`.
     """
-    names = Names(root)
-    found = split_folders(names)
-    classes = class_names(names, found.get("train", next(iter(found.values()))))
-    bare = []
-    for split, folder in found.items():
-        present = names.subfolders(folder)
-        flat = names.images_in(folder) or (len(present) == 1 and present[0] not in classes)
-        if split != "train" and flat and not lists_of(names, folder):
-            bare.append(split)
-            tell(f"{names.path(folder)} has no labels and is left out: {FLAT.format(names.path(folder))}.")
-    return [split for split in found if split not in bare]
+    tree = FolderTree(name)
+    folders = split_folders(tree)
+    classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
+    unlabelled = []
+    for split, folder in folders.items():
+        present = tree.subfolders(folder)
+        flat = tree.images_in(folder) or (len(present) == 1 and present[0] not in classes)
+        if split != "train" and flat and not find_label_files(tree, folder):
+            unlabelled.append(split)
+            path = tree.full_path(folder)
+            log_once(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
+    return [split for split in folders if split not in unlabelled]
 
 
-def split_folders(names: Names) -> dict[str, str]:
+def split_folders(tree: FolderTree) -> dict[str, str]:
     """Returns split -> folder below the root ('' is the root).
 
     Raises:
-        UserError: neither `{train,val,test}/<class>/*` nor `<class>/*` is there.
+        UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`.
     """
-    root, folders = names.root, names.subfolders("")
+    root, folders = tree.root, tree.subfolders("")
     splits = [name for name in folders if name in SPLITS]
     others = [name for name in folders if name not in SPLITS]
-    if (images := names.images_in("")) and (splits or not lists_of(names, "")):
-        raise UserError(f"images lie directly in {root} ({listing(images)}); {WANTED}")
+    if (images := tree.images_in("")) and (splits or not find_label_files(tree, "")):
+        raise UserError(f"images lie directly in {root} ({first_names(images)}); {WANTED}")
     if not folders and not images:
-        raise UserError(f"the folder {root} holds no class folders; {WANTED}")
+        raise UserError(f"the folder {root} contains no class folders; {WANTED}")
     if splits and others:
-        raise UserError(f"the folder {root} mixes splits ({listing(splits)}) with others ({listing(others)}); {WANTED}")
+        raise UserError(
+            f"the folder {root} mixes splits ({first_names(splits)}) with others ({first_names(others)}); {WANTED}"
+        )
     if not splits:
         return {"train": ""}
     if {"val", "validation"} <= set(splits):
-        raise UserError(f"the folder {root} holds both val and validation; keep one of them")
+        raise UserError(f"the folder {root} contains both val and validation; keep one of them")
     return {SPLITS[name]: name for name in splits}
 
 
-def listing(names: list[str]) -> str:
-    """Returns the first names for an error message."""
+def first_names(names: list[str]) -> str:
+    """Returns the first names, for a message."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""What lies in the folders below a root, local or remote."""
+"""Listing of the folders and files below a root, local or remote."""
 
 import collections
 import os
@@ -8,20 +8,20 @@ from vit_jax import UserError
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.storage import filesystem
 
-KAGGLE = "/ILSVRC/Data/CLS-LOC"  # where Kaggle packs ImageNet's splits; the lists lie three folders above
+KAGGLE = "/ILSVRC/Data/CLS-LOC"  # of ImageNet's splits in Kaggle's archive; their label files are three folders above
 
 
-class Names:
-    """The names of folders and files below a root: a local one is read folder by folder, a remote one listed at once.
+class FolderTree:
+    """The folders and files below a root; a local root is listed folder by folder, a remote one at once.
 
-    All paths are relative to the root, with `/`.
+    All paths are relative to the root, with `/`; the root is ''.
     """
 
     def __init__(self, root: str):
         """Lists a remote root.
 
         Raises:
-            UserError: there is no such folder, or its store cannot be asked.
+            UserError: there is no such folder, or its store cannot be reached.
         """
         self.root = root if filesystem.is_remote(root) else os.path.expanduser(root)
         self.remote: dict[str, tuple[set[str], list[str]]] | None = None
@@ -36,12 +36,12 @@ class Names:
         if not (self.remote if self.remote is not None else os.path.isdir(self.root)):
             raise UserError(f"there is no folder {filesystem.absolute_path(root)}")
 
-    def path(self, relative: str) -> str:
-        """Returns the path, for messages and to read it, of what lies below the root or, with `../`, beside it."""
+    def full_path(self, relative: str) -> str:
+        """Returns a path to read and to show; `relative` may begin with `../`."""
         path = filesystem.join_path(self.root, relative).rstrip("/")
         return path if filesystem.is_remote(path) else posixpath.normpath(path)
 
-    def entries(self, folder: str) -> tuple[list[str], list[str]]:
+    def list_entries(self, folder: str) -> tuple[list[str], list[str]]:
         """Returns the sorted names of the folders and of the files in a folder, hidden ones included.
 
         Raises:
@@ -56,62 +56,62 @@ class Names:
                 for entry in entries:
                     found[not is_folder(entry)].append(entry.name)
         except OSError as error:
-            raise UserError(f"cannot list the folder {self.path(folder)}: {error.strerror or error}") from error
+            raise UserError(f"cannot list the folder {self.full_path(folder)}: {error.strerror or error}") from error
         return sorted(found[0]), sorted(found[1])
 
     def subfolders(self, folder: str) -> list[str]:
-        """Returns the sorted names of the folders in a folder, but for hidden ones."""
-        return [name for name in self.entries(folder)[0] if not name.startswith(".")]
+        """Returns the sorted names of the folders in a folder, except hidden ones."""
+        return [name for name in self.list_entries(folder)[0] if not name.startswith(".")]
 
     def files_in(self, folder: str) -> list[str]:
-        """Returns the sorted paths of the files in a folder, but for hidden ones."""
-        return [joined(folder, name) for name in self.entries(folder)[1] if not name.startswith(".")]
+        """Returns the sorted paths of the files in a folder, except hidden ones."""
+        return [join_relative(folder, name) for name in self.list_entries(folder)[1] if not name.startswith(".")]
 
     def images_in(self, folder: str) -> list[str]:
-        """Returns the sorted names of the images in a folder, by their suffix, but for hidden ones."""
+        """Returns the sorted names of the images in a folder, found by their suffix, except hidden ones."""
         return [path.rpartition("/")[2] for path in self.files_in(folder) if path.lower().endswith(IMAGE_SUFFIXES)]
 
     def images_below(
-        self, folder: str, left_out: collections.Counter[str], above: tuple[tuple[int, int], ...] = ()
+        self, folder: str, skipped: collections.Counter[str], parents: tuple[tuple[int, int], ...] = ()
     ) -> list[str]:
         """Returns the paths of the images in a folder and in the folders below it.
 
         Args:
             folder: where to look.
-            left_out: reason -> files left out; what is found here is added.
-            above: the folders that it lies in, by device and number: a link to one of them is not followed.
+            skipped: reason -> number of files skipped; this adds to it.
+            parents: device and inode of the folders that contain it: a link to one of them is not followed.
         """
         if self.remote is None:
             parts = folder.split("/") if folder else []
-            above = above or tuple(self.identity("/".join(parts[:count])) for count in range(len(parts)))
-            if (this := self.identity(folder)) in above:
-                left_out["links to folders above"] += 1
+            parents = parents or tuple(self.device_and_inode("/".join(parts[:count])) for count in range(len(parts)))
+            if (this := self.device_and_inode(folder)) in parents:
+                skipped["links to parent folders"] += 1
                 return []
-            above += (this,)
-        folders, names = self.entries(folder)
+            parents += (this,)
+        folders, names = self.list_entries(folder)
         found = []
         for name in names:
             if name.startswith("."):
-                left_out["hidden"] += 1
+                skipped["hidden"] += 1
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                found.append(joined(folder, name))
+                found.append(join_relative(folder, name))
             else:
-                left_out[os.path.splitext(name)[1].lower() or "without an ending"] += 1
+                skipped[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
         for name in folders:
             if name.startswith("."):
-                left_out["hidden"] += 1
+                skipped["hidden"] += 1
             else:
-                found += self.images_below(joined(folder, name), left_out, above)
+                found += self.images_below(join_relative(folder, name), skipped, parents)
         return found
 
-    def identity(self, folder: str) -> tuple[int, int]:
-        """Returns device and number of a local folder: a link to it has the same."""
+    def device_and_inode(self, folder: str) -> tuple[int, int]:
+        """Returns the device and inode of a local folder, which are the same for a link to it."""
         status = os.stat(os.path.join(self.root, folder))
         return status.st_dev, status.st_ino
 
-    def beside_splits(self) -> list[str]:
-        """Returns the paths of the files in the root, but for hidden ones; of ImageNet from Kaggle, those of its lists
-        too, which begin with `../`.
+    def files_beside_splits(self) -> list[str]:
+        """Returns the paths of the files in the root, except hidden ones, and of the label files of Kaggle's ImageNet,
+        which begin with `../`.
         """
         found = self.files_in("")
         if self.remote is None and os.path.abspath(self.root).endswith(KAGGLE):
@@ -119,23 +119,23 @@ class Names:
             found += [f"../../../{name}" for name in sorted(os.listdir(top)) if name.startswith("LOC_")]
         return found
 
-    def text(self, path: str) -> str:
-        """Returns what a text file says; bytes that are not UTF-8 stay as they are in names of files.
+    def read_text(self, path: str) -> str:
+        """Returns the text of a file; bytes that are not UTF-8 are escaped as in the names of files.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file cannot be read.
         """
-        return filesystem.read_bytes(self.path(path)).decode("utf-8-sig", "surrogateescape")
+        return filesystem.read_bytes(self.full_path(path)).decode("utf-8-sig", "surrogateescape")
 
 
 def is_folder(entry: os.DirEntry) -> bool:
-    """Returns whether an entry is a folder, or a link to one; a link to itself is a file, that cannot be read."""
+    """Returns whether an entry is a folder or a link to one; a link to itself counts as a file, which is unreadable."""
     try:
         return entry.is_dir()
     except OSError:
         return False
 
 
-def joined(folder: str, name: str) -> str:
-    """Returns the path of what lies in a folder given relative to the root ('' is the root)."""
+def join_relative(folder: str, name: str) -> str:
+    """Returns the path of an entry of a folder; the root is ''."""
     return f"{folder}/{name}".lstrip("/")

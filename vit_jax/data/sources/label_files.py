@@ -1,4 +1,4 @@
-"""Text beside images: which class each file is of, and what classes are called in words."""
+"""Text files beside images: label files, which give each image its class, and names of the classes in words."""
 
 import collections
 import csv
@@ -8,25 +8,25 @@ from collections.abc import Collection, Iterable, Sequence
 
 from vit_jax import UserError
 
-Row = tuple[str, str]  # file, class
+Row = tuple[str, str]  # image, class
 
 
-def is_list(path: str, called: Collection[str] | None = None) -> bool:
-    """Returns whether a file is a list of files and classes, by its name; with `called`, one of a split of that name.
+def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool:
+    """Returns whether the name of a file is that of a label file, and contains one of the names of the split, if given.
 
     Tiny-ImageNet's is `val_annotations.txt`, ImageNet's `LOC_val_solution.csv`.
     """
-    stem, ending = os.path.splitext(path.rpartition("/")[2].lower())
+    stem, suffix = os.path.splitext(path.rpartition("/")[2].lower())
     words = re.findall(r"[a-z0-9]+", stem)
-    fits = ending in (".csv", ".tsv") or (ending == ".txt" and words[-1:] == ["annotations"])
-    return fits and (called is None or not set(called).isdisjoint(words))
+    fits = suffix in (".csv", ".tsv") or (suffix == ".txt" and words[-1:] == ["annotations"])
+    return fits and (split_names is None or not set(split_names).isdisjoint(words))
 
 
-def rows(text: str, name: str) -> list[Row]:
-    """Returns the first two columns of a list, which are apart by commas in a .csv, by tabs in any other.
+def parse_label_file(text: str, name: str) -> list[Row]:
+    """Returns the first two columns, which are separated by commas in a .csv file and by tabs in others.
 
     Raises:
-        UserError: a line has one column only.
+        UserError: a line has only one column.
     """
     lines = text.splitlines()
     try:
@@ -36,63 +36,63 @@ def rows(text: str, name: str) -> list[Row]:
     except csv.Error as error:
         raise UserError(f"cannot read {name}: {error}") from error
     if short := [cells for cells in table if len(cells) < 2]:
-        raise UserError(f"cannot read {name}: {short[0][0]:.60} is not a line of file and class")
+        raise UserError(f"cannot read {name}: the line {short[0][0]:.60} lacks one of the columns image and class")
     return [(cells[0].strip(), cells[1].strip()) for cells in table]
 
 
-def match(
-    listed: Sequence[Row], paths: Sequence[str], *, below: str, name: str, left_out: collections.Counter[str]
+def match_images(
+    rows: Sequence[Row], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
 ) -> dict[str, str]:
-    """Returns file -> class of those that are both listed and there, and counts those that are not.
+    """Returns path -> class of the images that a label file lists, and counts the others.
 
-    A file is listed by its path below the split's folder or by its name, with or without its ending. The first row is a
-    header if there is no such file.
+    An image is listed by its path below the split's folder or by its name, with or without its suffix. The first row
+    is a header if there is no such image.
 
     Args:
-        listed: the rows.
+        rows: of the label file.
         paths: of the images.
-        below: the folder that the paths lie in.
-        name: of the list, for messages.
-        left_out: reason -> files; what is found here is added.
+        folder: that contains the images.
+        name: of the label file, for messages.
+        skipped: reason -> number of files skipped; this adds to it.
 
     Raises:
-        UserError: none is, a name means several files, or one has two classes.
+        UserError: no image is listed, a row fits several images, or an image has two classes.
     """
-    places: dict[str, set[str]] = collections.defaultdict(set)
+    by_key: dict[str, set[str]] = collections.defaultdict(set)
     for path in paths:
-        inner = path.removeprefix(f"{below}/")
+        inner = path.removeprefix(f"{folder}/")
         for key in (path, inner, inner.rpartition("/")[2]):
-            places[key].add(path)
-            places[os.path.splitext(key)[0]].add(path)
+            by_key[key].add(path)
+            by_key[os.path.splitext(key)[0]].add(path)
     classes: dict[str, str] = {}
-    for number, (file, label) in enumerate(listed):
-        found = places.get(file, set())
+    for number, (key, label) in enumerate(rows):
+        found = by_key.get(key, set())
         if len(found) > 1:
-            raise UserError(f"{file} in {name} may be any of {', '.join(sorted(found)[:3])}: write the path")
+            raise UserError(f"{key} in {name} could be any of {', '.join(sorted(found)[:3])}; write the path")
         if not found and number:
-            left_out[f"of {os.path.basename(name)} but not there"] += 1
+            skipped[f"listed in {os.path.basename(name)} but missing"] += 1
         for path in found:
             if classes.setdefault(path, label) != label:
-                raise UserError(f"{name} gives {file} two classes, {classes[path]} and {label}")
+                raise UserError(f"{name} gives {key} two classes, {classes[path]} and {label}")
     if not classes:
-        raise UserError(f"none of the {len(listed):,} files that {name} lists is there")
+        raise UserError(f"none of the {len(rows):,} files that {name} lists exists")
     if unlisted := len(paths) - len(classes):
-        left_out[f"not in {os.path.basename(name)}"] += unlisted
+        skipped[f"not listed in {os.path.basename(name)}"] += unlisted
     return classes
 
 
-def in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, ...]:
-    """Returns names of classes in words with their own in brackets, `tench, Tinca tinca [n01440764]`.
+def names_in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, ...]:
+    """Returns names of classes in words, with the original names in brackets: `tench, Tinca tinca [n01440764]`.
 
     Args:
         names: of the classes.
-        texts: lines of name and words, a tab or a space between; the first that knows a name counts. A name that is in
-            none stays.
+        texts: lines of name and words, separated by a tab or a space; the first line for a name counts, and a name
+            without a line stays.
     """
     words: dict[str, str] = {}
     for line in (line for text in texts for line in text.splitlines()):
-        name, _, said = line.partition("\t" if "\t" in line else " ")
-        said = " ".join(said.encode("utf-8", "replace").decode("utf-8").split())
-        if said:
-            words.setdefault(name, said)
+        name, _, described = line.partition("\t" if "\t" in line else " ")
+        described = " ".join(described.encode("utf-8", "replace").decode("utf-8").split())
+        if described:
+            words.setdefault(name, described)
     return tuple(f"{words[name]} [{name}]" if name in words else name for name in names)

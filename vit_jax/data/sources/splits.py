@@ -1,4 +1,4 @@
-"""Splits, written as in TFDS for every source: `train`, `train[:98%]`, `train[100:-1000]`, `train+test[:50%]`."""
+"""Splits in the notation of TFDS, for every source: `train`, `train[:98%]`, `train[100:-1000]`, `train+test[:50%]`."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -9,11 +9,11 @@ PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
 
 
-def parse(split: str) -> tuple[Part, ...]:
+def parse_split(split: str) -> tuple[Part, ...]:
     """Parses a split into its parts: (name, start, stop), boundaries as written or None.
 
     Raises:
-        UserError: it is not written as TFDS writes splits.
+        UserError: the text is not in the notation of TFDS.
     """
     matches = [PART.fullmatch(part.strip()) for part in split.split("+")]
     parts = [(match["name"], match["start"], match["stop"]) for match in matches if match]
@@ -22,36 +22,36 @@ def parse(split: str) -> tuple[Part, ...]:
         numbers = all(re.fullmatch(r"-?\d[\d_]*(\.\d*)?%|-?\d[\d_]*", bound) for bound in bounds)
         if not numbers or len({bound.endswith("%") for bound in bounds}) > 1:
             raise UserError(
-                f"cannot read the slice {name}[{start or ''}:{stop or ''}] of the split {split!r}; its ends are whole "
-                "numbers, as in train[:1000], or both percents, as in train[98%:]"
+                f"cannot read the slice {name}[{start or ''}:{stop or ''}] of the split {split!r}; its ends must be "
+                "whole numbers, as in train[:1000], or both percentages, as in train[98%:]"
             )
     if len(parts) < len(matches):
         raise UserError(f"cannot read the split {split!r}; write train, train[:98%], train[-1000:] or train+test")
     return tuple(parts)
 
 
-def names(split: str) -> list[str]:
+def split_names(split: str) -> list[str]:
     """Returns the names of the whole splits that `split` uses, each once."""
-    return list(dict.fromkeys(name for name, _, _ in parse(split)))
+    return list(dict.fromkeys(name for name, _, _ in parse_split(split)))
 
 
-def whole(name: str) -> str:
-    """Returns the longer name of a split: `val` and `validation` are one."""
+def canonical_name(name: str) -> str:
+    """Returns the longer name of a split: `val` and `validation` are the same."""
     return "validation" if name == "val" else name
 
 
-def resolve(name: str, have: Collection[str], what: str = "split") -> str:
-    """Returns the one of some whole splits that a name means, by itself or as `val` means `validation`.
+def resolve_name(name: str, existing: Collection[str], what: str = "split") -> str:
+    """Returns the existing whole split of a name; `val` finds `validation` and the reverse.
 
     Raises:
-        UserError: there is none; `what` they are.
+        UserError: there is none; `what` describes them.
     """
-    same = [one for one in have if whole(one) == whole(name)]
-    return choose(what, name, have) if name in have or not same else same[0]
+    same = [one for one in existing if canonical_name(one) == canonical_name(name)]
+    return choose(what, name, existing) if name in existing or not same else same[0]
 
 
-def boundary(bound: str, count: int) -> int:
-    """Returns the example at which a slice ends; percents round to the nearest, halves to the even, as in TFDS."""
+def slice_boundary(bound: str, count: int) -> int:
+    """Returns the index of a boundary; percentages round to the nearest, halves to the even, as in TFDS."""
     if bound.endswith("%"):
         return round(float(bound[:-1]) * count / 100.0)
     return int(bound)
@@ -62,17 +62,18 @@ def select_examples(split: str, counts: Mapping[str, int]) -> list[tuple[str, ra
 
     Args:
         split: the text.
-        counts: number of examples of every whole split that exists.
+        counts: number of examples of every existing whole split.
 
     Raises:
-        UserError: a name is none of the splits, or a split or slice is empty or reaches beyond its split.
+        UserError: there is no split of a name, or a split or slice is empty or reaches beyond its split.
     """
     selected = []
-    for name, start, stop in parse(split):
-        count = counts[resolve(name, counts)]
+    for name, start, stop in parse_split(split):
+        count = counts[resolve_name(name, counts)]
         if not count:
-            raise UserError(f"the split {name} holds no examples")
-        first, last = boundary(start, count) if start else 0, boundary(stop, count) if stop else count
+            raise UserError(f"the split {name} has no examples")
+        first = slice_boundary(start, count) if start else 0
+        last = slice_boundary(stop, count) if stop else count
         if max(abs(first), abs(last)) > count:
             raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")
         rows = range(count)[first:last]
@@ -82,11 +83,11 @@ def select_examples(split: str, counts: Mapping[str, int]) -> list[tuple[str, ra
     return selected
 
 
-def locate(selected: Sequence[tuple[str, range]], index: int) -> tuple[str, int]:
-    """Returns the whole split and the position in it of example `index` of the selection.
+def locate_example(selected: Sequence[tuple[str, range]], index: int) -> tuple[str, int]:
+    """Returns the whole split of example `index` of the selection, and the example's index in it.
 
     Raises:
-        IndexError: the selection has no such example; negative numbers do not count from the end.
+        IndexError: the selection has no such example; negative indices are not allowed.
     """
     if index < 0:
         raise IndexError(index)

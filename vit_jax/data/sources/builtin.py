@@ -1,0 +1,86 @@
+"""Sources that need no files: scikit-learn's handwritten digits, and synthetic images."""
+
+import importlib.util
+import zlib
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.data import images
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.source import Source, SourceConfig
+
+SYNTHETIC_EVAL = 1000  # images at most of a synthetic split other than that of training
+
+
+class Digits:
+    """The digits in memory."""
+
+    def __init__(self):
+        """Loads the digits and divides them into splits."""
+        # Reads the data file alone: importing scikit-learn takes longer than a small training run.
+        package = importlib.util.find_spec("sklearn")
+        assert package and package.submodule_search_locations
+        [folder] = package.submodule_search_locations
+        table = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.int64, delimiter=",")
+        values, labels = table[:, :-1], table[:, -1]
+        pixels = np.rint(values.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8).repeat(3, axis=3)
+        random = np.random.RandomState(0)  # its stream never changes; that of a Generator may
+        by_class = [random.permutation(np.flatnonzero(labels == label)) for label in range(10)]
+        held_out = np.isin(np.arange(len(labels)), np.concatenate([rows[: round(len(rows) / 5)] for rows in by_class]))
+        self.splits = {
+            "train": (pixels[~held_out], labels[~held_out]),
+            "test": (pixels[held_out], labels[held_out]),
+        }
+
+    def read_example(self, split: str, index: int) -> tuple[images.RGB, int]:
+        """Returns (image, label) number `index` of a split."""
+        pixels, labels = self.splits[split]
+        return pixels[index], int(labels[index])
+
+
+def open_digits(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens scikit-learn's 1,797 handwritten digits: 8 x 8 pixels, grey repeated to RGB, 10 classes.
+
+    The data has no test split of its own. `test` is a fifth of each class, drawn once with a fixed seed; `train` is the
+    rest. A pixel is `round(value * 255 / 16)`.
+    """
+    digits = Digits()
+    counts = {split: len(labels) for split, (_, labels) in digits.splits.items()}
+    parts = tuple(splits.select_examples(split, counts))
+    return Source("digits", parts, digits.read_example, 10, tuple("0123456789"))
+
+
+class Synthetic:
+    """Images computed from their index."""
+
+    def __init__(self, resolution: int, num_classes: int):
+        """Makes the noise that all images are cut from."""
+        self.resolution, self.num_classes = resolution, num_classes
+        random = np.random.RandomState(0)
+        self.noise = random.randint(0, 128, (2 * resolution, 2 * resolution, 3), np.uint8)
+
+    def read_example(self, split: str, index: int) -> tuple[images.RGB, int]:
+        """Returns (image, label) number `index` of a split."""
+        mixed = zlib.crc32(f"{split} {index}".encode())
+        label = mixed % self.num_classes
+        top, left = (mixed >> 8) % self.resolution, (mixed >> 20) % self.resolution
+        colour = np.frombuffer(zlib.crc32(b"%d" % label).to_bytes(4, "little"), np.uint8)[:3] >> 1
+        return self.noise[top : top + self.resolution, left : left + self.resolution] + colour, label
+
+
+def open_synthetic(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens random images of one size: noise around a colour that depends on the class.
+
+    Any split exists. That of training has `num_examples` images, any other at most `SYNTHETIC_EVAL`.
+
+    Raises:
+        UserError: `num_classes` or `num_examples` is unset.
+    """
+    num_classes, count, resolution = source_config.num_classes, source_config.num_examples, source_config.resolution
+    if not num_classes or not count or not resolution:
+        raise UserError("the data source synthetic needs --config.data.num_classes and --config.data.num_examples")
+    splits.parse_split(split)
+    count = count if split == source_config.train_split else min(count, SYNTHETIC_EVAL)
+    synthetic = Synthetic(resolution, num_classes)
+    return Source(f"synthetic {resolution}", ((split, range(count)),), synthetic.read_example, num_classes)

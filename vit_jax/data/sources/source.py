@@ -1,0 +1,113 @@
+"""The one form that all sources of examples have.
+
+A source is indexed like a list and gives `{"image": ..., "label": ...}`: the image RGB uint8 [height, width, 3] or not
+decoded yet, the label an int or, in multi-label data, an array. Sources can be pickled, so worker processes can read
+them.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Int32
+
+from vit_jax.data import images
+from vit_jax.data.sources import splits
+
+Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """Where examples come from.
+
+    Attributes:
+        source: `digits`, `tfds:NAME`, `folder:PATH`, `array_record:PATTERN` or `synthetic`.
+        data_dir: the folder of TFDS data.
+        num_classes: of shards without info.json, and of synthetic images.
+        max_labels: of shards without info.json.
+        num_examples: number of synthetic images of the split `train_split`.
+        train_split: as a config names it.
+        resolution: of synthetic images.
+    """
+
+    source: str
+    data_dir: str | None = None
+    num_classes: int | None = None
+    max_labels: int | None = None
+    num_examples: int | None = None
+    train_split: str | None = None
+    resolution: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The examples of a split.
+
+    Attributes:
+        name: of the data set, with its version if it has one.
+        parts: what the split consists of, in order: (name of a whole split, range of its examples).
+        read_example: (whole split, index in it) -> (image, decoded or not, label).
+        num_classes: the labels are 0 to num_classes - 1.
+        class_names: in the order of the labels, or None.
+        digest: of what the name does not identify, such as the list of files.
+        max_labels: the most labels of an image in multi-label data, where a label is an array of this length, each
+            class once, padded with -1; None: every image has one label.
+        file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change; None
+            where the digest covers the contents.
+        read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
+        read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
+        class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
+    """
+
+    name: str
+    parts: tuple[tuple[str, range], ...]
+    read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+    digest: str = ""
+    max_labels: int | None = None
+    file_stamp: Callable[[str, Sequence[int]], str] | None = None
+    read_label: Callable[[str, int], Label] | None = None
+    read_header: Callable[[str, int], images.ImageHeader] | None = None
+    class_ids: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return sum(len(rows) for _, rows in self.parts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns `{"image": RGB or EncodedImage, "label": int or array}`.
+
+        Raises:
+            DecodeError: the file is unreadable.
+        """
+        image, label = self.read_example(*splits.locate_example(self.parts, int(index)))
+        return {"image": image, "label": label}
+
+    def image_header(self, index: int) -> images.ImageHeader:
+        """Returns the header of an image, where there is a `read_header`.
+
+        Raises:
+            DecodeError: the file is unreadable.
+        """
+        assert self.read_header
+        return self.read_header(*splits.locate_example(self.parts, index))
+
+    def overlaps(self, other: "Source") -> bool:
+        """Returns whether two splits of the same data share examples."""
+        return any(
+            splits.canonical_name(name) == splits.canonical_name(same)
+            and max(rows.start, others.start) < min(rows.stop, others.stop)
+            for name, rows in self.parts
+            for same, others in other.parts
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs when the data set, version, split, count, files or class names differ."""
+        names = self.class_ids or self.class_names
+        identity = repr((self.name, self.parts, len(self), self.num_classes, names, self.digest))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
