@@ -16,7 +16,7 @@ SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wai
 RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
 RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
 RANDOM += ["--config.total_steps=60"]
-SLOWLY = "slow_steps:0.05"  # a signal takes a second to reach all hosts
+SLOWLY = 0.05  # seconds that a step takes longer: a signal takes a second to reach all hosts
 
 
 class Hosts:
@@ -36,6 +36,7 @@ class Hosts:
         *words: str,
         each: dict[int, list[str]] | None = None,
         faults: dict[int, str] | None = None,
+        slow: float = SLOWLY,
     ):
         """Starts them.
 
@@ -46,6 +47,7 @@ class Hosts:
             *words: more of the command line.
             each: more of that of single hosts.
             faults: of single hosts, as `benchmarks.inject` knows them.
+            slow: seconds that each step takes longer.
         """
         self.workdir, self.hosts = workdir, hosts
         command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
@@ -54,7 +56,7 @@ class Hosts:
         self.processes = []
         for host in range(hosts):
             with self.logs[host].open("a") as log:
-                put = ",".join([SLOWLY, *([faults[host]] if faults and host in faults else [])])
+                put = ",".join([f"slow_steps:{slow}", *([faults[host]] if faults and host in faults else [])])
                 line = [sys.executable, "-m", "benchmarks.inject", put, *command, *(each or {}).get(host, [])]
                 process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host])
             self.processes.append(process)

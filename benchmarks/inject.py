@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader
-from vit_jax.distributed import supervisor
+from vit_jax.distributed import monitor, supervisor
 from vit_jax.evals import classify
 
 FOR_EVER = 3600
@@ -20,7 +20,7 @@ FOR_EVER = 3600
 
 def stuck_loader(when: str) -> None:
     """The loader of training gives `when` batches, and no more."""
-    make = loader.train_batches
+    make = loader.local_train_batches
 
     class Stuck(loader.LocalBatches):
         given = 0
@@ -36,7 +36,7 @@ def stuck_loader(when: str) -> None:
         batches.__class__ = Stuck
         return batches
 
-    loader.train_batches = stuck
+    loader.local_train_batches = stuck
 
 
 def slow_restore(when: str) -> None:
@@ -85,7 +85,7 @@ def large_evaluation(when: str) -> None:
 
 def impatient(seconds: str) -> None:
     """A silent host is lost sooner than usual."""
-    supervisor.LOST = float(seconds)
+    monitor.LOST = supervisor.LOST = float(seconds)
 
 
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data.images import decode
-from vit_jax.data.preprocess import inception_box, parse_preprocess
+from vit_jax.data.preprocess import inception_box, parse_pipe
 
 SIZE, BATCH = 224, 32
 PIPE = f"inception_crop({SIZE})|value_range(-1,1)"
@@ -33,7 +33,7 @@ class Ours:
     """Our reader of files, through the pipe that training uses."""
 
     def __init__(self, files: list[str], fast: bool):
-        self.files, self.preprocess = files, parse_preprocess(PIPE, SIZE, fast)
+        self.files, self.preprocess = files, parse_pipe(PIPE, SIZE, fast)
 
     def pixels(self, number: int) -> np.ndarray:
         image = decode.read_image(self.files[number])

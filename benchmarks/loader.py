@@ -1,10 +1,10 @@
-"""The loader alone: images per second and resident memory, for every source and number of workers, in turns.
+"""The loader alone: images per second and resident memory, for several sources and numbers of workers, in turn.
 
 python -m benchmarks.loader --sources=synthetic,folder:photos,array_record:packed --workers=0,2 --rounds=5
 
-What is measured is `data.make`, as training uses it, up to batches on the devices; nothing else runs. Each turn opens
-the loader anew and lets two batches pass first. Memory is that of this process and its workers, at the end of the first
-turn and of the last. `--rounds=1 --batches=20000` prints it every twentieth of the way.
+`data.train_batches` is measured as training uses it, up to batches on the devices; nothing else runs. Each turn opens
+the loader again and skips two batches. Memory is that of this process and its workers, at the end of the first turn and
+of the last. `--rounds=1 --batches=20000` prints it twenty times on the way.
 """
 
 import argparse
@@ -32,12 +32,12 @@ def make_batches(source: str, workers: int, arguments: argparse.Namespace):
     if source == "synthetic":
         config.data.num_classes, config.data.num_examples = 1000, 1_281_167
     config.evals.test.split = "train"
-    completed, info = data.complete(config)
-    return data.make(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
+    completed, info = data.complete_config(config)
+    return data.train_batches(completed, sharding.batch_sharding(sharding.make_mesh(completed)), 0, info.opened)
 
 
 def processes() -> list[int]:
-    """Returns this process and all that descend from it."""
+    """Returns the numbers of this process and of its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -52,7 +52,7 @@ def processes() -> list[int]:
 
 
 def memory() -> float:
-    """Returns the resident memory of all processes in MB, what they share counted once for each."""
+    """Returns the resident memory of all processes in MB; shared memory counts in each of them."""
     total = 0
     for number in processes():
         try:
@@ -63,7 +63,7 @@ def memory() -> float:
 
 
 def turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Returns images per second and memory of one turn."""
+    """Returns the images per second and the memory of one turn."""
     batches = make_batches(source, workers, arguments)
     for _ in range(2):
         jax.block_until_ready(next(batches))
@@ -79,14 +79,18 @@ def turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[floa
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__)
-    parser.add_argument("--sources", default="synthetic", help="as config.data.source, with commas between [synthetic]")
-    parser.add_argument("--workers", default="0", help="numbers of worker processes, with commas between [0]")
-    parser.add_argument("--batch", type=int, default=64, help="images [64]")
-    parser.add_argument("--resolution", type=int, default=224, help="in pixels [224]")
-    parser.add_argument("--preprocess", default=base.get_config().data.preprocess, help="the pipe [that of base]")
+    parser.add_argument(
+        "--sources", default="synthetic", help="as in config.data.source, separated by commas [synthetic]"
+    )
+    parser.add_argument("--workers", default="0", help="numbers of worker processes, separated by commas [0]")
+    parser.add_argument("--batch", type=int, default=64, help="images per batch [64]")
+    parser.add_argument("--resolution", type=int, default=224, help="pixels on a side [224]")
+    parser.add_argument(
+        "--preprocess", default=base.get_config().data.preprocess, help="preprocessing [that of configs/base.py]"
+    )
     parser.add_argument("--fast", action="store_true", help="with config.data.fast")
-    parser.add_argument("--batches", type=int, default=20, help="of a turn [20]")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each [5]")
+    parser.add_argument("--batches", type=int, default=20, help="batches per turn [20]")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case [5]")
     arguments = parser.parse_args(argv[1:])
     cases = list(itertools.product(arguments.sources.split(","), map(int, arguments.workers.split(","))))
     turns: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
@@ -94,7 +98,7 @@ def main(argv: list[str]) -> None:
         for case in cases:
             turns[case].append(turn(*case, arguments))
 
-    print(f"{arguments.batches} batches of {arguments.batch} images a turn, {os.cpu_count()} CPUs")
+    print(f"{arguments.batches} batches of {arguments.batch} images per turn, {os.cpu_count()} CPUs")
     print(
         arguments.preprocess.replace("{resolution}", str(arguments.resolution)) + (", fast" if arguments.fast else "")
     )

@@ -1,9 +1,10 @@
-"""What it costs to be able to go on: saving every 50 steps, fingerprints and preflight, on the steps of a recipe.
+"""The cost of being able to resume: saving every 50 steps, fingerprints and preflight, for the steps of a recipe.
 
 python -m benchmarks.overhead --source=array_record:packed/cifar10 --rounds=20
 
-Segments of 50 steps of `configs/cifar10.py` alternate in one process: before every second one a checkpoint is saved, as
-`vit_jax.train` does, and written in the background while its steps go on. The preflight, made once, is told besides.
+Segments of 50 steps of `configs/cifar10.py` alternate in one process. Before every second segment a checkpoint is
+saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the preflight, which
+runs once, is printed too.
 """
 
 import argparse
@@ -20,30 +21,29 @@ import jax
 
 from configs import cifar10
 from vit_jax import data
-from vit_jax.distributed import preflight
-from vit_jax.distributed.supervisor import Guard
+from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.program import prepare
 from vit_jax.workdir import Workdir
 
 
 def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:
-    """Yields whether a segment began with a save, and the seconds that it took."""
+    """Yields, for each segment, whether it began with a save, and its seconds."""
     config = cifar10.get_config()
     config.data.source = source or "synthetic"
     config, info, program = prepare(config)
-    guard = Guard()
+    supervisor = Supervisor()
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        passed = preflight.passed(guard.share, guard.fail, config, info, program.mesh, program.state, str(place))
-        stack.enter_context(passed)
+        sharding = program.batch_sharding
+        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, str(place)))
         print(f"preflight: {time.monotonic() - began:.3f} s", file=sys.stderr)
-        folder = stack.enter_context(contextlib.closing(Workdir(place, config, program, info, guard.share)))
-        state, origin = folder.begin()
-        stack.enter_context(contextlib.closing(folder.log(origin)))
-        batches = data.make(config, program.batch_sharding, 0, info.opened)
+        folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
+        state, origin = folder.restore_or_init()
+        stack.enter_context(contextlib.closing(folder.open_log(origin)))
+        batches = data.train_batches(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None
-        for segment in range(-2, 2 * rounds):  # the first two compile
+        for segment in range(-2, 2 * rounds):  # the first two compile and do not count
             saves = segment % 2 == 0
             began = time.monotonic()
             if saves:
@@ -51,7 +51,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
             for _ in range(steps):
                 before = values
                 state, values = program.train_step(state, next(batches))
-                guard.tick()
+                supervisor.count_step()
                 folder.poll()
                 jax.block_until_ready(before)
             jax.block_until_ready(values)
@@ -61,9 +61,9 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", help="of the data, as config.data.source [synthetic]")
+    parser.add_argument("--source", help="data, as in config.data.source [synthetic]")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=50, help="of a segment [50]")
+    parser.add_argument("--steps", type=int, default=50, help="steps per segment [50]")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         times = list(segments(args.source, Path(folder) / "run", args.rounds, args.steps))

@@ -1,10 +1,10 @@
-"""A training step of vit_jax against that of the plainest Flax ViT, alternating in one run.
+"""A training step of vit_jax beside one of a minimal Flax ViT, alternating in one run.
 
 python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
 
-Both: the same sizes, float32, softmax cross-entropy, AdamW with a constant rate, no dropout, jitted with donated state.
-Ours is what `vit_jax.main` runs (`program.train_step`: the metrics, norms and the guard against non-finite values that
-it reports included); the plain one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` under `optax.adamw`.
+Both have the same sizes, float32, softmax cross-entropy, AdamW with a constant rate, no dropout, and are jitted with
+donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check for
+non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with `optax.adamw`.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Callable[[], flo
 
 
 def our_step(program: Any, batch: dict[str, jax.Array]) -> Callable[[], float]:
-    """Returns a function that makes one step of the product and returns its loss."""
+    """Returns a function that runs one step of this package and returns its loss."""
     state = program.init(jax.random.key(0), {})
 
     def run() -> float:
@@ -95,8 +95,8 @@ def our_step(program: Any, batch: dict[str, jax.Array]) -> Callable[[], float]:
     return run
 
 
-def make(arguments: argparse.Namespace) -> Any:
-    """Returns the product's program for the model, batch and resolution asked for, on one device."""
+def build_program(arguments: argparse.Namespace) -> Any:
+    """Returns this package's program for the given model, batch and resolution, on one device."""
     config = base.get_config()
     config.model.name, config.batch, config.resolution = arguments.model, arguments.batch, arguments.resolution
     config.model.dtype = "float32"
@@ -120,8 +120,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batch", type=int, default=32, help="images per step")
     parser.add_argument("--resolution", type=int, default=224, help="pixels on a side")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=10, help="steps of each, taken in turn")
-    parser.add_argument("--attention", help="implementation of ours; default: as for these devices")
+    parser.add_argument("--rounds", type=int, default=10, help="steps of each, in turn")
+    parser.add_argument("--attention", help="our attention [that for these devices]")
     arguments = parser.parse_args(argv[1:])
 
     keys = jax.random.split(jax.random.key(0))
@@ -130,15 +130,17 @@ def main(argv: list[str]) -> None:
         "image": jax.random.uniform(keys[0], shape, minval=-1, maxval=1),
         "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
     }
-    program = make(arguments)
+    program = build_program(arguments)
     runs = {"plain Flax": plain_step(program.model.spec, batch), "vit_jax": our_step(program, batch)}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    work: dict[str, list[float]] = {name: [] for name in runs}  # CPU time of all threads: steadier on a shared machine
+    work: dict[str, list[float]] = {
+        name: [] for name in runs
+    }  # CPU time of all threads, which varies less on a shared machine
     for round_ in range(arguments.rounds + 1):
         for name, run in runs.items():
             start, start_work = time.perf_counter(), time.process_time()
             run()
-            if round_:  # the first compiles
+            if round_:  # the first round compiles
                 seconds[name].append(time.perf_counter() - start)
                 work[name].append(time.process_time() - start_work)
 

@@ -13,22 +13,21 @@ def get_config() -> ConfigDict:
     """Returns the defaults, locked: an unknown key is an error."""
     config = ConfigDict()
 
-    config.seed = 0  # of the initial weights, the data order, augmentation, dropout and MixUp
+    config.seed = 0  # seed of the initial weights, the data order, augmentation, dropout and MixUp
     config.resolution = 224  # pixels on a side; preprocessing refers to it: {resolution}, {resolution*256/224}
     config.batch = 4096  # images per optimizer step, over all hosts and devices
     config.batch_eval = placeholder(int)  # images per evaluation step; unset: batch / accum_steps
     config.accum_steps = 1  # parts into which a batch is split to save memory; the gradient is that of the whole batch
     config.total_steps = placeholder(int)  # length of training in steps; 0: only evaluates and exports
-    config.total_epochs = placeholder(float)  # or in epochs: int(total_epochs * num_examples / batch) steps
+    config.total_epochs = placeholder(float)  # the same in epochs: int(total_epochs * num_examples / batch) steps
     config.init_from = placeholder(str)  # weights to start from: a workdir, checkpoint, .npz file or published name
     config.keep_head = False  # also takes head and pre_logits from init_from: to evaluate, or to continue training
-    config.resample = "linear"  # resampling of its positions: linear (the authors'), bicubic (timm's), or flexi, which
-    # resizes its patches too
+    config.resample = "linear"  # of init_from's positions: linear (the authors'), bicubic (timm's), flexi (patches too)
 
     config.base_lr = 1e-3  # the learning rate after the warm-up
     config.warmup_steps = placeholder(int)  # length of the linear warm-up from 0, in steps
-    config.warmup_epochs = placeholder(float)  # or in epochs
-    config.decay_type = "cosine"  # cosine (to 0), linear (to linear_end), rsqrt or constant
+    config.warmup_epochs = placeholder(float)  # the same in epochs
+    config.decay_type = "cosine"  # schedule after the warm-up: cosine (to 0), linear (to linear_end), rsqrt or constant
     config.linear_end = 1e-5  # the learning rate at the end of a linear decay
     config.rsqrt_timescale = 10_000  # steps after which rsqrt has fallen by sqrt(2)
     config.cooldown_steps = 0  # last steps of rsqrt or constant, in which the learning rate falls linearly to 0
@@ -36,9 +35,9 @@ def get_config() -> ConfigDict:
 
     config.log_every = 50  # steps between two lines of metrics
     config.eval_every = placeholder(int)  # steps between two evaluations; unset, in epochs too: at the end only
-    config.eval_every_epochs = placeholder(float)  # or in epochs, but at least log_every steps
+    config.eval_every_epochs = placeholder(float)  # the same in epochs, but at least log_every steps
     config.checkpoint_every = 1000  # steps between two checkpoints; the last step is always saved
-    config.checkpoint_every_minutes = 15.0  # or minutes since the last one, whichever comes first; 0: by steps only
+    config.checkpoint_every_minutes = 15.0  # minutes after which one is saved even before that; 0: by steps only
     config.stall_limit = 1800.0  # seconds without progress on a host, compilation included, after which the run ends
     config.profile_steps = 0  # steps to trace into <workdir>/profile, starting with the third step of the run
 
@@ -48,14 +47,14 @@ def get_config() -> ConfigDict:
     config.model.depth = placeholder(int)  # number of blocks; unset: by the name
     config.model.mlp_dim = placeholder(int)  # hidden channels of an MLP; unset: by the name
     config.model.num_heads = placeholder(int)  # attention heads of a block; unset: by the name
-    config.model.pooling = "token"  # token (the class token), gap (mean over patches) or map (attention pooling)
-    config.model.pre_logits = False  # a tanh layer before the head, as in pre-training
-    config.model.representation_size = placeholder(int)  # width of that layer; unset: the model's width
+    config.model.pooling = "token"  # input of the head: token (class token), gap (mean) or map (attention pooling)
+    config.model.pre_logits = False  # whether a tanh layer precedes the head, as in pre-training
+    config.model.representation_size = placeholder(int)  # width of the pre_logits layer; unset: the model's width
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
     config.model.position = "learned"  # position embeddings: learned, sincos2d, sincos2d_moco (both fixed) or none
-    config.model.dropout_rate = 0.0  # after every dense layer except qkv, and after the positions are added
+    config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added
     config.model.stochastic_depth = 0.0  # rate at which the last block drops a residual branch; linear from 0 before it
-    config.model.dtype = "auto"  # of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)
+    config.model.dtype = "auto"  # type of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)
     config.model.attention = "auto"  # heads_first, tokens_first or auto (the fastest on the mesh's devices)
     config.model.mlp = "jit"  # who places an MLP's communication between devices: jit (the compiler) or shard_map (us)
     config.model.remat = "none"  # what the backward pass computes again: none, dots (all but matmuls) or full
@@ -76,25 +75,25 @@ def get_config() -> ConfigDict:
     config.data.max_bad = 0.001  # largest fraction of images to replace, counted by each host since it started
 
     config.task = ConfigDict()
-    config.task.loss = "softmax"  # softmax or sigmoid cross-entropy, the latter summed over classes
+    config.task.loss = "softmax"  # cross-entropy: softmax, or sigmoid (summed over classes)
     config.task.label_smoothing = 0.0  # softmax: mass spread over all classes; sigmoid: on = 1 - s, off = s
     config.task.mixup = 0.0  # alpha of MixUp's Beta(alpha, alpha); 0: off
     config.task.cutmix = 0.0  # alpha of CutMix's Beta(alpha, alpha); 0: off; with MixUp, each in half of the steps
     config.task.mixup_probability = 1.0  # fraction of the steps that mix
 
     config.optim = ConfigDict()
-    config.optim.name = "adamw"  # adamw or sgd
+    config.optim.name = "adamw"  # optimizer: adamw or sgd
     config.optim.beta1 = 0.9  # adamw: decay of the first moment
     config.optim.beta2 = 0.999  # adamw: decay of the second moment
     config.optim.eps = 1e-8  # adamw: added to the root of the second moment
     config.optim.momentum = 0.9  # sgd: decay of the momentum
-    config.optim.moment_dtype = "float32"  # of adamw's first moment and of sgd's momentum: float32 or bfloat16
-    config.optim.weight_decay = 0.0  # decoupled from the gradient
+    config.optim.moment_dtype = "float32"  # type of adamw's first moment and of sgd's momentum: float32 or bfloat16
+    config.optim.weight_decay = 0.0  # weight decay, decoupled from the gradient
     config.optim.decays = "kernels"  # what decays: kernels or all
     config.optim.decay_factor = "rate"  # factor of the decay: rate (the learning rate) or schedule (rate / base_lr)
     config.optim.lr_multipliers = ""  # REGEX=FACTOR,...: the first to match a parameter's whole name counts; 0 freezes
     config.optim.rates = config.optim.get_ref("lr_multipliers")  # its earlier name
-    config.optim.ema_decay = 0.0  # of a moving average of the weights, evaluated and exported when on; 0: off
+    config.optim.ema_decay = 0.0  # of a moving average of the weights, which is then evaluated and exported; 0: off
     config.optim.max_nonfinite_skips = 0  # consecutive steps with a non-finite loss or gradient to skip before stopping
 
     config.mesh = ConfigDict()

@@ -174,9 +174,9 @@ def check_config(job: Job, shared: bool, devices: int) -> None:
     for config in configs:
         check_config(config)
         models.create(config.model.name)
-        shape = data.train_preprocess(config).shape
+        shape = data.train_preprocessor(config).shape
         for evaluation in config.evals:
-            data.eval_preprocess(config, evaluation, shape)
+            data.eval_preprocessor(config, evaluation, shape)
         sharding.axis_sizes(config, devices)
         kind, _ = sources.parse_source(config.data.source)
         if not shared:

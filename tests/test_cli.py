@@ -1,4 +1,4 @@
-"""Exit codes of the command lines."""
+"""Exit codes of the command lines, and where they keep compiled programs."""
 
 import importlib.util
 import os
@@ -28,8 +28,12 @@ def noted(error, *notes):
         (Preempted("a sentence."), 42, "vit_jax: a sentence.\n"),
         (KeyboardInterrupt(), 130, "vit_jax: interrupted; what the same command does.\n"),
         (cli.Terminated(), 143, "vit_jax: terminated; what the same command does.\n"),
-        (noted(KeyboardInterrupt(), "goes on after step 48."), 130, "vit_jax: interrupted; goes on after step 48.\n"),
-        (noted(cli.Terminated(), "goes on after step 48."), 143, "vit_jax: terminated; goes on after step 48.\n"),
+        (
+            noted(KeyboardInterrupt(), "continues after step 48."),
+            130,
+            "vit_jax: interrupted; continues after step 48.\n",
+        ),
+        (noted(cli.Terminated(), "continues after step 48."), 143, "vit_jax: terminated; continues after step 48.\n"),
     ],
 )
 def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
@@ -62,12 +66,18 @@ def test_bugs_keep_their_traceback():
 
 def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):
     kept = {}
-    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     config = SimpleNamespace(jax_compilation_cache_dir=None, update=kept.__setitem__)
     monkeypatch.setattr(cli, "jax", SimpleNamespace(config=config))
+    monkeypatch.delenv("VIT_JAX_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     cli.use_compilation_cache()
-    assert kept == {"jax_compilation_cache_dir": str(tmp_path / "cache" / "xla")}
-    assert (tmp_path / "cache" / "xla").stat().st_mode & 0o077 == 0
+    assert kept == {"jax_compilation_cache_dir": str(tmp_path / ".cache" / "vit_jax" / "xla")}
+    assert (tmp_path / ".cache" / "vit_jax" / "xla").stat().st_mode & 0o077 == 0
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "mine"))
+    cli.use_compilation_cache()
+    assert (
+        kept == {"jax_compilation_cache_dir": str(tmp_path / "mine" / "xla")} and (tmp_path / "mine" / "xla").is_dir()
+    )
 
 
 @pytest.mark.parametrize(

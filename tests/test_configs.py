@@ -10,7 +10,7 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, models, nearest
+from vit_jax import UserError, data, main, models, nearest
 from vit_jax.config import (
     CONFIG_VERSION,
     check_config,
@@ -23,7 +23,8 @@ from vit_jax.config import (
 )
 from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, epochs_field
 from vit_jax.config_flags import parse_command_line
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.config_print import read_meanings
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 
 BASE = base.get_config()
@@ -98,9 +99,9 @@ def other(key, value):
 
 
 def test_every_field_of_the_base_says_what_it_means():
-    source = (ROOT / "configs/base.py").read_text()
-    meanings = dict(re.findall(r"^    config\.([\w.]+) = (?!ConfigDict).*?(?:  |\n    )# (.+)", source, re.M))
+    meanings = read_meanings((ROOT / "configs/base.py").read_text())
     assert set(meanings) == DECLARED | set(RENAMED)
+    assert all(len(meaning) > 5 for meaning in meanings.values())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -114,7 +115,7 @@ def test_configs_are_recipes(name):
     assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
     models.create(config.model.name)
     for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
-        shapes = {parse_preprocess(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
+        shapes = {parse_pipe(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
         assert shapes == {(resolution, resolution, 3)}
 
 
@@ -221,7 +222,7 @@ def test_overrides():
         (["--config.base_lr=fast"], "--config.base_lr=fast: the field takes a number."),
         (["--config.model.scan=maybe"], "--config.model.scan=maybe: the field takes true or false."),
         (["--workdri=x"], "workdri"),
-        (["--config.batch", "3"], "'3' stands alone"),
+        (["--config.batch", "3"], "unexpected '3'"),
     ],
 )
 def test_mistakes_on_the_command_line(words, sentence):
@@ -252,6 +253,59 @@ def test_the_names_of_other_trainers_lead_to_ours():
     words += " mixup label_smoothing drop_path output_dir resume per_device_train_batch_size num_train_epochs seed"
     known = SYNONYMS.keys() | {field.rpartition(".")[2] for field in fields}
     assert set(words.split()) <= known
+
+
+def printed(capsys, *words):
+    """What `--print` says: field -> (differs from the base, origin, value, meaning)."""
+    main.main(["main.py", *words, "--print"])
+    lines = capsys.readouterr().out.splitlines()
+    pattern = r"([* ]) (\S+) +(base|recipe|argument|command line|derived) +(.*?) +# (.+)"
+    found = [re.fullmatch(pattern, line) for line in lines[1:]]
+    return {line[2]: (line[1] == "*", *line.groups()[2:]) for line in found if line}, lines
+
+
+def test_a_resolved_recipe_is_printed_with_origins_and_meanings(capsys):
+    file = f"--config={ROOT}/configs/finetune.py:dataset=cifar10,split=dev"
+    fields, lines = printed(capsys, file, "--config.base_lr=0.003", "--config.optim.rates=head/.*=10")
+    assert len(fields) == len(lines) - 1 == len(DECLARED)
+    assert fields["seed"][:3] == (False, "base", "0") and fields["seed"][3].startswith("seed of the initial weights")
+    assert fields["optim.name"][:3] == (True, "recipe", "sgd")
+    assert fields["data.source"][:3] == (True, "argument", "tfds:cifar10")
+    assert fields["evals.val.split"][1:] == ("argument", "train[98%:]", "split to evaluate on, as TFDS writes it")
+    assert fields["base_lr"][1:] == ("command line", "0.003", "the learning rate after the warm-up")
+    assert fields["optim.lr_multipliers"][1:3] == ("command line", "head/.*=10")
+    assert fields["batch_eval"][:3] == (True, "derived", "512")
+    assert fields["model.width"][:3] == (True, "derived", "768") and fields["model.name"][:2] == (False, "base")
+    assert fields["grad_norm_clip"][2] == "1.0" and fields["init_from"][2] == "unset"
+
+
+def test_durations_are_printed_in_steps_where_they_are_known(capsys):
+    fields, lines = printed(capsys, f"--config={ROOT}/configs/vit_b16_imagenet2012.py", "--config.batch=1000")
+    assert fields["total_epochs"][1:3] == ("recipe", "300.0")
+    assert fields["total_steps"][1:3] == ("derived", str(int(300 * 1_281_167 / 1000)))
+    fields, lines = printed(capsys, f"--config={ROOT}/configs/digits.py", "--config.total_steps=7")
+    assert fields["total_steps"][1:3] == ("command line", "7") and fields["total_epochs"][1:3] == ("derived", "unset")
+    assert lines[-1].startswith("data.num_examples is unset")
+    with pytest.raises(UserError, match="unknown config field 'btch'"):
+        printed(capsys, f"--config={ROOT}/configs/digits.py", "--config.btch=7")
+
+
+def test_a_recipe_of_the_package_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, workdir = parse_command_line(["main.py", "--config=configs/finetune.py:model=ViT-L/16"])
+    assert (config.model.name, workdir) == ("ViT-L/16", "workdirs/finetune")
+    with pytest.raises(UserError, match=r"no config file configs/digit\.py; did you mean 'configs/digits\.py'"):
+        parse_command_line(["main.py", "--config=configs/digit.py"])
+    own = tmp_path / "configs"
+    own.mkdir()
+    (own / "shared.py").write_text("BATCH = 7\n")
+    (own / "digits.py").write_text(
+        "from configs import base, shared\ndef get_config():\n"
+        "  config = base.get_config()\n  config.batch = shared.BATCH\n  return config\n"
+    )
+    config, _ = parse_command_line(["main.py", "--config=configs/digits.py"])  # one's own comes first
+    assert config.batch == 7 and config.seed == 0
+    monkeypatch.delitem(sys.modules, "configs.shared")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +347,7 @@ def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="no config file"):
         parse_command_line(["main.py", "--config=configs/nothing.py"])
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module
-    with pytest.raises(UserError, match=r"configs/jft\.py is no recipe: it defines no get_config\(\)\."):
+    with pytest.raises(UserError, match=r"configs/jft\.py is not a recipe: it defines no get_config\(\)\."):
         parse_command_line(["main.py", f"--config={ROOT}/configs/jft.py"])
     for name in ("digits", "vit_b16_jft"):
         sentence = rf"^the recipe \S*configs/{name}\.py takes no argument, but was given 'aug=medium1'\.$"
@@ -331,9 +385,9 @@ def test_values_that_make_no_sense(change, sentence):
 
 def test_every_field_is_declared_once():
     assert set(FIELDS) == KNOWN
-    for module in ("config", "config_fields", "config_flags"):
+    for module in ("config", "config_flags", "config_print"):
         source = (ROOT / "vit_jax" / f"{module}.py").read_text()
-        for name in FIELDS if module != "config_fields" else ():
+        for name in FIELDS:
             assert "." not in name or f'"{name}"' not in source or name == "checkpoint.best_metric", (module, name)
 
 
@@ -372,7 +426,7 @@ def test_durations_in_epochs():
 def test_a_run_whose_evaluation_was_written_otherwise_goes_on():
     old, new = base.get_config(), base.get_config()
     old.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
-    pipes = [parse_preprocess(config.evals.test.preprocess, 224).text for config in (old, new)]
+    pipes = [parse_pipe(config.evals.test.preprocess, 224).text for config in (old, new)]
     assert pipes == ["resize_small(256)|central_crop(224)|value_range(-1,1)"] * 2
     [line] = check_resumes(old, new, "here")
     assert line.startswith("evals.test.preprocess: resize_small(256)|")
@@ -384,7 +438,7 @@ def test_an_evaluation_that_cannot_run_is_refused_without_data():
     assert data.spec(config).image_shape == (384, 384, 3)
     config.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
     sentence = "in evals.test: a crop of 384 x 384 pixels does not fit into an image whose shorter side has 256; put"
-    for opens in (data.spec, data.complete):
+    for opens in (data.spec, data.complete_config):
         with pytest.raises(UserError, match=sentence):
             opens(config)
 

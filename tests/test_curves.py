@@ -53,7 +53,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
         ema_decay=0.0,
     )
     curve = np.load(folder / f"curve_{name}.curve.npz")
-    state = update.start(jax.tree.map(jnp.asarray, params))
+    state = update.init(jax.tree.map(jnp.asarray, params))
     losses, rates = [], []
     numbers = curve["labels"] if curve["labels"].ndim == 2 else curve["labels"].argmax(-1)  # from one-hot rows
     with jax.default_matmul_precision("highest"):

@@ -16,12 +16,12 @@ from benchmarks import faults, input, load, loader, overhead, plans, train_step
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import convert, evaluate, main, pack, plan, predict, sweep
+from vit_jax import convert, distributed, evaluate, main, pack, plan, predict, sweep
 from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
-from vit_jax.distributed import coordination, supervisor
-from vit_jax.planning import worker
+from vit_jax.distributed import coordination, supervisor, watchdog
+from vit_jax.planning import Request, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
 
@@ -141,10 +141,12 @@ def place(tmp_path_factory):
 def reader(place, monkeypatch):
     """Whoever types the commands there; absent chips are compiled for as if they were CPUs."""
     monkeypatch.chdir(place)
-    for module in (supervisor, coordination):
+    for module in (supervisor, distributed):
         monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(
-        plan, "compile_elsewhere", lambda words, *_: [*worker.answer([*words, *TINY], "cpu", inference=True)][-1]
+        plan,
+        "compile_in_subprocess",
+        lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
     )
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 
@@ -194,11 +196,11 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
     assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
         ("for all hosts to start", coordination.JOINING),
-        ("for a sign of life from a host", supervisor.LOST),
+        ("for a sign of life from a host", watchdog.LOST),
         ("without progress on a host", base.get_config().stall_limit),
         ("for a bucket's answer", timeout.TIMEOUT),
     ]
-    assert supervisor.Guard.limit == base.get_config().stall_limit
+    assert base.get_config().stall_limit == watchdog.STALL
 
 
 def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():

@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 from vit_jax import UserError, data, sharding
 from vit_jax.config import check_config, flatten_config, resolve_config
 from vit_jax.config_flags import parse_command_line
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import splits
 from vit_jax.program import make_program
 
@@ -124,8 +124,8 @@ def test_every_field_is_the_published_one_or_the_default(arg):
 def test_what_is_held_out_is_not_trained_on(arg):
     config = parse(arg)
     count = parse(arg.replace("split=dev", "split=full")).data.num_examples
-    [(_, kept)] = splits.select(config.data.split, {"train": count})
-    [(_, held)] = splits.select(config.evals.val.split, {"train": count})
+    [(_, kept)] = splits.select_examples(config.data.split, {"train": count})
+    [(_, held)] = splits.select_examples(config.evals.val.split, {"train": count})
     assert len(kept) == config.data.num_examples and kept.stop == held.start and held.stop == count
 
 
@@ -158,7 +158,7 @@ def test_the_program_of_a_row():
         "bfloat16"
     ] * 2
     for pipe in (config.data.preprocess, config.evals.test.preprocess):
-        assert parse_preprocess(pipe, config.resolution).shape == (384, 384, 3)
+        assert parse_pipe(pipe, config.resolution).shape == (384, 384, 3)
 
 
 def test_the_docstring_knows_the_table():

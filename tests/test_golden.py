@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 from configs import base, smoke
 from tests.conftest import ROOT
 from tests.test_train import rows
-from vit_jax import evaluate, interop, predict, train
-from vit_jax.checkpoint import manager
+from vit_jax import checkpoint, evaluate, interop, predict, train
 from vit_jax.config import flatten_config, load_config
 from vit_jax.config_fields import FIELDS, RENAMED
 from vit_jax.data.sources import kinds
@@ -57,7 +56,7 @@ def test_its_names_stay():
     assert rows(GOLDEN / "workdir")[0].keys() == {"step", "train/loss", "train/lr"} | {
         f"norm/{what}" for what in ("grads", "params", "updates")
     }
-    _, about = manager.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
+    _, about = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
     assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < about["arrays"].keys()
     model, _ = interop.load(GOLDEN / "workdir")
     assert json.loads((GOLDEN / "workdir" / "model.json").read_text()) == interop.describe_model(model)

@@ -190,7 +190,7 @@ def test_attention_is_drawn_on_the_grid_of_patches():
 def test_pixels_are_predicted_like_files_and_drawn(quick, photos, tmp_path):
     quick.total_steps, quick.warmup_steps = 1, 0
     train.train(quick, tmp_path / "run")
-    images, names = data.examples(quick, "test", 3)
+    images, names = data.sample_images(quick, "test", 3)
     assert [image.shape for image in images] == [(8, 8, 3)] * 3 and set(names) <= set("0123456789")
     results = predict.predict(tmp_path / "run", images)
     for number, image in enumerate(images):

@@ -98,7 +98,7 @@ def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     )
     loss_and_grads = (jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
     monkeypatch.setattr(TrainStep, "loss_and_grads", lambda *args: loss_and_grads)
-    state = update.start({"kernel": jnp.array([2.0, 3.0])})
+    state = update.init({"kernel": jnp.array([2.0, 3.0])})
     after, metrics = update(state, {"image": jnp.zeros((2, 16, 16, 3)), "label": jnp.zeros(2, jnp.int32)})
     assert np.isfinite(metrics["norm/grads"]) and np.isnan(metrics["norm/updates"]) and metrics["train/skips"] == 1
     assert after.step == 1 and after.skips == 1
@@ -221,8 +221,8 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
         evals.check_fits(dataclasses.replace(program, eval_step=step), weights)
 
     sentence = (
-        "^an evaluation step of 16 images does not fit into the devices' memory; set --config.batch_eval to less, a "
-        "multiple of 8: RESOURCE_EXHAUSTED: Out of memory$"
+        r"^an evaluation step of 16 images does not fit into the devices' memory \(RESOURCE_EXHAUSTED: Out of memory\);"
+        r" set --config.batch_eval to less than 16 and a multiple of 8\.$"
     )
     with pytest.raises(UserError, match=sentence):
         run("RESOURCE_EXHAUSTED: Out of memory\nmore")
@@ -232,7 +232,7 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
 
 def test_images_with_several_labels(tiny):
     tiny.data.max_labels = 3
-    with pytest.raises(UserError, match=r"several labels need --config.task.loss=sigmoid"):
+    with pytest.raises(UserError, match=r"several labels per image need --config.task.loss=sigmoid"):
         build(tiny)
     tiny.task.loss = "sigmoid"
     tiny.mesh.data = 8

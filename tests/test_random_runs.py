@@ -14,7 +14,7 @@ from PIL import Image
 from configs import smoke
 from tests.test_workdir import failing, steps
 from vit_jax import UserError, evals, train, workdir
-from vit_jax.checkpoint import directory, manager
+from vit_jax.checkpoint import directory, orbax_io
 from vit_jax.data import loader
 from vit_jax.monitoring import train_metrics
 from vit_jax.monitoring.metric_writer import MetricWriter
@@ -26,12 +26,12 @@ SOME["suppress_health_check"] = list(HealthCheck)
 PLACES = {
     "data": (loader.DevicePrefetcher, "__next__"),
     "report": (train_metrics.TrainMetrics, "__call__"),
-    "log": (MetricWriter, "write"),
-    "evaluation": (evals, "run"),
+    "log": (MetricWriter, "write_metrics"),
+    "evaluation": (evals, "run_evaluators"),
     "save": (workdir.Workdir, "save"),
-    "background": (manager.Checkpoints, "_finish"),
+    "background": (orbax_io.OrbaxWriter, "wait"),
     "metrics": (workdir.Workdir, "add_metrics"),
-    "about": (directory.Shelf, "write_about"),
+    "about": (directory.LocalDirectory, "write_manifest"),
     "poll": (workdir.Workdir, "poll"),
     "export": (workdir.Workdir, "export"),
 }

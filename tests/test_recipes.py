@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.config import check_config, flatten_config, resolve_config
 from vit_jax.config_flags import parse_command_line
-from vit_jax.data.preprocess import OPS, parse_preprocess
+from vit_jax.data.preprocess import OPS, parse_pipe
 from vit_jax.data.sources import splits
 
 BASE = flatten_config(base.get_config())
@@ -222,7 +222,7 @@ def test_the_commands_of_the_docstrings(name):
     pipes = [config.data.preprocess, *(config.evals[key].preprocess for key in config.evals)]
     for pipe in pipes:
         if "randaug" not in pipe or "randaug" in OPS:
-            assert parse_preprocess(pipe, config.resolution).shape == (224, 224, 3)
+            assert parse_pipe(pipe, config.resolution).shape == (224, 224, 3)
     for words in re.findall(r"`(--config\..*?)`", source):
         check_config(parse(*command.split(), words))
 
@@ -230,12 +230,12 @@ def test_the_commands_of_the_docstrings(name):
 def test_what_is_held_out_is_not_trained_on():
     counts = {"train": 1_281_167, "validation": 50_000}
     config = parse("vit_s16_imagenet2012.py")
-    [(_, kept)] = splits.select(config.data.split, counts)
-    [(_, held)] = splits.select(config.evals.minival.split, counts)
+    [(_, kept)] = splits.select_examples(config.data.split, counts)
+    [(_, held)] = splits.select_examples(config.evals.minival.split, counts)
     assert len(kept) == config.data.num_examples and kept.stop == held.start and held.stop == counts["train"]
     config = parse("vit_b16_imagenet21k.py")
-    [(_, kept)] = splits.select(config.data.split, {"train": 14_197_122})
-    [(_, held)] = splits.select(config.evals.test.split, {"train": 14_197_122})
+    [(_, kept)] = splits.select_examples(config.data.split, {"train": 14_197_122})
+    [(_, held)] = splits.select_examples(config.evals.test.split, {"train": 14_197_122})
     assert len(kept) == config.data.num_examples and kept.start == held.stop == 51_200
 
 

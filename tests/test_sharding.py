@@ -89,7 +89,7 @@ def explained(program):
 
 def exchanged(text, keep=lambda each: True):
     result = {}
-    for each in filter(keep, collectives.read(text)):
+    for each in filter(keep, collectives.read_collectives(text)):
         result[each.kind] = result.get(each.kind, 0) + each.bytes * each.times
     return result
 
@@ -214,11 +214,12 @@ def test_parts_of_a_batch_exchange_gradients_each(tiny):
         ({"batch": 12}, "batch=12 is not divisible by accum_steps=1 x 8 devices"),
         ({"accum_steps": 4}, "is not divisible by accum_steps=4 x 8 devices"),
         ({"batch_eval": 9}, "batch_eval=9 is not divisible"),
-        ({"mesh.fsdp": 3}, "mesh.fsdp=3, mesh.tensor=1 does not multiply to the 8 devices"),
-        ({"mesh.data": 4}, "does not multiply to the 8 devices"),
+        ({"mesh.fsdp": 3}, "mesh.fsdp=3, mesh.tensor=1: mesh sizes multiply to 6, but 8 devices are available; use -1"),
+        ({"mesh.data": 4}, "mesh sizes multiply to 4, but 8 devices are available"),
+        ({"mesh.fsdp": -1}, "mesh sizes must be at least 1; a single one may be -1; use -1 for all remaining"),
         ({"mesh.tensor": 2, "batch": 18}, r"accum_steps=1 x 4 parts \(slice x data x fsdp\); choose a multiple"),
-        ({"mesh.tensor": 4}, r"mesh.tensor=4 does not divide the model's heads, 2; these would do: 1, 2\."),
-        ({"mesh.tensor": 8, "model.num_heads": 8, "model.mlp_dim": 12}, "model's mlp, 12; these would do: 1, 2, 4."),
+        ({"mesh.tensor": 4}, r"mesh.tensor=4 does not divide the model's heads, 2; choose from 1, 2\."),
+        ({"mesh.tensor": 8, "model.num_heads": 8, "model.mlp_dim": 12}, "model's mlp, 12; choose from 1, 2, 4."),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_told_in_a_sentence(tiny, change, words):
@@ -251,7 +252,9 @@ def test_slices_are_the_outermost_axis(tiny):
     assert mesh.axis_names == ("slice", "data", "fsdp", "tensor") and mesh.devices.shape == (2, 2, 2, 1)
     assert [{each.slice_index for each in part.flat} for part in mesh.devices] == [{0}, {1}]
     tiny.mesh.slice = 1
-    with pytest.raises(UserError, match=r"mesh.slice=1, but the devices lie on 2 slices; set --config.mesh.slice=2\."):
+    with pytest.raises(
+        UserError, match=r"mesh.slice=1, but the devices belong to 2 slices; set --config.mesh.slice=2\."
+    ):
         sharding.make_mesh(tiny, chips)
     emulated = sharding.make_mesh(tiny)
     assert [device.id for device in emulated.devices.flat] == list(range(8))

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,13 +15,11 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, evaluate, interop, models, predict, train, tree
+from vit_jax import NonFiniteLoss, UserError, distributed, evaluate, interop, models, predict, train, tree
 from vit_jax import program as program_module
-from vit_jax.checkpoint import manager
+from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
-from vit_jax.distributed import coordination
 from vit_jax.monitoring import train_metrics
-from vit_jax.workdir import Workdir
 
 
 def rows(workdir, drop=("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")):
@@ -125,13 +122,13 @@ def large(run, tmp_path):
 
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
-    told, read, limit = [], loader.eval_batches, evaluate.LARGEST
+    told, read, limit = [], loader.local_eval_batches, evaluate.LARGEST
 
     def recorded(*args, batch, workers, **rest):
         told.append((batch, workers))
         return read(*args, batch=batch, **rest)  # processes take seconds to start
 
-    monkeypatch.setattr(loader, "eval_batches", recorded)
+    monkeypatch.setattr(loader, "local_eval_batches", recorded)
     monkeypatch.setattr(evaluate, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
     found = evaluate.evaluate(large)
     assert told == [(8 * 16, 0)] * 2
@@ -158,9 +155,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     sums = [part["test/loss"] * part["test/n"] for part in parts]
     assert sum(sums) == pytest.approx(run[2]["test/loss"] * 359, rel=1e-6)
     words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
-    monkeypatch.setattr(
-        coordination, "join_cluster", coordination.ProcessGroup
-    )  # this process has used its devices already
+    monkeypatch.setattr(distributed, "join_cluster", lambda: None)  # this process has used its devices already
     evaluate.main(["evaluate.py", *words])
     assert json.loads(capsys.readouterr().out)["test/n"] == 144
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
@@ -169,7 +164,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
 
 def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(coordination, "join_cluster", coordination.ProcessGroup)
+    monkeypatch.setattr(distributed, "join_cluster", lambda: None)
     monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])
@@ -400,7 +395,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     monkeypatch.setattr(program_module, "make_program", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"step 8 \(batch 7 of seed 0\)"):
         train.train(quick, tmp_path)
-    assert manager.find(tmp_path).name == "5"
+    assert find_checkpoint(tmp_path).name == "5"
     assert all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(vit_jax.load(tmp_path)[1]).values())
     quick.optim.max_nonfinite_skips = 2
     metrics = train.train(quick, tmp_path)
@@ -458,9 +453,10 @@ def test_an_interruption_tells_from_where_the_same_command_goes_on(quick, tmp_pa
     with pytest.raises(KeyboardInterrupt) as end:
         train.train(quick, tmp_path / "run", watch=interrupt)
     assert end.value.__notes__ == ["the same command goes on after step 4, which is saved."]
-    assert manager.latest(str(tmp_path / "run")) == 4
-    with pytest.raises(KeyboardInterrupt) as end, train.closing(Mock(spec=Workdir, saved=None)):
-        raise KeyboardInterrupt
+    assert latest_step(str(tmp_path / "run")) == 4
+    quick.checkpoint_every = 8
+    with pytest.raises(KeyboardInterrupt) as end:
+        train.train(quick, tmp_path / "early", watch=interrupt)
     assert end.value.__notes__ == ["nothing was saved yet: the same command begins anew."]
 
 
@@ -515,7 +511,7 @@ def test_a_finished_run_is_left_as_it_is(run):
 
 
 def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
-    with pytest.raises(UserError, match=r"gives images of 16x16 pixels, but resolution=24; write \{resolution\}"):
+    with pytest.raises(UserError, match=r"produces images of 16x16 pixels, but resolution=24; write \{resolution\}"):
         quick.resolution = 24
         train.train(quick, tmp_path)
     for number in range(4):
@@ -524,7 +520,9 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
     quick.resolution, quick.data.source = 16, f"folder:{tmp_path}/photos"
     quick.data.num_classes = quick.data.num_examples = None
     quick.evals.test.split = quick.data.split = "train"
-    with pytest.raises(UserError, match="the data have 1 class; if they are a folder, is it one level too high"):
+    with pytest.raises(
+        UserError, match="the data have 1 class, but softmax needs two or more; if the data are a folder"
+    ):
         train.train(quick, tmp_path)
 
 

@@ -11,8 +11,8 @@ import pytest
 import vit_jax
 from configs import smoke
 from tests.test_train import rows
-from vit_jax import UserError, train
-from vit_jax.checkpoint import manager
+from vit_jax import UserError, data, evals, train
+from vit_jax.checkpoint import find_checkpoint
 from vit_jax.checkpoint.manager import Checkpoints
 from vit_jax.data import loader
 from vit_jax.data.sources import kinds
@@ -78,7 +78,7 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
     ]
     for number, (error, kind, sentence) in enumerate(faults):  # the same command again and again
         with monkeypatch.context() as patch:
-            failing(patch, train.evals, "run_evaluators", error, call=1 if number else 2)
+            failing(patch, evals, "run_evaluators", error, call=1 if number else 2)
             with pytest.raises(kind, match=sentence) as raised:
                 train.train(configured(), tmp_path / "run")
         assert steps(tmp_path / "run") == [4, 8]
@@ -154,7 +154,7 @@ def test_a_model_stays_though_its_checkpoint_was_lost(finished):
     shutil.rmtree(finished / "checkpoints" / "10")
     start = steps(finished)[-1]  # the run goes on from here, and saves the next step before it fails
     with pytest.MonkeyPatch.context() as patch:
-        failing(patch, train.evals, "run_evaluators", UserError("unreadable."), call=1)
+        failing(patch, evals, "run_evaluators", UserError("unreadable."), call=1)
         with pytest.raises(UserError, match=f"step {start + 1} is saved"):
             train.train(configured(total_steps=14, eval_every=start + 1), finished)
     assert steps(finished)[-1] == start + 1 < 10 and (finished / "model.npz").read_bytes() == model
@@ -182,7 +182,7 @@ def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        failing(patch, train.data, "make", UserError("no memory."), call=1)
+        failing(patch, data, "make", UserError("no memory."), call=1)
         with pytest.raises(UserError, match="no memory"):
             train.train(configured(), tmp_path / "run")
     assert (tmp_path / "run" / "config.json").exists()
@@ -203,4 +203,4 @@ def test_a_checkpoint_says_what_was_measured_and_how(whole):
     evaluation, contents = configured().evals.test, about["evals"]["test"].pop("contents")
     assert about["evals"] == {"test": {"split": evaluation.split, "preprocess": evaluation.preprocess}}
     assert contents == kinds.open_source(configured(), "test").fingerprint
-    assert manager.find(whole, best=True).name in ("4", "8", "10")
+    assert find_checkpoint(whole, best=True).name in ("4", "8", "10")

@@ -1,4 +1,4 @@
-"""What the command lines have in common: errors to exit codes, the compilation cache."""
+"""What the command lines share: errors become exit codes, and compiled programs are cached."""
 
 import logging
 import os
@@ -15,12 +15,12 @@ from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
 from vit_jax.machine import has_tpu
 from vit_jax.storage import cache
 
-AGAIN = "the same command goes on from what was saved last, if anything was."
+AGAIN = "the same command continues from the last checkpoint, if there is one."
 TERMINATED = "terminated", signal.SIGTERM
 
 
 class Terminated(BaseException):
-    """SIGTERM came: files are closed and worker processes ended on the way out."""
+    """SIGTERM arrived: files are closed and worker processes are ended on the way out."""
 
 
 def terminate(number: int, frame: Any) -> None:
@@ -31,11 +31,11 @@ def terminate(number: int, frame: Any) -> None:
 def run(command: Callable[[list[str]], None], again: str = "") -> None:
     """Calls a command with this process's arguments and ends the process.
 
-    `again` is a sentence on what the same command does when it is given again after an interruption; a note that the
-    command adds to the interruption is told instead: it knows what is saved.
+    `again` is a sentence on what the same command does when it is run again after an interruption. A note that the
+    command adds to the interruption is printed instead: it knows what is saved.
 
-    Exit codes: 0 done; 1 a non-finite loss, told in a sentence, or a bug, with its traceback; 2 wrong usage, told in a
-    sentence; 42 preempted, what was learnt is saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host.
+    Exit codes: 0 done; 1 a non-finite loss, or an internal error with its traceback; 2 wrong usage; 42 preempted, with
+    the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. All others end with a sentence.
     """
     quiet_libraries()
     skip_absent_tpu()
@@ -46,38 +46,38 @@ def run(command: Callable[[list[str]], None], again: str = "") -> None:
         sentence, code = str(error), exit_code(error)
     except (KeyboardInterrupt, Terminated) as error:
         word, number = ("interrupted", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else TERMINATED
-        told = next(iter(getattr(error, "__notes__", [])), again)
-        sentence, code = f"{word}; {told}" if told else f"{word}.", 128 + number
+        advice = next(iter(getattr(error, "__notes__", [])), again)
+        sentence, code = f"{word}; {advice}" if advice else f"{word}.", 128 + number
     except Exception:
         if not jax.distributed.is_initialized():
             raise
-        traceback.print_exc()  # the usual end would first wait for the other hosts
-        sentence, code = "a bug, told above.", 1
+        traceback.print_exc()  # an ordinary exit would first wait for the other hosts
+        sentence, code = "internal error; see the traceback above.", 1
     leave(sentence, code)
 
 
 def leave(sentence: str, code: int) -> None:
-    """Ends the process with a sentence as its last words: what libraries' threads would still say or do is cut off."""
+    """Prints a sentence and ends the process at once, so that no thread of a library prints anything after it."""
     print(f"vit_jax: {sentence}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
 
 
 def quiet_libraries() -> None:
-    """Keeps libraries' remarks on their own workings off the terminal; their warnings stay."""
+    """Keeps libraries' informational messages off the terminal; their warnings stay."""
     logging.getLogger("absl").setLevel(logging.WARNING)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it fails at is told in a sentence
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # our own message says what failed
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # likewise
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    # Python's tracker removes the shared memory of worker processes that ends with this one, and would tell of it.
+    # Python's tracker removes the shared memory that worker processes leave, and would warn about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def skip_absent_tpu() -> None:
-    """Keeps jax from asking libtpu for TPUs where there is none: it would print errors at every start.
+    """Keeps jax from starting libtpu on a machine without a TPU, where it would print errors at every start.
 
-    libtpu is there to compile for TPUs that are elsewhere. Where a TPU seems to be, by our signs or by jax's, or where
-    JAX_PLATFORMS names it, nothing is changed; neither is what jax knows of clusters.
+    There libtpu is installed to compile for TPUs of other machines. Nothing changes where a TPU seems to be present or
+    JAX_PLATFORMS names it; cluster detection of jax is never affected.
     """
     if has_tpu() or "tpu" in (jax.config.jax_platforms or ""):
         return
@@ -85,16 +85,20 @@ def skip_absent_tpu() -> None:
 
 
 def no_tpu() -> None:
-    """Answers jax in libtpu's place.
+    """Replaces the start of libtpu.
 
     Raises:
-        RuntimeError: as backends that do not start do, which jax passes over.
+        RuntimeError: as every backend that does not start; jax then skips it.
     """
-    raise RuntimeError("no TPU seems to be here; JAX_PLATFORMS=tpu lets libtpu look for one")
+    raise RuntimeError("no TPU found on this machine; JAX_PLATFORMS=tpu lets libtpu look for one")
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs for the next run, in a folder that only this user can write."""
+    """Keeps compiled programs for the next run, in the cache of this user.
+
+    Raises:
+        UserError: the cache cannot be written to.
+    """
     if jax.config.jax_compilation_cache_dir is None:
         folder = cache.root() / "xla"
         with cache.write_errors():

@@ -193,8 +193,8 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place:
     """Returns how the data of a resumed run differ from those that a checkpoint was trained on, a line a difference.
 
     Args:
-        saved: `data.Info.fingerprint` of the checkpoint.
-        now: `data.Info.fingerprint` of the resumed run.
+        saved: `data.DataInfo.fingerprint` of the checkpoint.
+        now: `data.DataInfo.fingerprint` of the resumed run.
         accepts: `data.accept_change`.
         place: the workdir.
 

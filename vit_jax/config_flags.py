@@ -1,8 +1,12 @@
 """Reads a configuration from a command line: --config=FILE.py:ARGUMENT, --config.KEY=VALUE, --workdir=FOLDER."""
 
+import contextlib
+import dataclasses
 import functools
+import importlib
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -21,16 +25,46 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
 }
+PACKAGE = Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandLine:
+    """What a command line asks for.
+
+    Attributes:
+        config: the recipe with the overrides.
+        workdir: the run's folder.
+        file: of the recipe.
+        recipe: the file and, after a colon, its argument if one is given.
+        given: names of the fields that the command line sets.
+    """
+
+    config: ConfigDict
+    workdir: str
+    file: Path
+    recipe: str
+    given: frozenset[str]
 
 
 def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
-    """Returns the configuration and the workdir that a command line asks for.
+    """Returns the configuration and the workdir that a command line asks for; raises as `read_command_line`."""
+    line = read_command_line(argv)
+    return line.config, line.workdir
+
+
+def read_command_line(argv: list[str]) -> CommandLine:
+    """Returns what a command line asks for, given with the program's name first.
 
     Raises:
-        UserError: no config file, an unknown flag or key, or a value of the wrong type.
+        UserError: no config file, an unknown flag or field, or a value of the wrong type.
     """
+    file, argument = _find_recipe(argv)
+    recipe = f"{file}{argument}"
     overrides = [word for word in argv if word.startswith("--config.")]
-    config = _parse_flags([word for word in argv if word not in overrides]).config
+    others = [word for word in argv if word not in overrides and not word.startswith("--config=")]
+    others.insert(1, f"--config={recipe}")
+    config = _parse_flags(others, file, argument).config
     with config.unlocked():
         rename_fields(config)
     fields = flatten_config(config)
@@ -40,12 +74,25 @@ def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
         key = choose("config field", RENAMED.get(key, key), fields, "configs/base.py", SYNONYMS)
         given[key] = value
         _check_type(config, key, value)
-    values = _parse_flags([word for word in argv if word not in overrides or not word.endswith("=None")])
+    values = _parse_flags([*others, *(word for word in overrides if not word.endswith("=None"))], file, argument)
     with values.config.unlocked():
         rename_fields(values.config)
     values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
     unset_other_durations(values.config, set(given))
-    return values.config, values.workdir or f"workdirs/{_config_file(argv).stem}"
+    workdir = values.workdir or f"workdirs/{file.stem}"
+    return CommandLine(values.config, workdir, file, recipe, frozenset(given))
+
+
+def shipped_recipes() -> Path:
+    """Returns the folder of the recipes that come with the package: inside it in a wheel, beside it in a checkout."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parent / "configs"
+
+
+def find_base(file: Path) -> Path:
+    """Returns the base.py beside a recipe, or else the one that comes with the package."""
+    beside = file.parent / "base.py"
+    return beside if beside.is_file() else shipped_recipes() / "base.py"
 
 
 def _check_type(config: ConfigDict, key: str, value: str) -> None:
@@ -59,36 +106,52 @@ def _check_type(config: ConfigDict, key: str, value: str) -> None:
         raise UserError(f"--config.{key}={value}: the field takes {KINDS[kind][1]}.") from None
 
 
-def _parse_flags(argv: list[str]) -> flags.FlagValues:
-    file = _config_file(argv)
-    # Configs find `configs.base` from whatever directory they are run.
-    sys.path.insert(0, str(file.resolve().parent.parent))
+def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues:
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     try:
-        rest = values(argv)[1:]
+        with _configs_importable(file):
+            rest = values(argv)[1:]
     except flags.Error as error:
-        told = str(error).replace("Error whilst parsing config file: ValueError: ", "").partition(". Did you mean:")[0]
-        if "TypeError: get_config() takes 0 positional arguments" in told:
-            argument = [word for word in argv if word.startswith("--config=")][-1].partition(":")[2]
-            raise UserError(f"the recipe {file} takes no argument, but was given {argument!r}.") from error
-        first, *_, last = [line for line in told.splitlines() if line.strip(" .")] * 2
-        hint = _field(error.flagname, values) if isinstance(error, flags.UnrecognizedFlagError) else "."
+        message = str(error).replace("Error whilst parsing config file: ValueError: ", "")
+        message = message.partition(". Did you mean:")[0]
+        if "TypeError: get_config() takes 0 positional arguments" in message:
+            raise UserError(f"the recipe {file} takes no argument, but was given {argument[1:]!r}.") from error
+        first, *_, last = [line for line in message.splitlines() if line.strip(" .")] * 2
+        hint = _hint_field(error.flagname, values) if isinstance(error, flags.UnrecognizedFlagError) else "."
         raise UserError(f"{first.rstrip(':.')}{'' if first == last else f': {last}'}{hint}") from error
     except AttributeError as error:
         if error.name != "get_config":
             raise
-        raise UserError(f"{file} is no recipe: it defines no get_config().") from error
-    finally:
-        sys.path.pop(0)
+        raise UserError(f"{file} is not a recipe: it defines no get_config().") from error
     if rest:
-        raise UserError(f"{rest[0]!r} stands alone; flags are written --workdir=FOLDER and --config.KEY=VALUE.")
+        raise UserError(f"unexpected {rest[0]!r}; flags are written --workdir=FOLDER and --config.KEY=VALUE.")
     return values
 
 
-def _field(flag: str, values: flags.FlagValues) -> str:
-    """Returns what to write instead of a flag that is none, as the end of a sentence."""
+@contextlib.contextmanager
+def _configs_importable(file: Path) -> Iterator[None]:
+    """Lets a recipe import `configs.base` and its like: from the folder that it is in, else those of the package."""
+    own, before = file.resolve().parent, list(sys.path)
+    if PACKAGE not in own.parents:
+        sys.path.insert(0, str(own.parent))
+    try:
+        configs = importlib.import_module("configs")
+    except ModuleNotFoundError:
+        configs = sys.modules["configs"] = types.ModuleType("configs")
+        configs.__path__ = []
+    if hasattr(configs, "__path__"):  # a user's folder `configs` need not hold base.py
+        first = [str(own)] if own.name == "configs" else []
+        configs.__path__ = list(dict.fromkeys([*first, *configs.__path__, str(shipped_recipes())]))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _hint_field(flag: str, values: flags.FlagValues) -> str:
+    """Returns what to write instead of an unknown flag, as the end of a sentence."""
     config = values["config"].value
     near = nearest(flag, flatten_config(config) if config else (), SYNONYMS)
     if near is None:
@@ -96,16 +159,34 @@ def _field(flag: str, values: flags.FlagValues) -> str:
     return f"; {near}" if " " in near else f"; did you mean --config.{near}=VALUE?"
 
 
-def _config_file(argv: list[str]) -> Path:
+def _find_recipe(argv: list[str]) -> tuple[Path, str]:
+    """Returns the file of the recipe that a command line names, and its argument after a colon, or nothing.
+
+    A file of `configs/` that is not here is looked up among the recipes of the package.
+    """
     words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
     if "--config" in argv:
         raise UserError("write --config=FILE, with an equals sign.")
     if not words:
         raise UserError("say what to train with --config=FILE, for example --config=configs/digits.py.")
-    file = Path(words[-1].partition(":")[0])
-    if not file.is_file():
-        places = [file, Path("configs", file.name)]  # a bare name is first sought among the recipes
-        near = next(filter(None, map(nearest_path, places if len(file.parts) > 1 else reversed(places))), None)
-        hint = f"; did you mean {str(near)!r}?" if near and near.suffix == ".py" else "."
-        raise UserError(f"there is no config file {file}{hint}")
-    return file
+    path, colon, argument = words[-1].partition(":")
+    file = Path(path)
+    if file.is_file():
+        return file, colon + argument
+    shipped = shipped_recipes().parent / file
+    if file.parts[:1] == ("configs",) and shipped.is_file():
+        return shipped, colon + argument
+    raise UserError(f"there is no config file {file}{_hint_file(file)}")
+
+
+def _hint_file(file: Path) -> str:
+    """Returns the nearest recipe to one that does not exist, as the end of a sentence."""
+    among = Path("configs", file.name)
+    places = [file, among] if len(file.parts) > 1 else [among, file]  # a bare name is first looked up among the recipes
+    for place in places:
+        if (near := nearest_path(place)) and near.suffix == ".py":
+            return f"; did you mean {str(near)!r}?"
+    near = nearest_path(shipped_recipes() / file.name)
+    if near and near.suffix == ".py" and (len(file.parts) == 1 or file.parts[0] == "configs"):
+        return f"; did you mean {str(Path('configs', near.name))!r}?"
+    return "."

@@ -64,7 +64,7 @@ def evaluate(
     config.data.source = source or config.data.source
     if split is not None:
         choose_split(config, split)
-    wanted = data.batch_eval(config)
+    wanted = data.eval_batch_size(config)
     program = make_inference_program(config, fsdp)
     config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers

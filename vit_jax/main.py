@@ -3,12 +3,14 @@
 Example:
   python -m vit_jax.main --config=configs/digits.py --config.base_lr=0.001 --workdir=workdirs/mine
 
-  --config   file that defines get_config(); what follows a colon, FILE.py:TEXT, is its argument
-  --config.KEY=VALUE   overrides a field; configs/base.py lists them all; None unsets an optional one
+  --config   file that defines get_config(); text after a colon, FILE.py:TEXT, is its argument; a recipe that comes
+             with the package is found as configs/NAME.py from any folder
+  --config.KEY=VALUE   overrides a field; configs/base.py lists all fields; None unsets an optional one
+  --print    print the resolved recipe, a line a field, with origin and meaning, and exit
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 
-Exit codes: 0 done, 1 a bug or a non-finite loss, 2 wrong usage, 42 preempted and saved, 130 Ctrl-C, 134 a lost or stuck
-host; docs/reliability.md tells more.
+Exit codes: 0 done, 1 internal error or non-finite loss, 2 wrong usage, 42 preempted and saved, 130 Ctrl-C, 134 a lost
+or stuck host; see docs/reliability.md.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 
 from vit_jax import cli
 from vit_jax.config_flags import parse_command_line
+from vit_jax.config_print import print_config
 from vit_jax.distributed import Supervisor
 from vit_jax.train import train
 
@@ -30,13 +33,16 @@ def main(argv: list[str]) -> None:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
         return
-    with watched() as supervisor:
+    if "--print" in argv:
+        print_config([word for word in argv if word != "--print"])
+        return
+    with supervised() as supervisor:
         config, workdir = parse_command_line(argv)
         train(config, workdir, supervisor=supervisor)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Supervisor]:
+def supervised() -> Iterator[Supervisor]:
     """Joins the other hosts and supervises what is done with them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Learning-rate schedule and optimizer, as an optax chain."""
+"""Learning-rate schedule and optimizer, built with optax."""
 
 import math
 import re
@@ -11,29 +11,28 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
 
-LrMultipliers = tuple[tuple[str, float], ...]  # pattern of whole names -> factor of the learning rate
+LrMultipliers = tuple[tuple[str, float], ...]  # (pattern of a parameter's whole name, multiplier)
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate as a function of the step, for a config whose durations are resolved.
+    """Returns the learning rate as a function of the step, for a config whose durations are in steps.
 
-    With progress p = clip((step - warmup) / (total - warmup), 0, 1):
-    cosine is base (1 + cos(pi p)) / 2; linear is end + (base - end)(1 - p); rsqrt is
-    base / sqrt((step + timescale - warmup) / timescale); each is multiplied by min(1, step / warmup), and rsqrt and
-    constant also by min(1, (total - step) / cooldown). With base 0 the rate is 0.
+    With progress p = clip((step - warmup) / (total - warmup), 0, 1), cosine is base (1 + cos(pi p)) / 2, linear is
+    end + (base - end)(1 - p), and rsqrt is base / sqrt((step + timescale - warmup) / timescale). Each is multiplied by
+    min(1, step / warmup); rsqrt and constant also by min(1, (total - step) / cooldown). With base 0 the rate is 0.
     Source: the release's schedules (cosine, linear) and big_vision's (rsqrt with cooldown).
     """
-    base, shape = config.base_lr, _schedule_shape(config)
-    return lambda step: base * shape(step)
+    base, relative_lr = config.base_lr, _make_relative_schedule(config)
+    return lambda step: base * relative_lr(step)
 
 
-def _schedule_shape(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate as a multiple of `base_lr`, which may be 0."""
+def _make_relative_schedule(config: ConfigDict) -> optax.Schedule:
+    """Returns the learning rate divided by `base_lr`, which may be 0, as a function of the step."""
     total, warmup = config.total_steps, config.warmup_steps
     timescale, cooldown = config.rsqrt_timescale, config.cooldown_steps
     end = config.linear_end / config.base_lr if config.base_lr else 0.0
 
-    def shape(step: jax.typing.ArrayLike) -> jax.Array:
+    def relative_lr(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
         if config.decay_type == "cosine":
@@ -50,21 +49,21 @@ def _schedule_shape(config: ConfigDict) -> optax.Schedule:
             multiple *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
         return multiple
 
-    return shape
+    return relative_lr
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns clip -> precondition -> decay -> factors by name -> rate.
+    """Returns the chain: clip -> precondition -> weight decay -> learning-rate multipliers -> learning rate.
 
-    Weight decay is decoupled. `decay_factor="rate"` multiplies it by the learning rate, p <- p - rate (u + decay p), as
-    the Adam that the paper used; `"schedule"` by rate / base_lr alone, p <- p - rate u - rate / base_lr decay p, as
-    big_vision; with `base_lr` 0 too. The state has the same structure whatever decays and however.
+    Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
+    decay p), as in the Adam that the paper used; with `"schedule"` by rate / base_lr, p <- p - rate u - rate / base_lr
+    decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
     """
-    factors = lr_multipliers(config)
+    multipliers = lr_multipliers(config)
     if config.optim.decay_factor == "rate":
         base, schedule = 1.0, make_schedule(config)
     else:
-        base, schedule = config.base_lr, _schedule_shape(config)
+        base, schedule = config.base_lr, _make_relative_schedule(config)
     return optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
         _precondition(config),
@@ -73,7 +72,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
             config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
         ),
         optax.stateless(
-            lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(factors, name), updates)
+            lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(multipliers, name), updates)
         ),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
@@ -95,10 +94,10 @@ def _all(params: optax.Params) -> optax.Params:
 
 
 def lr_multipliers(config: ConfigDict) -> LrMultipliers:
-    """Returns what `config.optim.lr_multipliers` says.
+    """Returns the pairs of `config.optim.lr_multipliers`.
 
     Raises:
-        UserError: it is not written PATTERN=FACTOR,...
+        UserError: it is not of the form PATTERN=MULTIPLIER,...
     """
     pairs = []
     for part in filter(None, config.optim.lr_multipliers.split(",")):
@@ -110,14 +109,16 @@ def lr_multipliers(config: ConfigDict) -> LrMultipliers:
             pairs.append((pattern, math.nan))
         if not pattern or not 0 <= pairs[-1][1] < math.inf:
             raise UserError(
-                f"cannot read {part!r} in optim.lr_multipliers; write head/.*=10,embed/.*=0, factors at least 0"
+                f"cannot parse {part!r} in optim.lr_multipliers; write pairs such as head/.*=10,embed/.*=0, with "
+                "multipliers of at least 0."
             )
     return tuple(pairs)
 
 
 def lr_multiplier(multipliers: LrMultipliers, name: str) -> float:
-    """Returns the factor of the learning rate of a parameter: that of the first pattern which its whole name matches;
-    0: it is frozen.
+    """Returns the learning-rate multiplier of a parameter: of the first pattern that matches its whole name, else 1.
+
+    A parameter whose multiplier is 0 is frozen.
     """
     return next((number for pattern, number in multipliers if re.fullmatch(pattern, name)), 1.0)
 
@@ -127,4 +128,4 @@ def check_lr_multipliers(multipliers: LrMultipliers, names: Iterable[str]) -> No
     names = list(names)
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, name) for name in names):
-            raise UserError(f"optim.lr_multipliers: no parameter is called {pattern!r}; there are {', '.join(names)}")
+            raise UserError(f"optim.lr_multipliers: no parameter matches {pattern!r}; they are {', '.join(names)}")

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     if args.quality > 100:
         raise UserError(f"--quality={args.quality} must be at most 100")
     start = time.monotonic()
-    work = shards.prepare(
+    work = shards.plan_packing(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
         EncodeOptions(args.shorter_side, args.quality, not args.no_decode),
         splits=args.splits and args.splits.split(","),

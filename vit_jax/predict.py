@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, cli, data, interop, shown
-from vit_jax.data.images import find_images
+from vit_jax.data.images import list_images
 
 
 def predict(
@@ -52,7 +52,7 @@ def results(
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
-        given = [data.read(image, model.preprocess) for image in images[start : start + size]]
+        given = [data.load_image(image, model.preprocess) for image in images[start : start + size]]
         full = np.stack(given + given[-1:] * (size - len(given)))  # of one shape, so that there is one compilation
         for number, row in enumerate(np.asarray(apply(params, full))[: len(given)], start):
             order = np.argsort(-row, kind="stable")[:top]
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     form.add_argument("--json", action="store_true", help="print one JSON object a line")
     form.add_argument("--csv", action="store_true", help="print CSV, a line for each image and class, the best first")
     args = parser.parse_args(argv[1:])
-    images = [path for place in args.images for path in find_images(place)]
+    images = [path for place in args.images for path in list_images(place)]
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])

@@ -1,4 +1,4 @@
-"""From a configuration to what runs on the devices: the one constructor that training, planning and tests share."""
+"""From a configuration to the functions that run on the devices: the one constructor, for training, planning, tests."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,28 +13,28 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, models, optim, sharding, tasks, tree
 from vit_jax.config import check_config, resolve_config
-from vit_jax.step import Batch, Metrics, TrainState, TrainStep
+from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The jitted functions of a run and the shapes and placements of what they take; nothing is allocated yet.
+    """The jitted functions of a run, and the shapes and shardings of their arguments; nothing is allocated yet.
 
     Attributes:
         mesh: the devices.
-        model: the network, bound to the mesh's platform.
+        model: the network, with the variants chosen for the mesh's platform.
         task: the objective.
         schedule: the learning rate of each step.
         state: shapes of the training state.
-        state_shardings: placement of the training state.
+        state_shardings: shardings of the training state.
         batch: shapes of a global batch.
         eval_batch: shapes of a batch of an evaluation, with its `mask`.
-        batch_sharding: placement of a batch's leading dimension.
-        init: (key, given) -> state, made in place; `given` are parameters by name to use instead of random ones.
-        train_step: (state, batch) -> (state, metrics); consumes the state.
+        batch_sharding: the sharding of arrays with a leading batch dimension.
+        init: (key, given) -> state, created with its shardings; parameters in `given`, by name, replace random ones.
+        train_step: (state, batch) -> (state, metrics); the state is donated.
         predict: (params, images) -> logits.
         eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
-        lr_multipliers: of the learning rate, by parameter; 0: frozen.
+        lr_multipliers: parameter name -> learning-rate multiplier; 0: frozen.
     """
 
     mesh: Mesh
@@ -47,29 +47,29 @@ class Program:
     eval_batch: dict[str, jax.ShapeDtypeStruct]
     batch_sharding: NamedSharding
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
     predict: Callable[[Any, jax.Array], jax.Array]
-    eval_step: Callable[[Any, Batch], Metrics]
+    eval_step: Callable[[Any, Batch], StepMetrics]
     lr_multipliers: dict[str, float]
 
 
-def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
-    """Builds the program of a config whose durations are resolved, for data of the given shapes.
+def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program:
+    """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
     Raises:
-        UserError: the model cannot be built, cannot take such images or cannot be cut as the mesh says.
+        UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh.
     """
     model = make_model(config, mesh, spec)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     task = tasks.make_task(config, spec.num_classes)
-    rates = optim.lr_multipliers(config)
+    multipliers = optim.lr_multipliers(config)
 
     def freeze(params: Any) -> Any:
         return tree.map_named(
-            lambda name, x: x if optim.lr_multiplier(rates, name) else jax.lax.stop_gradient(x), params
+            lambda name, x: x if optim.lr_multiplier(multipliers, name) else jax.lax.stop_gradient(x), params
         )
 
-    update = TrainStep(
+    step = TrainStep(
         model=model,
         task=task,
         optimizer=optim.make_optimizer(config),
@@ -79,23 +79,23 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ema_decay=config.optim.ema_decay,
         freeze=freeze,
     )
-    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.batch_eval(config)))
+    batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
     if spec.max_labels and task.loss != "sigmoid":
-        raise UserError("images with several labels need --config.task.loss=sigmoid")
+        raise UserError("data with several labels per image need --config.task.loss=sigmoid.")
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
-        return update.start(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
+        return step.init(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
 
     state = jax.eval_shape(init, jax.random.key(0), {})
-    optim.check_lr_multipliers(rates, tree.flatten(state.params))
+    optim.check_lr_multipliers(multipliers, tree.flatten(state.params))
     state_shardings = sharding.state_shardings(state, mesh)
     batch_sharding = sharding.batch_sharding(mesh)
     replicated = NamedSharding(mesh, P())
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with sharding.use_mesh(mesh):
-            return update(state, batch)
+            return step(state, batch)
 
     def predict(params: Any, images: jax.Array) -> jax.Array:
         with sharding.use_mesh(mesh):
@@ -104,14 +104,14 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
     params_shardings = state_shardings.params
     predict = jax.jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding)
 
-    def eval_step(params: Any, batch: Batch) -> Metrics:
+    def eval_step(params: Any, batch: Batch) -> StepMetrics:
         return task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
 
     return Program(
         mesh=mesh,
         model=model,
         task=task,
-        schedule=update.schedule,
+        schedule=step.schedule,
         state=state,
         state_shardings=state_shardings,
         batch=batch,
@@ -126,12 +126,12 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> Program:
         ),
         predict=predict,
         eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
-        lr_multipliers={name: optim.lr_multiplier(rates, name) for name in tree.flatten(state.params)},
+        lr_multipliers={name: optim.lr_multiplier(multipliers, name) for name in tree.flatten(state.params)},
     )
 
 
-def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns those of a batch of so many rows."""
+def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch with that many rows."""
     labels = [spec.max_labels] if spec.max_labels else []
     return {
         "image": jax.ShapeDtypeStruct((rows, *spec.image_shape), jnp.float32),
@@ -139,26 +139,27 @@ def batch_shapes(spec: data.Spec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def prepare(config: ConfigDict) -> tuple[ConfigDict, data.Info, Program]:
-    """Returns what a run is made of: the configuration, completed from the data and with its durations in steps, what
-    else the data tells, and the program. Nothing is written or compiled.
+def prepare(config: ConfigDict) -> tuple[ConfigDict, data.DataInfo, Program]:
+    """Returns the parts of a run. Nothing is written or compiled.
+
+    They are the configuration, completed from the data and with its durations in steps; what else is known from the
+    data; and the program.
 
     Raises:
-        UserError: something in the configuration or the data is wrong.
+        UserError: the configuration or the data are wrong.
     """
     check_config(config)
     mesh = sharding.make_mesh(config)
-    config, info = data.complete(config)
+    config, info = data.complete_config(config)
     config = resolve_config(config)
     return config, info, make_program(config, mesh, data.spec(config))
 
 
 def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
-    """Returns the configuration with its durations in steps, and the program, for data that need not be here: the
-    configuration says what else they would tell.
+    """Returns the configuration with its durations in steps, and the program, without opening the data.
 
     Raises:
-        UserError: something in the configuration is wrong, or it leaves something to the data.
+        UserError: the configuration is wrong, or it leaves open what is otherwise read from the data.
     """
     check_config(config)
     spec = data.spec(config)
@@ -167,22 +168,27 @@ def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | Non
 
 
 def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
-    """Returns the program of a finished run on the devices here, with the least batch: predictions take any. The
-    configuration keeps nothing of what fitted training to the run's own devices.
+    """Returns the program of a finished run for the devices here, with the smallest batch; predictions take any.
+
+    Settings that fitted training to the run's own devices are replaced in the configuration.
 
     Raises:
-        UserError: the weights cannot be split over `fsdp` devices.
+        UserError: the parameters cannot be split over `fsdp` devices.
     """
-    with config.unlocked():  # older runs do not know of every axis
+    with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps = 1
     config.batch = config.batch_eval = jax.device_count()
     return make_program(config, sharding.make_mesh(config), data.spec(config))
 
 
-def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
-    """Returns the model of `config.model` for images of the shape that preprocessing gives them, square or not, with
-    what `auto` leaves open chosen by the mesh's devices.
+def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
+    """Returns the model of `config.model` for preprocessed images, square or not.
+
+    Fields that are `auto` are chosen by the mesh's platform.
+
+    Raises:
+        UserError: the model cannot be built, or the images do not have the size `config.resolution`.
     """
     platform = mesh.devices.flat[0].platform
     fields = {key: value for key, value in config.model.items() if key != "name"}
@@ -194,7 +200,7 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.Spec) -> models.Model:
     if config.resolution not in resolution:
         given = "x".join(map(str, resolution))
         raise UserError(
-            f"data.preprocess gives images of {given} pixels, but resolution={config.resolution}; "
-            "write {resolution} where it states the size, or set both."
+            f"data.preprocess produces images of {given} pixels, but resolution={config.resolution}; "
+            "write {resolution} in data.preprocess in place of the size, or change both."
         )
     return models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)

@@ -27,7 +27,7 @@ class Run:
         self,
         config: ConfigDict,
         program: Program,
-        info: data.Info,
+        info: data.DataInfo,
         folder: Workdir,
         log: MetricWriter,
         evaluators: dict[str, evals.Evaluator],
@@ -38,7 +38,7 @@ class Run:
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
         self._config, self._program, self._folder, self._log = config, program, folder, log
         self._evaluators, self._supervisor = evaluators, supervisor
-        self._batches = data.make(config, program.batch_sharding, folder.start, info.opened)
+        self._batches = data.train_batches(config, program.batch_sharding, folder.start, info.opened)
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
         supervisor.enter_phase("beginning")
@@ -113,7 +113,9 @@ class Run:
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
             with saved_before(self.step):
-                self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
+                self.metrics = evals.run_evaluators(
+                    self._evaluators, self.state.eval_params, self._supervisor.count_step
+                )
             self._supervisor.raise_pending()
             self._log.write_metrics(self.step, self.metrics)
             self._folder.add_metrics(self.metrics)
@@ -132,7 +134,9 @@ class Run:
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
         if self._batches.replaced:
-            self._log.write_text(f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}.")
+            self._log.write_text(
+                f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}."
+            )
         self._log.write_text(f"Model: {self._folder.export(self.state)}")
         return self.metrics
 

@@ -1,22 +1,22 @@
 """The mesh, and the tables that place parameters and activations on it.
 
-Four axes, the slowest wires first: `slice` (TPU slices, joined by the data centre's network), `data`, `fsdp` and
-`tensor`. The batch is split over the first three. Over `fsdp` the parameters, the optimizer state and the moving
-average are split too (ZeRO-3: gathered where used, their gradients cut again); over `tensor` attention heads and MLPs
-are, with their weights. Models name the dimensions of their arrays, never a mesh axis.
+The mesh has four axes, the slowest links first: `slice` (TPU slices, connected by the data centre's network), `data`,
+`fsdp` and `tensor`. The batch is split over the first three. Over `fsdp`, the parameters, the optimizer state and the
+moving average are split too (ZeRO-3: parameters are gathered where they are used, gradients are scattered again). Over
+`tensor`, attention heads and MLPs are split, with their parameters. Models name dimensions of arrays, never mesh axes.
 
-What a device exchanges in a step, as bytes of the whole arrays that it sees (`planning/collectives.py` reads them), if
-P are those of the parameters that it computes with (of heads and MLPs its part), A those of its tokens [rows, tokens,
-width]:
+What a device exchanges in a step, in bytes of the whole arrays of its collectives (`planning/collectives.py` reads
+them). P is the size of the parameters that it computes with (its part of heads and MLPs), A that of its tokens [rows,
+tokens, width]:
 
-    slice, data      all-reduce          P          gradients; P / fsdp of what fsdp has scattered
+    slice, data      all-reduce          P          gradients; P / fsdp of those that fsdp has scattered
     fsdp             all-gather          P          parameters; 2 P with remat, which gathers again
-                     reduce-scatter      P          gradients; an all-reduce on CPUs, for which XLA forms no other
+                     reduce-scatter      P          gradients; an all-reduce on CPUs, where XLA forms no other
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
     MixUp, CutMix    collective-permute  one image and its targets, from the next device
 
-and scalars. Each of `accum_steps` parts exchanges gradients. Between slices pass gradients and MixUp's row, on TPUs as
-messages from host to host.
+Scalars come on top. Gradients are exchanged for each of the `accum_steps` parts. Only gradients and MixUp's row cross
+slices; on TPUs, as messages between hosts.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ ACTIVATION_AXES: dict[str, Any] = {"batch": ("slice", "data", "fsdp"), "heads": 
 # Dimension of a parameter -> mesh axis.
 PARAMETER_AXES: dict[str, Any] = {"width": "fsdp", "filters": "fsdp", "heads": "tensor", "mlp": "tensor"}
 
-# End of a parameter's path -> names of its last dimensions (encoder blocks have a leading one for the layers).
+# Last part of a parameter's name -> its last dimensions (encoder blocks have a leading dimension for the layers).
 PARAMETER_DIMENSIONS = {
-    # A filter's weights stay together, so that they are standardised where they lie.
+    # The weights of a filter stay on one device, which standardises them.
     r"conv(\d|_proj)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
@@ -73,15 +73,17 @@ PARAMETER_DIMENSIONS = {
 }
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# Inside `per_device`: the dimensions of which a device has a part.
-_cut: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("cut", default=frozenset())
+# Inside `per_device`: the dimensions that are split over devices.
+_split_dimensions: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar(
+    "split_dimensions", default=frozenset()
+)
 
 
 def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
     """Returns the sizes of the axes of `config.mesh` over a number of devices.
 
     Raises:
-        UserError: they do not multiply to that number, or the batch cannot be split over them.
+        UserError: they do not multiply to that number, or do not divide the batch.
     """
     asked_sizes = (config.mesh.slice, config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     sizes = dict(zip(AXES, asked_sizes, strict=True))
@@ -91,35 +93,37 @@ def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
     if len(free) == 1 and fixed > 0:
         sizes[free[0]] = devices // fixed
     if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
-        raise UserError(f"{asked} does not multiply to the {devices} devices here; -1 stands for all the others.")
+        product = f"mesh sizes multiply to {math.prod(sizes.values())}, but {devices} devices are available"
+        wrong = product if min(sizes.values()) > 0 else "mesh sizes must be at least 1; a single one may be -1"
+        raise UserError(f"cannot build a mesh with {asked}: {wrong}; use -1 for all remaining devices.")
     _check_batch(config, sizes)
     return sizes
 
 
 def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config.mesh` over `devices` (all of the program's by default).
+    """Returns the mesh of `config.mesh` over `devices` (by default all that JAX has).
 
     Raises:
         UserError: see `axis_sizes`; or `mesh.slice` is not the number of slices.
     """
     devices = jax.devices() if devices is None else devices
     shape = tuple(axis_sizes(config, len(devices)).values())
-    return Mesh(_arranged(devices, shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(_arrange_devices(devices, shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
-    """Returns the number of TPU slices that the devices lie on; 1 for devices of other kinds."""
+    """Returns the number of TPU slices that the devices belong to; 1 for devices of other kinds."""
     return len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}) or 1
 
 
-def _arranged(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the devices as an array: slices along its first axis, what is wired closest along its last."""
+def _arrange_devices(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the devices as an array: slices along its first axis, the closest neighbours along its last."""
     slices = count_slices(devices)
-    if slices == 1:  # several are meant to be groups of neighbours, such as hosts: as `jax.devices` lists them
+    if slices == 1:  # `mesh.slice` then counts groups of neighbours, such as hosts, in the order of `jax.devices`
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] != slices:
-        words = f"mesh.slice={shape[0]}, but the devices lie on {slices} slices"
-        raise UserError(f"{words}; set --config.mesh.slice={slices}.")
+        asked = f"mesh.slice={shape[0]}, but the devices belong to {slices} slices"
+        raise UserError(f"{asked}; set --config.mesh.slice={slices}.")
     return mesh_utils.create_hybrid_device_mesh(
         (1, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices, allow_split_physical_axes=True
     )
@@ -132,19 +136,19 @@ def _check_batch(config: ConfigDict, sizes: dict[str, int]) -> None:
     if config.batch % (config.accum_steps * parts):
         product = f"accum_steps={config.accum_steps} x {over}"
         raise UserError(f"batch={config.batch} is not divisible by {product}; choose a multiple of their product.")
-    if config.batch_eval is not None and config.batch_eval % parts:  # else a part of the batch, which they divide
+    if config.batch_eval is not None and config.batch_eval % parts:  # the default divides
         raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {over}; choose a multiple.")
 
 
 def check_divides(mesh: Mesh, sizes: dict[str, int]) -> None:
-    """Checks that the mesh divides what of a model may not stay whole.
+    """Checks that the mesh divides the dimensions of parameters that must be split.
 
     Args:
         mesh: the devices.
-        sizes: of dimensions of parameters, by name.
+        sizes: dimension -> its size.
 
     Raises:
-        UserError: an axis does not divide one of them.
+        UserError: a mesh axis does not divide a dimension.
     """
     for dimension, size in sizes.items():
         axis = PARAMETER_AXES[dimension]
@@ -153,47 +157,47 @@ def check_divides(mesh: Mesh, sizes: dict[str, int]) -> None:
             fit = [str(number) for number in range(1, common + 1) if common % number == 0]
             raise UserError(
                 f"mesh.{axis}={mesh.shape[axis]} does not divide the model's {dimension}, {size}; "
-                f"these would do: {', '.join(fit)}."
+                f"choose from {', '.join(fit)}."
             )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns how arrays with a leading batch dimension lie on the mesh."""
+    """Returns the sharding of arrays with a leading batch dimension."""
     return NamedSharding(mesh, P(ACTIVATION_AXES["batch"]))
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:
-    """Returns the placement of every leaf of a training state (or of parameters) by the tables above.
+    """Returns the sharding of every leaf of a training state (or of parameters), by the tables above.
 
-    Optimizer moments and the moving average have their parameter's path at the end of theirs and lie as it does. A
-    dimension that its axis does not divide stays whole.
+    The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is.
+    A dimension that its axis does not divide is not split.
     """
-    return tree.map_named(lambda name, leaf: NamedSharding(mesh, _parameter_spec(name, leaf.shape, mesh)), state)
+    return tree.map_named(lambda name, leaf: NamedSharding(mesh, _parameter_partition(name, leaf.shape, mesh)), state)
 
 
-def _parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+def _parameter_partition(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     if not shape:
         return P()
     dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
     if dimensions is None or len(shape) - len(dimensions) not in (0, 1):
         raise KeyError(f"{name} {shape} has no row in sharding.PARAMETER_DIMENSIONS")
     leading = ("layers",) * (len(shape) - len(dimensions))
-    return _spec(PARAMETER_AXES, leading + dimensions, shape, mesh)
+    return _partition(PARAMETER_AXES, leading + dimensions, shape, mesh)
 
 
-def _spec(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Returns the axes of each dimension; one that its axes do not divide stays whole."""
+def _partition(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Returns the mesh axes of each dimension; none for a dimension that its axes do not divide."""
     axes = [table.get(dimension) for dimension in dimensions]
-    return P(*(a if a and size % _parts(mesh, a) == 0 else None for a, size in zip(axes, shape, strict=True)))
+    return P(*(a if a and size % _axes_size(mesh, a) == 0 else None for a, size in zip(axes, shape, strict=True)))
 
 
-def _parts(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
+def _axes_size(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
     return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Lets the functions below know the mesh while a function is traced; outside of one they do nothing."""
+    """Sets the mesh of the functions below while a function is traced; without a mesh they do nothing."""
     token = _mesh.set(mesh)
     try:
         yield
@@ -202,46 +206,48 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
 
 
 def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
-    """Pins an activation and its gradient, given the names of its dimensions."""
+    """Constrains the sharding of an activation and of its gradient, given the names of its dimensions."""
     mesh = _mesh.get()
     if mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(ACTIVATION_AXES, dimensions, x.shape, mesh)))
+    return jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, _partition(ACTIVATION_AXES, dimensions, x.shape, mesh))
+    )
 
 
 def gather(parameter: jax.Array, dimensions: Dimensions) -> jax.Array:
-    """Pins a parameter, where it is used, to be whole over the axes that split the batch; its gradient is cut again.
+    """Gathers a parameter, where it is used, over the axes that split the batch; its gradient is split again.
 
-    Left free, the compiler may spread over `tensor` what lies over `fsdp`, or gather the batch instead.
+    Without the constraint, the compiler may split over `tensor` what is split over `fsdp`, or gather the batch instead.
     """
     mesh = _mesh.get()
     if mesh is None:
         return parameter
     batch = ACTIVATION_AXES["batch"]
-    spec = _spec(PARAMETER_AXES, dimensions, parameter.shape, mesh)
-    cut, whole = (NamedSharding(mesh, P(*axes)) for axes in (spec, [None if a in batch else a for a in spec]))
-    # An axis that has no part in it would take the place of the one that cuts it, and hand the parts over afterwards.
-    idle = any(size > 1 for axis, size in mesh.shape.items() if axis not in (*batch, *spec))
-    return _gather(parameter, whole, (whole, cut) if idle else (cut,))
+    spec = _partition(PARAMETER_AXES, dimensions, parameter.shape, mesh)
+    split, gathered = (NamedSharding(mesh, P(*axes)) for axes in (spec, [None if a in batch else a for a in spec]))
+    # The compiler would split the gradient over an unused axis first, and then move the parts between devices.
+    unused = any(size > 1 for axis, size in mesh.shape.items() if axis not in (*batch, *spec))
+    return _gather(parameter, gathered, (gathered, split) if unused else (split,))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(parameter: jax.Array, whole: NamedSharding, backwards: tuple[NamedSharding, ...]) -> jax.Array:
-    """Pins a parameter, and its gradient to one sharding after the other."""
+def _gather(parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...]) -> jax.Array:
+    """Constrains the sharding of a parameter; that of its gradient to each of `backwards` in turn."""
     del backwards
-    return jax.lax.with_sharding_constraint(parameter, whole)
+    return jax.lax.with_sharding_constraint(parameter, gathered)
 
 
 def _gather_forward(
-    parameter: jax.Array, whole: NamedSharding, backwards: tuple[NamedSharding, ...]
+    parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...]
 ) -> tuple[jax.Array, None]:
-    return _gather(parameter, whole, backwards), None
+    return _gather(parameter, gathered, backwards), None
 
 
 def _gather_backward(
-    whole: NamedSharding, backwards: tuple[NamedSharding, ...], residuals: None, grad: jax.Array
+    gathered: NamedSharding, backwards: tuple[NamedSharding, ...], residuals: None, grad: jax.Array
 ) -> tuple[jax.Array]:
-    del whole, residuals
+    del gathered, residuals
     for sharding in backwards:
         grad = jax.lax.with_sharding_constraint(grad, sharding)
     return (grad,)
@@ -256,16 +262,16 @@ def per_device(
     parameters: tuple[Dimensions, ...],
     output: Dimensions,
 ) -> Callable[..., jax.Array]:
-    """Returns `function` as each device runs it (by shard_map) on its parts of the arrays: for collectives and kernels.
+    """Returns `function` run by each device on its parts of the arrays (shard_map), for collectives and kernels.
 
-    A batch that the mesh does not divide is left to the compiler.
+    If the mesh does not divide the batch, the compiler splits the function instead.
 
     Args:
-        function: takes activations, then parameters: the parts that `constrain` and `gather` would leave on a device.
-            It adds up over what is cut by `sum_over`.
-        activations: the names of their dimensions.
-        parameters: likewise.
-        output: likewise.
+        function: takes activations, then parameters: the parts that `constrain` and `gather` leave on a device. It sums
+            over split dimensions with `sum_over`.
+        activations: the names of the dimensions of each activation.
+        parameters: likewise of each parameter.
+        output: likewise of the result.
     """
     mesh = _mesh.get()
     if mesh is None:
@@ -275,23 +281,23 @@ def per_device(
 
     def call(*arrays: jax.Array) -> jax.Array:
         specs = [
-            _spec(table, dims, array.shape, mesh) for table, dims, array in zip(tables, names, arrays, strict=True)
+            _partition(table, dims, array.shape, mesh) for table, dims, array in zip(tables, names, arrays, strict=True)
         ]
-        cut = {
+        split = {
             name for dims, spec in zip(names, specs, strict=True) for name, axes in zip(dims, spec, strict=True) if axes
         }
-        if "batch" not in cut:
+        if "batch" not in split:
             return function(*arrays)
 
         def local(*parts: jax.Array) -> jax.Array:
-            whole = [_all_gather(part, spec) for part, spec in zip(parts[count:], specs[count:], strict=True)]
-            token = _cut.set(frozenset(cut))
+            gathered = [_all_gather(part, spec) for part, spec in zip(parts[count:], specs[count:], strict=True)]
+            token = _split_dimensions.set(frozenset(split))
             try:
-                return function(*parts[:count], *whole)
+                return function(*parts[:count], *gathered)
             finally:
-                _cut.reset(token)
+                _split_dimensions.reset(token)
 
-        out = _spec(ACTIVATION_AXES, output, jax.eval_shape(function, *arrays).shape, mesh)
+        out = _partition(ACTIVATION_AXES, output, jax.eval_shape(function, *arrays).shape, mesh)
         return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)(*arrays)
 
     return call
@@ -299,7 +305,7 @@ def per_device(
 
 def _all_gather(part: jax.Array, spec: P) -> jax.Array:
     batch = ACTIVATION_AXES["batch"]
-    # So that gradients are scattered before they are summed over the other axes, a part each.
+    # Gradients are then scattered before each part is summed over the other axes.
     part = jax.lax.pcast(part, tuple(axis for axis in batch if axis not in spec), to="varying")
     for dimension, axis in enumerate(spec):
         if axis in batch:
@@ -308,5 +314,5 @@ def _all_gather(part: jax.Array, spec: P) -> jax.Array:
 
 
 def sum_over(dimension: str, x: jax.Array) -> jax.Array:
-    """Returns, inside `per_device`, the sum of the devices' shares of a sum over a dimension of a parameter."""
-    return jax.lax.psum(x, PARAMETER_AXES[dimension]) if dimension in _cut.get() else x
+    """Returns, inside `per_device`, the sum over a dimension of a parameter, given each device's partial sum."""
+    return jax.lax.psum(x, PARAMETER_AXES[dimension]) if dimension in _split_dimensions.get() else x

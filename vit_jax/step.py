@@ -1,4 +1,4 @@
-"""The training state and one update of it: pure functions."""
+"""The training state and its update: pure functions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,20 +13,21 @@ from vit_jax.models import Model
 from vit_jax.tasks import Classify
 
 Batch = dict[str, Array]
-Metrics = dict[str, Array]
+StepMetrics = dict[str, Array]  # still on the devices
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that an update reads and writes: arrays, or their shapes or placements.
+    """Everything that an update reads and writes: arrays, their shapes or their shardings.
 
     Attributes:
-        step: int32, updates made, skipped ones included.
+        step: int32, the number of updates, skipped ones included.
         params: float32 parameters.
-        opt_state: the optimizer's moments.
-        ema: moving average of the parameters, or None when it is off.
-        skips: int32, updates skipped in a row up to now because a loss, a gradient or an update was not finite.
+        opt_state: the state of the optimizer.
+        ema: the moving average of the parameters, or None if it is off.
+        skips: int32, how many of the latest updates in a row were skipped because a loss, a gradient or an update was
+            not finite.
     """
 
     step: Any
@@ -37,23 +38,23 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate and export: the moving average when it is on."""
+        """The parameters to evaluate and export: the moving average if it is on."""
         return self.params if self.ema is None else self.ema
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """How a batch changes the state.
+    """One update of the state by a batch.
 
     Attributes:
         model: maps parameters and images to logits.
         task: maps logits and targets to losses.
-        optimizer: maps gradients to changes of the parameters.
-        schedule: the learning rate of each step, to be reported.
-        seed: of dropout, stochastic depth and MixUp.
-        accum_steps: parts into which the batch is cut.
-        ema_decay: of the moving average; 0 for none.
-        freeze: returns the parameters, those that never change without their gradient: it is not computed and is 0.
+        optimizer: maps gradients to parameter updates.
+        schedule: the learning rate of each step, for the metrics.
+        seed: the seed of dropout, stochastic depth and MixUp.
+        accum_steps: the number of parts into which a batch is split.
+        ema_decay: the decay of the moving average; 0 for none.
+        freeze: returns the parameters with the gradient of the frozen ones stopped: it is 0 and is not computed.
     """
 
     model: Model
@@ -65,17 +66,17 @@ class TrainStep:
     ema_decay: float
     freeze: Callable[[Any], Any] = lambda params: params
 
-    def start(self, params: Any) -> TrainState:
+    def init(self, params: Any) -> TrainState:
         """Returns the state before the first step."""
         zero = jnp.zeros((), jnp.int32)
         ema = jax.tree.map(jnp.copy, params) if self.ema_decay else None
         return TrainState(step=zero, params=params, opt_state=self.optimizer.init(params), ema=ema, skips=zero)
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """Makes one step on `image` [batch, height, width, 3] and `label` [batch].
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Returns the state after one step on `image` [batch, height, width, 3] and `label` [batch], and its metrics.
 
-        A step whose loss or gradient is not finite leaves everything but the counters as it was. Where both are finite
-        and an update is not, the values that it would spoil stay as they were, and the step counts as skipped.
+        If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
+        update are not, those parameters keep their values; the step counts as skipped.
         """
         mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         images, targets = self.task.mix(mix_key, batch["image"], self.task.targets(batch["label"]))
@@ -84,7 +85,7 @@ class TrainStep:
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
         changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        # Values are looked at one by one: to wait for the verdict on all would write every update to memory first.
+        # Element by element: a test of all updates at once would have to write them to memory first.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(new), new, old),
             optax.apply_updates(state.params, changes),
@@ -93,13 +94,13 @@ class TrainStep:
         ema = state.ema
         if self.ema_decay:
             ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
-        # Counters go on, so that the schedule keeps to the step.
+        # Integer counters advance even in a skipped step, so that the schedule stays aligned with the step.
         params, opt_state, ema = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema),
         )
-        applied = finite & jnp.isfinite(optax.tree.sum(changes))  # the squares in a norm overflow sooner
+        applied = finite & jnp.isfinite(optax.tree.sum(changes))  # not their norm, whose squares would overflow
         skips = jnp.where(applied, 0, state.skips + 1)
         metrics = {
             "train/loss": loss,
@@ -118,7 +119,7 @@ class TrainStep:
         targets: Float[Array, "batch classes"],
         dropout_key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Any]:
-        """Returns the mean loss and its gradient, computed over `accum_steps` equal parts of the batch."""
+        """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts."""
 
         def loss_of(params: Any, images: Array, targets: Array, key: PRNGKeyArray) -> Array:
             logits, _ = self.model.apply(self.freeze(params), images, dropout_key=key)
@@ -128,7 +129,7 @@ class TrainStep:
         if self.accum_steps == 1:
             return grad_of(params, images, targets, dropout_key)
 
-        # Part i takes rows i, i + accum_steps, ...: each device cuts its own rows, none moves.
+        # Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
         parts = [jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0) for x in (images, targets)]
         keys = jax.random.split(dropout_key, self.accum_steps)
 

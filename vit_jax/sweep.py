@@ -32,7 +32,7 @@ from vit_jax import NonFiniteLoss, UserError, cli, data
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import Supervisor
-from vit_jax.main import watched
+from vit_jax.main import supervised
 from vit_jax.storage import filesystem
 
 RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
@@ -102,7 +102,7 @@ def finished(run: Run) -> Row | None:
 
 def _meaning(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields by name, the pipes of evaluations with the resolution filled in: they may be written anew."""
-    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.told_evals(config).items()}
+    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.describe_evals(config).items()}
     return flatten_config(config) | pipes
 
 
@@ -231,7 +231,7 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     runs = combinations(argv)
-    with watched() as supervisor:
+    with supervised() as supervisor:
         rows = sweep(runs, supervisor)
     told = report(rows, runs)
     if jax.process_index() == 0:

@@ -71,7 +71,8 @@ ADVICE = {
     "save_dir ckpt_dir checkpoint_dir run_name experiment",
     "the same command with the same --workdir continues its run where it stopped.": "resume auto_resume resume_from "
     "resume_from_checkpoint",
-    "all devices that JAX finds are used; the mesh fields say how.": "device devices gpu gpus num_gpus n_gpu accelerator",
+    "all devices that JAX finds are used; the mesh fields say how.": "device devices gpu gpus num_gpus n_gpu "
+    "accelerator",
 }
 # Their name -> our field, or what to do instead.
 SYNONYMS = {name: ours for ours, names in (FOREIGN_NAMES | ADVICE).items() for name in names.split()}

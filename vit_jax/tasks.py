@@ -1,4 +1,4 @@
-"""Objectives: what a batch and the logits for it cost."""
+"""Training objectives: targets, mixing, losses and evaluation metrics."""
 
 import dataclasses
 
@@ -18,11 +18,11 @@ class Classify:
     Attributes:
         num_classes: K.
         loss: "softmax" or "sigmoid".
-        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K; sigmoid targets are 1 - s and s, the smoothing
-            of the authors' ImageNet recipe (s = 1e-4).
-        mixup: alpha of MixUp (arXiv 1710.09412), 0 for none.
-        mixup_probability: share of the steps that mix.
-        cutmix: alpha of CutMix (arXiv 1905.04899), 0 for none; with MixUp too, each does half of the mixing steps.
+        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K; sigmoid targets are 1 - s and s, as in the
+            authors' ImageNet recipe (s = 1e-4).
+        mixup: alpha of MixUp (arXiv 1710.09412); 0 for none.
+        mixup_probability: the fraction of steps that mix.
+        cutmix: alpha of CutMix (arXiv 1905.04899); 0 for none. With MixUp, each is used in half of the mixing steps.
     """
 
     num_classes: int
@@ -33,7 +33,7 @@ class Classify:
     cutmix: float = 0.0
 
     def targets(self, labels: Int[Array, " batch"] | Int[Array, "batch labels"]) -> Float[Array, "batch classes"]:
-        """Returns the smoothed targets of a batch; of several labels an image, those below 0 are none."""
+        """Returns the smoothed targets of a batch. Negative labels pad images that have fewer labels than others."""
         s, onehot = self.label_smoothing, jax.nn.one_hot(labels, self.num_classes)
         if labels.ndim == 2:
             onehot = onehot.sum(axis=1)
@@ -47,21 +47,21 @@ class Classify:
         images: Float[Array, "batch height width 3"],
         targets: Float[Array, "batch classes"],
     ) -> tuple[Float[Array, "batch height width 3"], Float[Array, "batch classes"]]:
-        """Mixes every row of the global batch with the row before it: by one share (MixUp) or box (CutMix) a step."""
+        """Mixes each row of the global batch with the row before it: one ratio (MixUp) or box (CutMix) per step."""
         if not (self.mixup or self.cutmix):
             return images, targets
-        share_key, box_key, kind_key, chance_key = jax.random.split(key, 4)
-        own = 1.0  # how much of each pixel is the row's own: a number, or a plane
+        ratio_key, box_key, kind_key, chance_key = jax.random.split(key, 4)
+        own = 1.0  # the weight of a row's own pixels: a number, or one per pixel
         if self.mixup:
-            share = jax.random.beta(share_key, self.mixup, self.mixup)
-            own = jnp.maximum(share, 1 - share)
+            ratio = jax.random.beta(ratio_key, self.mixup, self.mixup)
+            own = jnp.maximum(ratio, 1 - ratio)
         if self.cutmix:
             cuts = jax.random.bernoulli(kind_key, 0.5 if self.mixup else 1.0)
             own = jnp.where(cuts, 1 - cutmix_box(box_key, self.cutmix, images.shape[1:3]), own)
         own = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, own, 1.0)
         images = own * images + (1 - own) * jnp.roll(images, 1, axis=0)
-        share = own.mean()
-        return images, share * targets + (1 - share) * jnp.roll(targets, 1, axis=0)
+        ratio = own.mean()
+        return images, ratio * targets + (1 - ratio) * jnp.roll(targets, 1, axis=0)
 
     def losses(
         self, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"]
@@ -79,8 +79,8 @@ class Classify:
     ) -> dict[str, Float[Array, ""]]:
         """Returns `n`, `accuracy`, `top5` and `loss`, each summed over the rows whose `mask` is 1.
 
-        The loss is that against the plain labels: no smoothing, no mixing. Of an image with several labels any counts
-        as right.
+        The loss is computed from the labels without smoothing or mixing. For an image with several labels, any of them
+        counts as correct.
         """
         plain = dataclasses.replace(self, label_smoothing=0.0)
         _, best = jax.lax.top_k(logits, min(5, self.num_classes))
@@ -95,11 +95,11 @@ class Classify:
 
 
 def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:
-    """Returns 1 inside of a random box and 0 outside: CutMix's, of area 1 - Beta(alpha, alpha), cut off at the border.
+    """Returns 1 inside a random box and 0 outside: CutMix's box of area 1 - Beta(alpha, alpha), clipped to the image.
 
     Args:
-        key: of the box.
-        alpha: of its area.
+        key: the random key.
+        alpha: the parameter of the area's distribution.
         size: (height, width) of the image, in pixels.
     """
     area_key, *place_keys = jax.random.split(key, 3)
@@ -113,14 +113,15 @@ def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[
 
 
 def make_task(config: ConfigDict, num_classes: int) -> Classify:
-    """Returns the objective of `config.task`.
+    """Returns the objective that `config.task` describes.
 
     Raises:
-        UserError: there is nothing to tell apart.
+        UserError: softmax is used with a single class.
     """
     if config.task.loss == "softmax" and num_classes < 2:
         raise UserError(
-            f"the data have {num_classes} class; if they are a folder, is it one level too high or too low?"
+            f"the data have {num_classes} class, but softmax needs two or more; if the data are a folder, check that "
+            "--config.data.source names the folder that holds one folder per class."
         )
     return Classify(
         num_classes=num_classes,

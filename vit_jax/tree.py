@@ -1,4 +1,4 @@
-"""Names, counts and comparison of the leaves of a tree."""
+"""Trees (nested containers of arrays): the names, number and comparison of their leaves."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,18 @@ from typing import Any
 import jax
 
 
-def name(path: tuple) -> str:
-    """Returns a key path as `encoder/blocks/mlp/dense1/kernel`."""
+def path_name(path: tuple) -> str:
+    """Returns the name of a key path, such as `encoder/blocks/mlp/dense1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def flatten(tree: Any) -> dict[str, Any]:
     """Returns the leaves by name."""
-    return {name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested dicts from names with slashes; undoes `flatten` for trees of dicts."""
+    """Returns nested dicts from names with slashes: the inverse of `flatten` for trees of dicts."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")
@@ -31,7 +31,7 @@ def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
 
 def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
     """Returns the tree of `function(name, leaf)`."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(name(path), leaf), tree)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
 
 
 def count(tree: Any) -> int:
@@ -40,7 +40,7 @@ def count(tree: Any) -> int:
 
 
 def differences(found: Any, wanted: Any) -> list[str]:
-    """Lists every leaf of `wanted` that `found` lacks, has besides, or has in another shape or type."""
+    """Returns a line per leaf that is missing in `found`, not in `wanted`, or of another shape or type in `found`."""
     have, want = flatten(found), flatten(wanted)
     missing = [f"missing {key}" for key in want if key not in have]
     extra = [f"unexpected {key}" for key in have if key not in want]

@@ -15,7 +15,7 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
-from vit_jax.monitoring import MetricWriter, MetricsCallback, last_logged_step
+from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
@@ -38,7 +38,7 @@ class Workdir:
         folder: str | Path,
         config: ConfigDict,
         program: Program,
-        info: data.Info,
+        info: data.DataInfo,
         coordinator: Coordinator = SINGLE_HOST,
     ):
         """Opens the folder, and makes it if there is none; the hosts agree by `coordinator`.
@@ -100,12 +100,12 @@ class Workdir:
                 cannot be read, or none can be written.
         """
         program, source = self._program, self._config.init_from
-        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_about)
+        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
         with self._writing():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
-            self._warnings = [*restored.set_aside, *self._check_about(restored.about)]
+            self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.place} after step {self.start}."
@@ -113,15 +113,8 @@ class Workdir:
         kept = ", head included" if self._config.keep_head else ""
         return state, f"Starting from {source or 'random weights'}{kept}."
 
-    def _check_about(self, about: dict[str, Any]) -> list[str]:
-        """Returns a warning if the checkpoint is of other data and that is accepted; raises UserError if it is not."""
-        step, total = about["step"], self._config.total_steps
-        if step > total:
-            raise UserError(f"{self.place} is at step {step} already, beyond total_steps={total}.")
-        accepts = self._config.data.accept_change
-        changes = check_data(about["data"], self._about["data"], accepts, str(self.place))
-        words = "the data are not those that the run has seen, as data.accept_change allows"
-        return [f"{words}: {'; '.join(changes)}."] if changes else []
+    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        return check_manifest(manifest, self._config, self._about["data"], self.place)
 
     def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
@@ -145,7 +138,7 @@ class Workdir:
         )
         log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
         for line in self._warnings:
-            log.write_text(f"WARNING: {line}", aloud=False)
+            log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
             log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
@@ -237,6 +230,26 @@ class Workdir:
             raise
 
 
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, fingerprint: dict[str, Any], place: str) -> list[str]:
+    """Returns a warning if a checkpoint is of other data and the configuration accepts that.
+
+    Args:
+        manifest: of the checkpoint.
+        config: of this run.
+        fingerprint: of this run's data.
+        place: the workdir.
+
+    Raises:
+        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
+    """
+    step, total = manifest["step"], config.total_steps
+    if step > total:
+        raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
+    changes = check_data(manifest["data"], fingerprint, config.data.accept_change, place)
+    words = "the data are not those that the run has seen, as data.accept_change allows"
+    return [f"{words}: {'; '.join(changes)}."] if changes else []
+
+
 def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
     """Checks that a run which starts in a folder without checkpoints destroys nothing.
 
@@ -255,18 +268,19 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
         check_resumes(before, config, place)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
     if has_model and not untrained:
-        raise UserError(f"the workdir {place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; {advice}.")
+        raise UserError(
+            f"the workdir {place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; {advice}."
+        )
     if before is None and reached:
         raise UserError(f"the workdir {place} holds the metrics of a run, but no config.json; {advice}.")
     if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
         raise UserError(
-            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; {advice}."
+            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"{advice}."
         )
 
 
-def load_init(
-    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> dict[str, Any]:
+def load_init(source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the parameters of `init_from`, by name, adapted to the model of this run.
 
     Raises:
@@ -288,6 +302,8 @@ def load_init(
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:
     """Returns whether two configurations rank checkpoints by the same measure."""
-    evaluations = [data.told_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)]
+    evaluations = [
+        data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)
+    ]
     same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
     return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data

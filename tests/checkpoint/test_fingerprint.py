@@ -26,14 +26,14 @@ def meshes():
 
 
 def digits(array):
-    return fingerprint.mark(array).digits
+    return fingerprint.fingerprint(array).digits
 
 
 def test_every_placement_gives_the_value_of_numpy():
     leaves = {dtype: example(dtype) for dtype in DTYPES} | {"scalar": np.float32(7), "empty": np.zeros((0, 3), np.int8)}
-    wanted = fingerprint.marks(leaves)
+    wanted = fingerprint.fingerprints(leaves)
     assert len({mark.digits for mark in wanted.values()}) == len(leaves) - 1  # int8 and uint8 share their bytes
-    assert fingerprint.marks({name: jnp.asarray(leaf) for name, leaf in leaves.items()}) == wanted
+    assert fingerprint.fingerprints({name: jnp.asarray(leaf) for name, leaf in leaves.items()}) == wanted
     specs = [P(), P("a"), P(None, None, "a"), P(("b", "a")), P("b", "a"), P(None, ("a", "b"))]
     specs = dict(zip(leaves, [*specs, P(), P()], strict=True))
     for mesh in meshes():
@@ -41,7 +41,7 @@ def test_every_placement_gives_the_value_of_numpy():
         shardings["bool"] = NamedSharding(mesh, P(None, "b"))
         placed = {name: jax.device_put(leaf, shardings[name]) for name, leaf in leaves.items()}
         placed["scalar"] = jax.device_put(leaves["scalar"], SingleDeviceSharding(jax.devices()[0]))  # beside the mesh
-        assert fingerprint.marks(placed) == wanted, mesh
+        assert fingerprint.fingerprints(placed) == wanted, mesh
 
 
 def test_nothing_is_gathered_and_nothing_is_made_in_memory():
@@ -77,16 +77,16 @@ def test_moved_and_rounded_values_are_told():
 
 
 def test_positions_beyond_2_to_the_32_are_told_apart(monkeypatch):
-    assert fingerprint.groups((48, 2**20, 2**13)) == [2**13, 48 * 2**20]
-    assert fingerprint.groups((2**16, 2**16)) == [2**32] and fingerprint.groups(()) == [1]
+    assert fingerprint.split_index((48, 2**20, 2**13)) == [2**13, 48 * 2**20]
+    assert fingerprint.split_index((2**16, 2**16)) == [2**32] and fingerprint.split_index(()) == [1]
     with pytest.raises(ValueError, match="a dimension of 8,589,934,592 is too large"):
-        fingerprint.groups((2**33,))
+        fingerprint.split_index((2**33,))
     monkeypatch.setattr(fingerprint, "LIMIT", 64)
     fingerprint.rows_on.cache_clear()
     array = np.zeros((24, 8, 8), np.float32)
-    wanted = fingerprint.marks([array])
+    wanted = fingerprint.fingerprints([array])
     mesh = list(meshes())[-1]
-    assert fingerprint.marks([jax.device_put(array, NamedSharding(mesh, P("a", "b")))]) == wanted
+    assert fingerprint.fingerprints([jax.device_put(array, NamedSharding(mesh, P("a", "b")))]) == wanted
     seen = set()
     for row in range(24):
         array[row, 0, 0] = 1
@@ -104,7 +104,7 @@ def test_what_is_not_finite_is_told_by_name(bad):
     placed = {name: jax.device_put(leaf, NamedSharding(mesh, P())) for name, leaf in leaves.items()}
     placed["bad"] = jax.device_put(leaves["bad"], NamedSharding(mesh, P("a", "b")))
     for tree in (leaves, placed):
-        assert {name: mark.finite for name, mark in fingerprint.marks(tree).items()} == {
+        assert {name: mark.finite for name, mark in fingerprint.fingerprints(tree).items()} == {
             "good": True,
             "bad": False,
             "count": True,
@@ -114,4 +114,4 @@ def test_what_is_not_finite_is_told_by_name(bad):
 def test_what_has_no_fingerprint_is_refused():
     for array in (np.array([object()]), np.ones(2, np.complex64), np.array(["a"])):
         with pytest.raises(ValueError, match="no fingerprint is defined for"):
-            fingerprint.mark(array)
+            fingerprint.fingerprint(array)

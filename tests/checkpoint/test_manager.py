@@ -1,7 +1,6 @@
 """Checkpoints: what is damaged is noticed and set aside, what cannot be written is told, the best and newest stay."""
 
 import errno
-import functools
 import json
 import math
 import os
@@ -20,11 +19,17 @@ from jax.sharding import PartitionSpec as P
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, data, evaluate, train, workdir
-from vit_jax.checkpoint import errors, manager
-from vit_jax.checkpoint.directory import Shelf, is_checkpoint
-from vit_jax.checkpoint.manager import Checkpoints, find, latest
+from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
+from vit_jax.checkpoint import restore
+from vit_jax.checkpoint.background import BackgroundTasks
+from vit_jax.checkpoint.directory import BucketDirectory, is_checkpoint
+from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
+from vit_jax.checkpoint.manager import Checkpoints
+from vit_jax.checkpoint.manifest import add_checksum
+from vit_jax.checkpoint.orbax_io import OrbaxWriter
+from vit_jax.checkpoint.reader import find_checkpoint, latest_step
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config
+from vit_jax.distributed import GatheredArray, SingleHost
 from vit_jax.storage import filesystem
 
 
@@ -121,17 +126,17 @@ def flipped(config, written, folder, state, seed, pattern="**/*"):
     random = np.random.default_rng(seed)
     workdir = folder / str(seed)
     shutil.copytree(written, workdir)
-    manager = workdir / "checkpoints" / "2"
-    found = sorted(path for path in manager.glob(pattern) if path.is_file())
+    folder = workdir / "checkpoints" / "2"
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
     sizes = np.array([path.stat().st_size for path in found])
     # Half by size, half by file, so that small ones have their turn.
     path = found[random.choice(len(found), p=sizes / sizes.sum() if seed % 2 else None)]
     flip(path, int(random.integers(path.stat().st_size * 8)))
-    name = path.relative_to(manager).as_posix()
+    name = path.relative_to(folder).as_posix()
     try:
         restored = resumed(config, workdir, state)
         assert restored
-        outcome = "reported" if restored.step == 1 and restored.aside else "harmless"
+        outcome = "reported" if restored.step == 1 and restored.set_aside else "harmless"
         good = same(restored.state, state) and restored.about["model"] == {}
     except UserError as error:
         outcome, good = f"reported: {error}", True
@@ -163,10 +168,10 @@ def spoil(workdir, kind):
     if kind == "empty":
         shutil.rmtree(folder)
         folder.mkdir()
-        return "it is incomplete: it has no state or nothing about it"
+        return "it is incomplete: it has no state or no manifest"
     if kind == "cut short":
         about.write_text(about.read_text()[:-20])
-        return "about/metadata is no JSON"
+        return "about/metadata is not JSON"
     if kind == "another number":
         about.write_text(about.read_text().replace('"score"', '"Score"'))
         return "about/metadata does not agree with its checksum"
@@ -181,7 +186,7 @@ def spoil(workdir, kind):
     if kind == "another state":
         shutil.rmtree(folder / "state")
         shutil.copytree(workdir / "other" / "checkpoints" / "2" / "state", folder / "state")
-        return "not the values that were saved in moment, params/kernel"
+        return "the values are not those that were saved in moment, params/kernel"
     if kind == "another type":
         shutil.rmtree(folder / "state")
         shutil.copytree(workdir / "cast" / "checkpoints" / "2" / "state", folder / "state")
@@ -202,14 +207,14 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(quick, sav
     reason = spoil(saved, kind)
     restored = resumed(quick, saved, state)
     assert restored.step == 1 and same(restored.state, state)
-    assert names(saved) == ["1", "damaged-2"] and latest(str(saved)) == 1
-    [told] = restored.aside
+    assert names(saved) == ["1", "damaged-2"] and latest_step(str(saved)) == 1
+    [told] = restored.set_aside
     with pytest.raises(UserError, match=f"^checkpoint 2 is damaged and was set aside as .*/damaged-2: {reason}"):
         raise UserError(told)
     write(quick, saved, state, 2)
     assert names(saved) == ["1", "2", "damaged-2"]
     spoil(saved, "empty")
-    assert "damaged-2-2" in resumed(quick, saved, state).aside[0]
+    assert "damaged-2-2" in resumed(quick, saved, state).set_aside[0]
 
 
 def test_if_all_are_damaged_the_run_stops_and_nothing_is_moved(quick, saved, state):
@@ -220,7 +225,7 @@ def test_if_all_are_damaged_the_run_stops_and_nothing_is_moved(quick, saved, sta
     assert names(saved) == ["1", "2"]
     for step in (1, 2):
         (saved / "checkpoints" / str(step)).rename(saved / "checkpoints" / f"damaged-{step}")
-    with pytest.raises(UserError, match=r"no checkpoint to go on from, only .*\(damaged-1, damaged-2\)"):
+    with pytest.raises(UserError, match=r"all checkpoints in .* set aside as damaged \(damaged-1, damaged-2\)"):
         resumed(quick, saved, state)
 
 
@@ -230,7 +235,7 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(quick, saved, stat
         def fail(*args, error=error):
             raise error
 
-        monkeypatch.setattr(manager, "_read_state", fail)
+        monkeypatch.setattr(restore, "read_state", fail)
         with pytest.raises(UserError, match=r"the checkpoints in .* cannot be read"):
             resumed(quick, saved, state)
     assert names(saved) == ["1", "2"]
@@ -249,40 +254,64 @@ def test_an_intact_checkpoint_of_another_program_is_refused_array_by_array(quick
 def test_only_what_looks_finished_counts(saved):
     (saved / "checkpoints" / "7").mkdir()
     (saved / "checkpoints" / "8" / "state").mkdir(parents=True)
-    assert find(saved).name == "2" and latest(str(saved)) == 2
+    assert find_checkpoint(saved).name == "2" and latest_step(str(saved)) == 2
     assert not is_checkpoint(saved / "checkpoints" / "8")
 
 
-def test_hosts_agree_on_what_is_damaged(quick, saved, state, monkeypatch):
-    asked = []
+class TwoHosts(SingleHost):
+    """The first of two hosts; `answer` gives what the other one says, from the topic and what this one says."""
 
-    def damaged_there(topic, value):
-        asked.append(topic)
-        other = json.dumps(["it cannot be read: gone", None, False]) if topic == "read 2" else value
-        return [value, other]
+    hosts = 2
 
-    restored = resumed(quick, saved, state, share=damaged_there)
-    assert asked == ["checkpoints", "read 2", "read 1", "compare 1", "set aside"]
-    assert restored.step == 1 and "gone" in restored.aside[0]
+    def __init__(self, answer, host=0):
+        self.answer, self.host, self.topics = answer, host, []
 
-    def fails_there(users, topic, value):
-        return [value, json.dumps(["", "no permission", users]) if topic == "read 1" else value]
+    def all_gather(self, topic, value=None):
+        self.topics.append(topic)
+        values = [value, self.answer(topic, value)]
+        return values if self.host == 0 else values[::-1]
 
-    for users, kind in ((True, UserError), (False, RuntimeError)):  # a bug stays one on all hosts
-        with pytest.raises(kind, match="on host 1: no permission"):
-            resumed(quick, saved, state, share=functools.partial(fails_there, users))
+
+def test_hosts_agree_on_what_is_damaged(quick, saved, state):
+    def damaged_there(topic, own):
+        return own | {"value": "it cannot be read: gone"} if topic == "read 2" else own
+
+    hosts = TwoHosts(damaged_there)
+    restored = resumed(quick, saved, state, coordinator=hosts)
+    assert hosts.topics == ["checkpoints", "read 2", "read 1", "compare 1", "set aside"]
+    assert restored.step == 1 and "gone" in restored.set_aside[0]
     assert names(saved) == ["1", "damaged-2"]
-    checkpoints = Checkpoints(quick, saved)  # the first host's list decides
-    (saved / "checkpoints" / "9").mkdir()
-    first = json.dumps([json.dumps({"steps": [1], "evaluations": {}, "aside": []}), None, False])
-    checkpoints = Checkpoints(quick, saved, share=lambda topic, value: [first, value])
-    assert checkpoints.steps == [1]
-    # A host that is not the first renames nothing.
-    monkeypatch.setattr(manager.jax, "process_index", lambda: 1)
-    assert checkpoints._set_aside({1: "x"}) == "[]" and "1" in names(saved)
+
+
+@pytest.mark.parametrize(("users", "kind"), [(True, UserError), (False, RuntimeError)])  # a bug is one on all hosts
+def test_what_fails_on_another_host_fails_here(quick, saved, state, users, kind):
+    def fails_there(topic, own):
+        return {"value": None, "error": "no permission", "is_user_error": users} if topic == "read 2" else own
+
+    with pytest.raises(kind, match="on host 1: no permission"):
+        resumed(quick, saved, state, coordinator=TwoHosts(fails_there))
+    assert names(saved) == ["1", "2"]
+
+
+def test_a_host_that_is_not_the_first_takes_its_list_and_renames_nothing(quick, saved, state, monkeypatch):
+    spoil(saved, "cut short")
+    (saved / "checkpoints" / "9").mkdir()  # not yet seen by the first
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+
+    def first(topic, own):
+        found = {"steps": [2, 1], "manifests": {}, "set_aside": []}
+        values = {"checkpoints": found, "set aside": ["by the first"]}
+        return own | {"value": values[topic]} if topic in values else own
+
+    checkpoints = Checkpoints(quick, saved, coordinator=TwoHosts(first, host=1))
+    assert checkpoints.steps == [2, 1]
+    restored = checkpoints.restore(shapes(state), placement(state))
+    assert (restored.step, restored.set_aside) == (1, ["by the first"])
+    assert names(saved) == ["1", "2", "9"]
 
 
 HOST = """
+import json
 import sys
 
 import jax
@@ -292,15 +321,21 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_secon
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from configs import smoke
-from vit_jax import UserError, checkpoint, fingerprint
+from vit_jax import UserError
+from vit_jax.checkpoint import Checkpoints, restore
+from vit_jax.checkpoint.fingerprint import fingerprints
+from vit_jax.distributed import SingleHost
 
 client, calls = jax._src.distributed.global_state.client, iter(range(100))
 
 
-def share(topic, value):
-    key = f"{next(calls)} {topic}"
-    client.key_value_set(f"{key} {rank}", value)
-    return [client.blocking_key_value_get(f"{key} {host}", 60_000) for host in range(2)]
+class Hosts(SingleHost):
+    host, hosts = rank, 2
+
+    def all_gather(self, topic, value=None):
+        key = f"{next(calls)} {topic}"
+        client.key_value_set(f"{key} {rank}", json.dumps(value))
+        return [json.loads(client.blocking_key_value_get(f"{key} {host}", 60_000)) for host in range(2)]
 
 
 def fail(path, *rest):
@@ -316,20 +351,20 @@ state = {
     name: jax.make_array_from_callback(leaf.shape, places[name], lambda index, leaf=leaf: leaf[index])
     for name, leaf in whole.items()
 }
-assert fingerprint.marks(state) == fingerprint.marks(whole)
-checkpoints = checkpoint.Checkpoints(smoke.get_config(), workdir, share=share)
+assert fingerprints(state) == fingerprints(whole)
+checkpoints = Checkpoints(smoke.get_config(), workdir, coordinator=Hosts())
 if phase == "write":
     for step in (1, 2):
         checkpoints.save(state, step, {})
     checkpoints.close()
 else:
-    read = checkpoint._read_state
+    read = restore.read_state
     if rank == 1:
-        checkpoint._read_state = fail
+        restore.read_state = fail
     try:
         restored = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), places)
-        assert fingerprint.marks(restored.state) == fingerprint.marks(whole)
-        print("told:", restored.step, *restored.aside)
+        assert fingerprints(restored.state) == fingerprints(whole)
+        print("told:", restored.step, *restored.set_aside)
     except UserError as error:
         print("told:", error)
 """
@@ -376,20 +411,21 @@ def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
         if path.is_file():
             store.pipe(f"/b/{path.relative_to(saved).as_posix()}", path.read_bytes())
     store.pipe("/b/checkpoints/5/state/x", b"")  # unfinished
-    shelf = Shelf("memory://b")
-    assert shelf.steps() == [2, 1] and shelf.about(2)["step"] == 2 and shelf.aside() == []
+    bucket = BucketDirectory("memory://b/checkpoints")
+    assert bucket.list_steps() == [2, 1] and bucket.read_manifest(2)["step"] == 2 and bucket.list_set_aside() == []
     before = {
         name: store.cat_file(f"/b/checkpoints/2/{name}") for name in filesystem.list_files("memory://b/checkpoints/2")
     }
-    assert shelf.set_aside(2) == "memory://b/checkpoints/damaged-2" and shelf.aside() == ["damaged-2"]
-    assert shelf.steps() == [1] and latest("memory://b") == 1 and not filesystem.list_files("memory://b/checkpoints/2")
+    assert bucket.set_aside(2) == "memory://b/checkpoints/damaged-2" and bucket.list_set_aside() == ["damaged-2"]
+    assert bucket.list_steps() == [1] and latest_step("memory://b") == 1
+    assert not filesystem.list_files("memory://b/checkpoints/2")
     assert before == {name: store.cat_file(f"/b/checkpoints/damaged-2/{name}") for name in before}
-    about = shelf.about(1)
-    shelf.write_about(1, vit_jax.checkpoint.manager.integrity.sealed(about | {"score": 0.5}))
-    assert shelf.about(1)["score"] == 0.5
+    manifest = bucket.read_manifest(1)
+    bucket.write_manifest(1, add_checksum(manifest | {"score": 0.5}))
+    assert bucket.read_manifest(1)["score"] == 0.5
     store.rm("/b/checkpoints/1/about/metadata")
-    with pytest.raises(vit_jax.checkpoint.manager.Damaged, match="incomplete"):
-        shelf.about(1)
+    with pytest.raises(DamagedCheckpoint, match="incomplete"):
+        bucket.read_manifest(1)
 
 
 # -- What cannot be written -------------------------------------------------------------------------------------------
@@ -407,10 +443,10 @@ def until_told(checkpoints, seconds=30):
 def test_a_save_that_fails_is_told_and_the_last_good_one_stays(quick, saved, state, monkeypatch):
     checkpoints = Checkpoints(quick, saved)
     checkpoints.open()
-    wait = checkpoints._manager.wait_until_finished
+    wait = OrbaxWriter.wait
 
-    def full():
-        wait()
+    def full(writer):
+        wait(writer)
         if not (saved / "checkpoints" / "3").exists():  # asked before it begins
             return
         shutil.rmtree(saved / "checkpoints" / "3")
@@ -418,11 +454,11 @@ def test_a_save_that_fails_is_told_and_the_last_good_one_stays(quick, saved, sta
 
     checkpoints.poll()  # nothing is being written
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints._manager, "wait_until_finished", full)
+        patch.setattr(OrbaxWriter, "wait", full)
         checkpoints.save(state, 3, {"data": {}})
         with pytest.raises(UserError, match=r"cannot be written: .*No space left.*; the last good checkpoint is 2\.$"):
             until_told(checkpoints)
-    assert checkpoints.latest == 2 and find(saved).name == "2"
+    assert checkpoints.latest == 2 and find_checkpoint(saved).name == "2"
     checkpoints.close()
     write(quick, saved, state, 3)
     assert resumed(quick, saved, state).step == 3
@@ -444,7 +480,7 @@ def test_a_disk_that_is_really_full(quick, tmp_path, mesh):
         with pytest.raises(UserError, match=r"cannot be written: .*; the last good checkpoint is 1\.$"):
             until_told(checkpoints)
         checkpoints.close()
-        assert find(disk).name == "1" and checkpoints.latest == 1
+        assert find_checkpoint(disk).name == "1" and checkpoints.latest == 1
         subprocess.run(["mount", "-o", "remount,size=32m", disk], check=True)
         checkpoints = Checkpoints(quick, disk)
         assert same(checkpoints.restore(shapes(state), placement(state)).state, state)
@@ -456,7 +492,7 @@ def test_a_disk_that_is_really_full(quick, tmp_path, mesh):
 
 
 def test_a_bug_in_saving_keeps_its_traceback(tmp_path):
-    with pytest.raises(ZeroDivisionError), errors.told(str(tmp_path), "written"):
+    with pytest.raises(ZeroDivisionError), storage_errors(str(tmp_path), "written"):
         raise ZeroDivisionError
 
 
@@ -484,7 +520,7 @@ def test_best_is_kept_and_nan_never_wins(quick, tmp_path, score):
         checkpoints.close()
     assert sorted(map(int, names(tmp_path))) == [2, 4, 5]
     save_config(quick, tmp_path / "config.json")
-    assert (find(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
+    assert (find_checkpoint(tmp_path, best=True).name, checkpoints.latest) == ("2", 5)
 
 
 def kept_as_best(config, folder, steps, evaluations=None, named=False):
@@ -496,7 +532,7 @@ def kept_as_best(config, folder, steps, evaluations=None, named=False):
         checkpoints.add_metrics(metrics)
     checkpoints.close()
     save_config(config, folder / "config.json")
-    return [*sorted(map(int, names(folder))), find(folder, best=True).name]
+    return [*sorted(map(int, names(folder))), find_checkpoint(folder, best=True).name]
 
 
 def test_the_best_is_the_best_by_one_metric(quick, tmp_path):
@@ -524,7 +560,7 @@ def test_what_is_measured_otherwise_is_not_compared(field, quick, tmp_path):
 def test_a_score_without_a_name_counts_where_the_run_is_measured_as_before(named, best, quick, tmp_path):
     workdir = shutil.copytree(ROOT / "tests/golden/workdir", tmp_path / "run")
     quick.checkpoint.keep_last = 1
-    assert find(workdir, best=True).name == "10"
+    assert find_checkpoint(workdir, best=True).name == "10"
     assert kept_as_best(quick, workdir, {11: {}, 12: {}}, named=named) == [10, 12, "10"]
     assert kept_as_best(quick, workdir, {13: {"test/accuracy": 0.05}, 14: {}}, named=named)[-1] == best
     assert kept_as_best(quick, workdir, {15: {}})[0] == int(best)  # it is written there, whatever comes later
@@ -536,7 +572,7 @@ def test_what_was_measured_after_resuming_is_added(quick, saved, state):
     checkpoints.add_metrics({"test/accuracy": 0.5, "test/loss": math.nan})
     checkpoints.close()
     save_config(quick, saved / "config.json")
-    assert find(saved, best=True).name == "2"
+    assert find_checkpoint(saved, best=True).name == "2"
     restored = resumed(quick, saved, state)
     assert restored.about["evaluated"] and restored.step == 2
     assert restored.about["metrics"] == {"test/accuracy": 0.5, "test/loss": None}
@@ -566,11 +602,13 @@ def test_a_run_tells_what_was_set_aside_and_goes_on(quick, run, tmp_path, caplog
     [largest] = sorted((tmp_path / "run/checkpoints/2/state/d").iterdir(), key=lambda path: path.stat().st_size)[-1:]
     flip(largest, largest.stat().st_size * 4)
     for path in (tmp_path / "run", tmp_path / "run/checkpoints/2"):
-        with pytest.raises(UserError, match=r"checkpoints/2 is damaged: .*; there are others .*, of the steps 1\.$"):
+        with pytest.raises(
+            UserError, match=r"checkpoints/2 is damaged: .*; the same run has others, of the steps 1\.$"
+        ):
             evaluate.evaluate(path) if path.name == "run" else vit_jax.load(path)
     with pytest.raises(UserError, match="is damaged"):
         evaluate.evaluate(tmp_path / "run", best=True)
-    monkeypatch.setattr(train.evals, "run_evaluators", lambda *args: {})
+    monkeypatch.setattr(evals, "run_evaluators", lambda *args: {})
     train.train(short(quick, 3), tmp_path / "run")
     told = (tmp_path / "run" / "train.log").read_text()
     assert "Resuming" in told and "after step 1." in told and names(tmp_path / "run") == ["2", "3", "damaged-2"]
@@ -593,7 +631,7 @@ def test_other_data_are_refused_in_words_unless_accepted(quick, run, tmp_path, c
         train.train(config, tmp_path / "run")
     config.data.accept_change = True
     train.train(config, tmp_path / "run")
-    assert "the data are not those of the run until here, as data.accept_change allows: split: train" in caplog.text
+    assert "the data are not those that the run has seen, as data.accept_change allows: split: train" in caplog.text
     assert "WARNING: the data are not those" in (tmp_path / "run" / "train.log").read_text()
 
 
@@ -613,31 +651,24 @@ def test_seed_batch_and_model_are_never_accepted(quick):
 
 
 def test_the_fingerprint_of_the_data_is_words(quick):
-    found = data.complete(quick)[1].fingerprint
+    found = data.complete_config(quick)[1].fingerprint
     assert found["data set"] == "digits" and found["examples"] == 1438 and found["batch"] == quick.batch
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_run_ends_within_a_step_of_a_save_that_failed(quick, tmp_path, monkeypatch):
-    poll = Checkpoints.poll
-
-    def full(self, step):
+    def full(writer):
         raise UserError("no space left")
 
-    def late(self):
-        for writing in self._writing:
-            writing.exception()  # known by now
-        poll(self)
-
-    monkeypatch.setattr(Checkpoints, "_finish", full)
-    monkeypatch.setattr(Checkpoints, "poll", late)
-    monkeypatch.setattr(train.evals, "run_evaluators", lambda *args: pytest.fail("step 2 was finished"))
+    monkeypatch.setattr(OrbaxWriter, "wait", full)
+    monkeypatch.setattr(BackgroundTasks, "poll", BackgroundTasks.wait)  # as if every task were over when it is asked
+    monkeypatch.setattr(evals, "run_evaluators", lambda *args: pytest.fail("step 2 was finished"))
     with pytest.raises(UserError, match="no space left"):
         train.train(short(quick), tmp_path / "run")
 
 
 def test_an_array_is_gathered_from_any_placement(state, mesh):
     for leaf in (state["params"]["kernel"], state["params"]["bias"], state["moment"]):
-        gathered = workdir.Gathered(leaf)
+        gathered = GatheredArray(leaf)
         assert (gathered.shape, gathered.dtype) == (leaf.shape, leaf.dtype)
         np.testing.assert_array_equal(np.ascontiguousarray(gathered), np.asarray(leaf))

@@ -24,7 +24,7 @@ from vit_jax.storage import filesystem
 
 
 def picture(number: int) -> bytes:
-    return encode.png(np.full((4, 5, 3), number, np.uint8))
+    return encode.encode_png(np.full((4, 5, 3), number, np.uint8))
 
 
 def write_set(folder, labels, total=3, split="train", info=True, **fields):
@@ -34,7 +34,7 @@ def write_set(folder, labels, total=3, split="train", info=True, **fields):
     for number in range(total):
         rows = range(len(labels) * number // total, len(labels) * (number + 1) // total)
         name = files.file_name(split, number, total)
-        shard = files.write(str(folder / name), ((picture(row), labels[row]) for row in rows))
+        shard = files.write_shard(str(folder / name), ((picture(row), labels[row]) for row in rows))
         listed.append({"name": name, "records": shard.records, "bytes": shard.size})
     if info:
         known = {"version": 1, "name": "numbers", "num_classes": 4, "class_names": None, "max_labels": None}
@@ -58,7 +58,7 @@ def test_records_are_read_in_order(tmp_path, total):
     assert (source.num_classes, source.max_labels, source.name) == (4, None, "array_record:numbers")
     assert numbers(open_source(where, "train[3:5]+train[-2:]")) == [3, 4, 9, 10]
     image, _ = source.read("train", 3)
-    assert isinstance(image, decode.Encoded) and image.data == picture(3) and not image.exif
+    assert isinstance(image, decode.EncodedImage) and image.data == picture(3) and not image.exif
     alone = open_source(f"{where}/train-*.array_record", "train")  # a pattern instead of the folder
     assert numbers(alone) == list(range(11)) and alone.fingerprint == source.fingerprint
 
@@ -87,16 +87,16 @@ def test_labels_of_multi_label_data(tmp_path):
 
     config = configured(where, preprocess="resize(4)|value_range(-1,1)")
     config.evals.test.update(split="train", preprocess="resize(4)|value_range(-1,1)")
-    completed, _ = data.complete(config)
-    assert data.spec(completed) == data.Spec((4, 4, 3), 4, 5, 3) and config.data.max_labels is None
+    completed, _ = data.complete_config(config)
+    assert data.spec(completed) == data.DataSpec((4, 4, 3), 4, 5, 3) and config.data.max_labels is None
     config.data.max_labels = 4
     with pytest.raises(UserError, match=r"data.max_labels is 4, but array_record:.* has 3"):
-        data.complete(config)
+        data.complete_config(config)
     config.data.source = write_set(tmp_path / "single", SINGLE)
     with pytest.raises(UserError, match=r"data.max_labels is 4, but array_record:.* has none"):
-        data.complete(config)
+        data.complete_config(config)
     config.data.max_labels = None
-    assert data.spec(data.complete(config)[0]).max_labels is None
+    assert data.spec(data.complete_config(config)[0]).max_labels is None
 
 
 def test_shards_made_by_others(tmp_path):
@@ -225,7 +225,7 @@ def test_other_wrong_sources(tmp_path):
 def test_a_damaged_record_is_an_unreadable_image(tmp_path):
     name = str(tmp_path / files.file_name("train", 0, 1))
     large = [(os.urandom(30_000), [0]) for _ in range(20)]
-    files.write(name, large)
+    files.write_shard(name, large)
     flip(tmp_path / files.file_name("train", 0, 1))
     source = open_source(f"array_record:{tmp_path}", "train", num_classes=1)
     found = []

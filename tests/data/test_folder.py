@@ -102,7 +102,7 @@ def test_tiny_imagenet(tmp_path, said):
         assert labels_of(open_source(root, split)) == sorted((label, label) for label in LABELS)
     with pytest.raises(UserError, match=r"test has classes that train has not: images; the labels .*/test\.csv$"):
         open_source(root, "test")
-    assert folder.list_splits(str(tmp_path)) == ["train", "validation"]
+    assert folder.list_folder_splits(str(tmp_path)) == ["train", "validation"]
     assert "test has no labels and is left out" in said.text
 
 
@@ -127,11 +127,11 @@ def test_words_change_neither_labels_nor_fingerprints(tmp_path, tiny):
     assert before.class_names == tuple(sorted(WNIDS))
     tiny.data.source, tiny.data.num_classes, tiny.data.num_examples = root, 3, 9
     tiny.evals.test.split, tiny.batch = "val", 8
-    info = data.complete(tiny)[1]
+    info = data.complete_config(tiny)[1]
     words.write_text(text)
     after = open_source(root, "train")
     assert after.class_names == IN_WORDS
-    assert after.fingerprint == before.fingerprint and data.complete(tiny)[1].fingerprint == info.fingerprint
+    assert after.fingerprint == before.fingerprint and data.complete_config(tiny)[1].fingerprint == info.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def encoded(image: Image.Image, suffix: str, **options) -> bytes:
 )
 def test_every_mode_becomes_rgb(mode, suffix):
     image = picture().convert(mode)
-    decoded = decode.decode(encoded(image, suffix, quality=95, lossless=True), "x")
+    decoded = decode.decode_image(encoded(image, suffix, quality=95, lossless=True), "x")
     assert decoded.dtype == np.uint8 and decoded.shape == (40, 60, 3)
     if mode != "1":
         assert np.abs(decoded.astype(int) - np.asarray(image.convert("RGB"))).mean() < 3
@@ -49,7 +49,7 @@ def test_every_mode_becomes_rgb(mode, suffix):
 
 def test_sixteen_bits_keep_the_upper_eight():
     values = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
-    decoded = decode.decode(encoded(Image.fromarray(values), "PNG"), "x")
+    decoded = decode.decode_image(encoded(Image.fromarray(values), "PNG"), "x")
     np.testing.assert_array_equal(decoded, np.repeat(values[..., None] >> 8, 3, axis=2))
 
 
@@ -63,17 +63,19 @@ def test_exif_orientation_on_request(suffix, orientation, tmp_path):
     path.write_bytes(data)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert np.abs(decode.read_image(path).decode().astype(int) - upright).max() < 8
-    assert decode.decode(data, "x").shape == (40, 60, 3)
+    assert decode.decode_image(data, "x").shape == (40, 60, 3)
 
 
 def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
-    monkeypatch.setattr(decode.PillowTold, "said", False)
+    monkeypatch.setattr(decode.PillowWarnings, "said", False)
     warnings.simplefilter("always")
     palette = picture().convert("P")
     for transparent in (bytes([0, 100]), bytes([0, 100, 200])):
-        decode.decode(encoded(palette, "PNG", transparency=transparent), "x")
+        decode.decode_image(encoded(palette, "PNG", transparency=transparent), "x")
     tiff = encoded(picture(), "TIFF")
-    decode.decode(tiff.replace(b"\x1c\x01\x03\x00\x01", b"\x1c\x01\x03\x00\x02"), "x")  # two planar configurations
+    decode.decode_image(
+        tiff.replace(b"\x1c\x01\x03\x00\x01", b"\x1c\x01\x03\x00\x02"), "x"
+    )  # two planar configurations
     assert [record.message.partition(" (")[0] for record in caplog.records] == ["an image file is not quite in order"]
     assert not list(recwarn)
     with pytest.warns(UserWarning, match="of others"):
@@ -85,9 +87,9 @@ def test_damaged_files_are_errors_that_name_the_file(suffix):
     data = encoded(picture(), suffix)
     for end in (0, 1, 2, 20, len(data) // 2, len(data) * 9 // 10):
         with pytest.raises(decode.DecodeError, match=r"cannot decode the image some/file\.x: \w"):
-            decode.decode(data[:end], "some/file.x")
+            decode.decode_image(data[:end], "some/file.x")
     with pytest.raises(decode.DecodeError, match="not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file"):
-        decode.decode(encoded(picture(), "TGA"), "x")
+        decode.decode_image(encoded(picture(), "TGA"), "x")
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM"])
@@ -97,7 +99,7 @@ def test_random_damage_never_raises_anything_else(suffix):
         damaged = data.copy()
         damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
         with contextlib.suppress(decode.DecodeError):
-            decode.decode(damaged.tobytes(), "x", exif=True)
+            decode.decode_image(damaged.tobytes(), "x", exif=True)
 
 
 @pytest.mark.parametrize("stray", [bytes(5), b"\x01\x02", bytes(300)])
@@ -105,11 +107,11 @@ def test_stray_bytes_that_lose_nothing(stray):
     data = encoded(picture(), "JPEG")
     table, end = data.index(b"\xff\xc4"), len(data) - 2
     for at in (table, end):
-        image = decode.Encoded(data[:at] + stray + data[at:], "x")
-        np.testing.assert_array_equal(image.decode(), decode.decode(data, "x"))
-        followed = decode.Encoded(image.data + data, "x")  # phones put a second picture behind the first
-        np.testing.assert_array_equal(followed.decode(), decode.decode(data, "x"))
-        np.testing.assert_array_equal(image.cut(3, 4, 20, 30), decode.decode(data, "x")[3:23, 4:34])
+        image = decode.EncodedImage(data[:at] + stray + data[at:], "x")
+        np.testing.assert_array_equal(image.decode(), decode.decode_image(data, "x"))
+        followed = decode.EncodedImage(image.data + data, "x")  # phones put a second picture behind the first
+        np.testing.assert_array_equal(followed.decode(), decode.decode_image(data, "x"))
+        np.testing.assert_array_equal(image.cut(3, 4, 20, 30), decode.decode_image(data, "x")[3:23, 4:34])
 
 
 def test_a_scan_that_lost_its_way_is_damage():
@@ -121,7 +123,7 @@ def test_a_scan_that_lost_its_way_is_damage():
         at = start + random.integers(0, len(data) - start - 100)
         damaged[at : at + 64] = random.integers(0, 255, 64)  # no marker
         try:
-            pixels = decode.decode(damaged.tobytes(), "x")
+            pixels = decode.decode_image(damaged.tobytes(), "x")
         except decode.DecodeError:
             refused += 1
             continue
@@ -134,7 +136,7 @@ def test_image_bomb(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     for suffix in ("JPEG", "PNG"):
         with pytest.raises(decode.DecodeError, match=r"limit|bomb"):
-            decode.decode(encoded(picture(), suffix), "x")
+            decode.decode_image(encoded(picture(), suffix), "x")
 
 
 def test_read_image_of_nothing():
@@ -166,9 +168,9 @@ def decoder(request, monkeypatch):
 
 def check_cuts(data: bytes, count: int):
     """Every crop has the pixels of the whole image; returns how many rows were decoded, as a part of all."""
-    whole, parts = decode.decode(data, "x"), []
+    whole, parts = decode.decode_image(data, "x"), []
     for top, left, rows, columns in boxes(*whole.shape[:2], count):
-        image = decode.Encoded(data, "x")
+        image = decode.EncodedImage(data, "x")
         assert image.shape == whole.shape[:2]
         cut = image.cut(top, left, rows, columns)
         np.testing.assert_array_equal(cut, whole[top : top + rows, left : left + columns])
@@ -201,9 +203,9 @@ def test_photographs_that_say_they_are_upright_are_cut_too():
     for orientation in (1, 6):
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
-        image = decode.Encoded(noisy(200, 100, exif=exif), "x", exif=True)
+        image = decode.EncodedImage(noisy(200, 100, exif=exif), "x", exif=True)
         cut = image.cut(0, 0, 40, 50)
-        np.testing.assert_array_equal(cut, decode.decode(image.data, "x", exif=True)[:40, :50])
+        np.testing.assert_array_equal(cut, decode.decode_image(image.data, "x", exif=True)[:40, :50])
         assert ("_pixels" in vars(image)) == (orientation == 6)  # decoded whole
 
 
@@ -216,16 +218,16 @@ def test_crops_of_photographs(decoder):
 @pytest.mark.parametrize("restart", [0, 1])
 def test_a_crop_of_damaged_data_is_an_error_or_the_undamaged_pixels(restart, decoder):
     data = noisy(200, 100, restart_marker_rows=restart)
-    whole, noticed = decode.decode(data, "x"), 0
+    whole, noticed = decode.decode_image(data, "x"), 0
     with pytest.raises(decode.DecodeError, match="cannot decode the image x"):
-        decode.Encoded(data[: len(data) // 2], "x").cut(0, 0, 8, 8)  # truncated: noticed wherever one looks
+        decode.EncodedImage(data[: len(data) // 2], "x").cut(0, 0, 8, 8)  # truncated: noticed wherever one looks
     start = jpeg.read_frame(data).scan_at
     for seed in range(100):
         random = rng(seed)
         damaged = np.frombuffer(data, np.uint8).copy()
         damaged[start + random.integers(0, (len(data) - start) // 8)] = 0xFF  # among the rows of the crop
         try:
-            cut = decode.Encoded(damaged.tobytes(), "x").cut(0, 0, 40, 100)
+            cut = decode.EncodedImage(damaged.tobytes(), "x").cut(0, 0, 40, 100)
         except decode.DecodeError:
             noticed += 1
             continue
@@ -236,7 +238,7 @@ def test_a_crop_of_damaged_data_is_an_error_or_the_undamaged_pixels(restart, dec
         damaged = np.frombuffer(data, np.uint8).copy()
         damaged[random.integers(0, len(data), 4)] = random.integers(0, 256, 4)
         with contextlib.suppress(decode.DecodeError):
-            image = decode.Encoded(damaged.tobytes(), "x")
+            image = decode.EncodedImage(damaged.tobytes(), "x")
             height, width = image.shape
             image.cut(height // 2, 0, 1, width)
 
@@ -246,16 +248,16 @@ def test_too_large_images_are_refused_before_they_are_decoded():
     for suffix in ("JPEG", "PNG", "GIF"):
         data = encoded(Image.new("L", (10_001, 10_000)), suffix)
         with pytest.raises(decode.DecodeError, match="10000 x 10001 pixels are more than the limit of 100,000,000"):
-            decode.Encoded(data, "x").decode()
+            decode.EncodedImage(data, "x").decode()
         with pytest.raises(decode.DecodeError, match="more than the limit"):
-            decode.Encoded(data, "x").cut(0, 0, 8, 8)
+            decode.EncodedImage(data, "x").cut(0, 0, 8, 8)
 
 
 def test_of_an_animation_the_first_frame():
     frames = [Image.new("RGB", (7, 5), colour) for colour in ("red", "blue")]
     for suffix in ("GIF", "WEBP", "PNG"):
         data = encoded(frames[0], suffix, save_all=True, append_images=frames[1:], lossless=True)
-        np.testing.assert_array_equal(decode.decode(data, "x"), np.full((5, 7, 3), (255, 0, 0)))
+        np.testing.assert_array_equal(decode.decode_image(data, "x"), np.full((5, 7, 3), (255, 0, 0)))
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path):

@@ -14,7 +14,7 @@ from PIL import Image
 from configs.base import get_config
 from vit_jax import UserError, data
 from vit_jax.data import loader
-from vit_jax.data.preprocess import parse_preprocess, value_range
+from vit_jax.data.preprocess import parse_pipe, value_range
 from vit_jax.data.sources import kinds
 
 BATCH = 12
@@ -53,13 +53,13 @@ class Numbers:
         return {"image": np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8), "label": index}
 
 
-PIPE = parse_preprocess("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
+PIPE = parse_pipe("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
 
 
 def take(count: int, rows=None, source=None, **options):
     options = {"batch": BATCH, "seed": 3, **options}
     rows = np.arange(options["batch"]) if rows is None else rows
-    batches = loader.train_batches(source or Numbers(30), PIPE, rows=rows, **options)
+    batches = loader.local_train_batches(source or Numbers(30), PIPE, rows=rows, **options)
     taken = list(itertools.islice(batches, count))
     batches.close()
     return taken
@@ -117,9 +117,9 @@ def test_shuffling_303_million_examples_is_cheap():
 
 @pytest.mark.parametrize(("count", "batch"), [(30, 8), (32, 8), (5, 8), (30, 16)])
 def test_evaluation_covers_every_example_once(count, batch):
-    preprocess = parse_preprocess("resize(4)|value_range(-1,1)", 4)
+    preprocess = parse_pipe("resize(4)|value_range(-1,1)", 4)
     rows = [np.arange(batch // 2), np.arange(batch // 2, batch)]
-    hosts = [list(loader.eval_batches(Numbers(count), preprocess, batch=batch, rows=part)) for part in rows]
+    hosts = [list(loader.local_eval_batches(Numbers(count), preprocess, batch=batch, rows=part)) for part in rows]
     assert len(hosts[0]) == len(hosts[1]) == -(-count // batch)
     assembled = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(*hosts, strict=True)]
     labels = np.concatenate([group["label"] for group in assembled])
@@ -148,39 +148,39 @@ def damaged(tmp_path):
 
 def test_bad_images_fail_and_name_the_file(damaged):
     config, _ = damaged
-    batches = data.make(config, sharding("data"))
+    batches = data.train_batches(config, sharding("data"))
     with pytest.raises(UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*--config.data.bad_images=replace"):
         list(itertools.islice(batches, 4))
     config.data.bad_images = "replace"
     with pytest.raises(
         UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair or remove it: an evaluation"
     ):
-        list(data.make_eval(config, "test", sharding("data")))
+        list(data.eval_batches(config, "test", sharding("data")))
 
 
 def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     config, source = damaged
     config.data.bad_images, config.data.max_bad = "replace", 0.15
-    prepare = loader.Prepare(source, parse_preprocess(config.data.preprocess, 6), "replace")
+    prepare = loader.ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace")
     rows = [prepare(index, np.random.default_rng(0)) for index in range(20)]
     values = [int(row["image"][0, 0, 0]) for row in rows]
     assert (values[3], values[4], values[19]) == (values[5], values[5], values[0]) and len(set(values)) == 17
     assert [int(row["bad"]) for row in rows] == [i if i in (3, 4, 19) else -1 for i in range(20)]
-    first, second = (data.make(config, sharding("data")) for _ in range(2))
+    first, second = (data.train_batches(config, sharding("data")) for _ in range(2))
     assert_same(list(itertools.islice(first, 10)), list(itertools.islice(second, 10)))
     first.close()
     second.close()
     assert first.replaced == second.replaced == 3  # distinct ones: the run saw each seven times
     assert sum("is replaced by the next" in record.message for record in caplog.records) == 6
     with pytest.raises(UserError, match="a hundred images in a row"):
-        loader.Prepare(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
+        loader.ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_images_end_the_run(damaged, workers):
     config, _ = damaged
     config.data.bad_images, config.data.max_bad, config.data.workers = "replace", 0.1, workers
-    batches = data.make(config, sharding("data"))
+    batches = data.train_batches(config, sharding("data"))
     with pytest.raises(UserError, match=r"/a/\d+.jpg: .* 3 of 20, .*max_bad=0.1 allows 2 .* set it to 0.15"):
         list(itertools.islice(batches, 10))
 
@@ -197,13 +197,13 @@ def digits(batch: int = 16):
     config = get_config()
     config.resolution, config.batch, config.data.source = 8, batch, "digits"
     config.data.preprocess = config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
-    return data.complete(config)[0]
+    return data.complete_config(config)[0]
 
 
 @pytest.mark.parametrize("names", [("data",), ("data", "fsdp"), ("fsdp", "data"), ()])
 def test_make_gives_global_arrays(names):
     config = digits()
-    batches = data.make(config, sharding(*names), start=2)
+    batches = data.train_batches(config, sharding(*names), start=2)
     batch = next(batches)
     batches.close()
     assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
@@ -212,9 +212,9 @@ def test_make_gives_global_arrays(names):
     }
     assert batch["image"].sharding.is_equivalent_to(sharding(*names), 4)
     source = kinds.open_source(config, "train")
-    preprocess = parse_preprocess(config.data.preprocess, 8)
+    preprocess = parse_pipe(config.data.preprocess, 8)
     options = {"batch": 16, "rows": np.arange(16), "seed": config.seed, "start": 2}
-    local = loader.train_batches(source, preprocess, **options)
+    local = loader.local_train_batches(source, preprocess, **options)
     expected = next(local)
     local.close()
     assert expected["image"].dtype == np.uint8  # a quarter of the bytes to move
@@ -226,18 +226,18 @@ def test_make_gives_global_arrays(names):
 def test_make_eval_starts_anew_each_time():
     config = digits()
     config.batch_eval = 64
-    evaluation = data.make_eval(config, "test", sharding("data"))
+    evaluation = data.eval_batches(config, "test", sharding("data"))
     first, second = list(evaluation), list(evaluation)
     assert_same(first, second)
     assert len(first) == len(evaluation) == 6 and sum(float(batch["mask"].sum()) for batch in first) == 359
     assert first[0]["image"].shape == (64, 8, 8, 3) and first[0]["mask"].shape == (64,)
     with pytest.raises(UserError, match="unknown evaluation 'tset'; did you mean 'test'"):
-        data.make_eval(config, "tset", sharding("data"))
+        data.eval_batches(config, "tset", sharding("data"))
 
 
 def test_a_batch_that_cannot_be_split_is_a_sentence():
     with pytest.raises(UserError, match="a batch of 15 cannot be split evenly over"):
-        data.make(digits(15), sharding("data", "fsdp"))
+        data.train_batches(digits(15), sharding("data", "fsdp"))
 
 
 def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn():
@@ -270,14 +270,14 @@ def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn(
 def test_closing_leaves_no_threads_and_no_batches():
     before = threading.active_count()
     config = digits()
-    batches = data.make(config, sharding("data"))
+    batches = data.train_batches(config, sharding("data"))
     next(batches)
     batches.close()
     batches.close()
     assert list(batches) == []
-    for _ in data.make_eval(config, "test", sharding("data")):
+    for _ in data.eval_batches(config, "test", sharding("data")):
         break
-    list(data.make_eval(config, "test", sharding("data")))
+    list(data.eval_batches(config, "test", sharding("data")))
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -9,7 +9,7 @@ from PIL import ExifTags, Image
 from vit_jax import UserError, train
 from vit_jax.data import headers
 from vit_jax.data.images import decode
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import kinds
 
 GOOD = ("cmyk.jpg", "palette.png", "sixteen bits.png", "one pixel.png", "wide.JPEG", "high.jpg", "animated.gif")
@@ -139,12 +139,14 @@ def test_a_header_tells_the_size_of_the_image(odd, tmp_path):
         for index in rows:
             path = source.read.__self__.path(part, index)
             if path.endswith(GOOD):
-                header, pixels = source.header(part, index), decode.decode(decode.read_image(path).data, path)
+                header, pixels = source.header(part, index), decode.decode_image(decode.read_image(path).data, path)
                 assert (header.name, header.height, header.width) == (path, *pixels.shape[:2])
     long = Image.Exif()
     long[ExifTags.Base.ImageDescription] = "x" * 2 * decode.HEADER
     Image.new("RGB", (30, 50)).save(tmp_path / "long.jpg", exif=long)
-    assert decode.read_header(str(tmp_path / "long.jpg")) == decode.Header(str(tmp_path / "long.jpg"), 50, 30)
+    assert decode.read_image_header(str(tmp_path / "long.jpg")) == decode.ImageHeader(
+        str(tmp_path / "long.jpg"), 50, 30
+    )
 
 
 def test_an_image_smaller_than_a_crop_is_told_before_training(odd):
@@ -159,9 +161,9 @@ def test_an_image_smaller_than_a_crop_is_told_before_training(odd):
         ("resize_small(30)|random_crop((30, 45))|value_range(0,1)", ("grey.jpg", "lying.jpg", "one pixel.png")),
     ):
         with pytest.raises(UserError) as told:
-            headers.check_headers(source.read_header, parse_preprocess(pipe, 40).fault, rows, "test")
+            headers.check_headers(source.read_image_header, parse_pipe(pipe, 40).fault, rows, "test")
         assert f"{len(small)} of 4 images of evals.test cannot be evaluated" in str(told.value)
         assert all(re.search(rf"the image \S*/[^/]*{name} is too small: a crop of", str(told.value)) for name in small)
     headers.check_headers(
-        source.read_header, parse_preprocess("inception_crop(9)|value_range(0,1)", 9).fault, rows, "test"
+        source.read_image_header, parse_pipe("inception_crop(9)|value_range(0,1)", 9).fault, rows, "test"
     )

@@ -19,7 +19,7 @@ from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError, pack
 from vit_jax.data import loader
 from vit_jax.data.images import decode, encode
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shards import files, packing
 from vit_jax.data.sources import array_record
 
@@ -68,9 +68,11 @@ def test_digits(tmp_path, total):
 
 def test_batches_are_those_of_the_source(tmp_path):
     where = packed("digits", tmp_path / "out", "--shards=3")
-    preprocess = parse_preprocess("random_crop(7)|flip_lr|value_range(-1,1)", 7)
+    preprocess = parse_pipe("random_crop(7)|flip_lr|value_range(-1,1)", 7)
     options = {"batch": 16, "rows": np.arange(16), "seed": 5}
-    ours, theirs = (loader.train_batches(open_source(s, "train[9:]"), preprocess, **options) for s in (where, "digits"))
+    ours, theirs = (
+        loader.local_train_batches(open_source(s, "train[9:]"), preprocess, **options) for s in (where, "digits")
+    )
     for _ in range(3):
         chex.assert_trees_all_equal(next(ours), next(theirs))
     ours.close()
@@ -162,8 +164,8 @@ def test_some_classes_of_prepared_data_and_folders(tfds_folder, photos, tmp_path
     assert [after.read("test", index)[0].data for index in range(3)] == kept
     assert [example["label"] for example in after] == [1, 0, 1] and after.class_names == ("c", "a")
 
-    read, original = [], decode.Encoded.decode
-    monkeypatch.setattr(decode.Encoded, "decode", lambda image: (read.append(image.name), original(image))[1])
+    read, original = [], decode.EncodedImage.decode
+    monkeypatch.setattr(decode.EncodedImage, "decode", lambda image: (read.append(image.name), original(image))[1])
     where = packed(f"folder:{photos}", tmp_path / "photos-b", "--classes=b", "--workers=1", "--shards=1")
     assert len(open_source(where, "train")) + len(open_source(where, "validation")) == 11
     assert read and all("/b/" in name for name in read)
@@ -195,7 +197,7 @@ def test_a_record_without_a_label_is_named_or_left_out(tmp_path, monkeypatch):
 
 
 def test_some_classes_go_on_where_they_were_killed(tmp_path, monkeypatch):
-    words, original, written = ["--classes=8,0-3", "--shards=4"], files.write, []
+    words, original, written = ["--classes=8,0-3", "--shards=4"], files.write_shard, []
     packed("digits", tmp_path / "whole", *words)
 
     def killed(path, examples):
@@ -204,7 +206,7 @@ def test_some_classes_go_on_where_they_were_killed(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return original(path, examples)
 
-    monkeypatch.setattr(files, "write", killed)
+    monkeypatch.setattr(files, "write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
         packed("digits", tmp_path / "out", *words)
     for other, change in (
@@ -221,7 +223,7 @@ def test_what_is_killed_goes_on(photos, tmp_path, monkeypatch, capsys):
     source = f"folder:{photos}"
     packed(source, tmp_path / "whole", "--shards=4")
     written = []
-    original = files.write
+    original = files.write_shard
 
     def first(examples, count):
         yield from itertools.islice(examples, count)
@@ -231,7 +233,7 @@ def test_what_is_killed_goes_on(photos, tmp_path, monkeypatch, capsys):
         written.append(Path(path).name)
         return original(path, first(examples, 2) if len(written) == 3 else examples)
 
-    monkeypatch.setattr(files, "write", killed)
+    monkeypatch.setattr(files, "write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
         packed(source, tmp_path / "out", "--shards=4")
     assert not (tmp_path / "out" / "info.json").exists() and (tmp_path / "out" / "progress.jsonl").exists()
@@ -275,7 +277,7 @@ def test_other_settings_are_refused(photos, tmp_path, finished, monkeypatch):
             packed(source, out, *words)
     with pytest.raises(UserError, match=r"name: folder -> digits; num_classes: 2 -> 10"):
         packed("digits", out, "--shards=2")
-    (photos / "train" / "a" / "new.png").write_bytes(encode.png(np.zeros((8, 8, 3), np.uint8)))
+    (photos / "train" / "a" / "new.png").write_bytes(encode.encode_png(np.zeros((8, 8, 3), np.uint8)))
     with pytest.raises(UserError, match=r"\(made_from.fingerprints.train: \w+ -> \w+\)"):
         packed(source, out, "--shards=2")
     (photos / "train" / "a" / "new.png").unlink()
@@ -402,9 +404,9 @@ def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
         raise OSError("of the source")
 
     with pytest.raises(OSError, match=r"^of the source$"):
-        files.write(str(tmp_path / "train-00000-of-00001.array_record"), examples())
+        files.write_shard(str(tmp_path / "train-00000-of-00001.array_record"), examples())
     with pytest.raises(UserError, match=r"^cannot write /proc/x.partial"):
-        files.write("/proc/x", [])
+        files.write_shard("/proc/x", [])
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^cannot write .*out: .*No space"):
         patch.setattr(files, "write_json", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
         packed("digits", tmp_path / "out", "--shards=1")
@@ -414,9 +416,9 @@ def test_a_wrong_label_is_named(tmp_path, monkeypatch):
     source = write_set(tmp_path / "set", [[0], [1, 3], [2]], max_labels=2)
     labels = np.array([1, 9], np.int32)
     monkeypatch.setattr(
-        array_record.Records,
+        array_record.ArrayRecords,
         "read",
-        lambda *args: (decode.Encoded(encode.png(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
+        lambda *args: (decode.EncodedImage(encode.encode_png(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
     )
     with pytest.raises(UserError, match="image 0 of the split train has the label 9, but there are 4 classes"):
         packed(source, tmp_path / "out", "--shards=1")
@@ -431,7 +433,7 @@ def test_folders_that_are_in_use(tmp_path):
     write_set(tmp_path / "set", [[0]], info=False)
     with pytest.raises(UserError, match="holds shards that this command did not write"):
         packed("digits", tmp_path / "set")
-    with packing.alone(str(tmp_path / "out")), pytest.raises(UserError, match="another process is packing into"):
+    with packing.lock_folder(str(tmp_path / "out")), pytest.raises(UserError, match="another process is packing into"):
         packed("digits", tmp_path / "out")
 
 

@@ -17,7 +17,7 @@ from vit_jax.data.preprocess import (
     flip_lr,
     inception_box,
     parse_op,
-    parse_preprocess,
+    parse_pipe,
     random_crop,
     resize,
 )
@@ -38,9 +38,9 @@ def check_pixels(stored, files: dict[str, bytes]):
         number, _, pipe = key.partition("/")
         if number not in files or not pipe.startswith("decode|") or "bicubic" in pipe:
             continue
-        image = decode.decode(files[number], key)
+        image = decode.decode_image(files[number], key)
         if pipe.endswith("value_range(-1,1)"):
-            assert np.abs(parse_preprocess(pipe, 64)(image, rng()) - stored[key]).max() <= 1e-6, key
+            assert np.abs(parse_pipe(pipe, 64)(image, rng()) - stored[key]).max() <= 1e-6, key
             continue
         for part in pipe.split("|")[1:]:
             name, arguments = parse_op(part, pipe)
@@ -62,7 +62,7 @@ def test_pixels_of_all_photographs():
     files = {str(number): (SAMPLES / str(name)).read_bytes() for number, name in enumerate(stored["files"])}
     check_pixels(stored, files)
     for number, data in files.items():
-        image = decode.decode(data, number)
+        image = decode.decode_image(data, number)
         assert image.shape == tuple(stored[f"{number}/decoded_shape"])
         top, left, height, width = stored[f"{number}/box"]
         crop = image[top : top + height, left : left + width]
@@ -72,7 +72,7 @@ def test_pixels_of_all_photographs():
 
 
 def test_a_pipe_knows_its_text_and_shape_and_pickles():
-    preprocess = parse_preprocess("decode|" + PIPE, 32)
+    preprocess = parse_pipe("decode|" + PIPE, 32)
     assert preprocess.shape == (32, 32, 3)
     assert preprocess.text == "decode|inception_crop(32)|flip_lr|value_range(-1,1)"
     image = np.asarray(picture())
@@ -94,7 +94,7 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
     ],
 )
 def test_shapes(pipe, shape):
-    preprocess = parse_preprocess(pipe, 24)
+    preprocess = parse_pipe(pipe, 24)
     assert preprocess.shape == shape == preprocess(np.asarray(picture()), rng()).shape
 
 
@@ -137,19 +137,19 @@ def test_shapes(pipe, shape):
 )
 def test_wrong_pipes(pipe, sentence):
     with pytest.raises(UserError, match=sentence):
-        parse_preprocess(pipe, 224)
+        parse_pipe(pipe, 224)
 
 
 def test_a_crop_that_some_images_hold_is_no_fault():
     for size in ("9", "(9, 30)", "(30, 9)", "(30, 4)"):
-        parse_preprocess(f"resize_small(9)|central_crop({size})|value_range(0,1)", 224)
+        parse_pipe(f"resize_small(9)|central_crop({size})|value_range(0,1)", 224)
 
 
 def test_a_size_in_proportion_is_rounded_to_the_nearest_pixel():
     base = get_config()
     rounded = {224: 256, 384: 439, 448: 512, 512: 585, 378: 432, 32: 37, 7: 8}
     for resolution, size in rounded.items():
-        preprocess = parse_preprocess(base.evals.test.preprocess, resolution)
+        preprocess = parse_pipe(base.evals.test.preprocess, resolution)
         assert preprocess.text == f"resize_small({size})|central_crop({resolution})|value_range(-1,1)"
         assert preprocess.shape == (resolution, resolution, 3)
     halves = [fill_resolution("{resolution*1/2}|{resolution}", resolution) for resolution in (3, 4, 5)]
@@ -159,14 +159,14 @@ def test_a_size_in_proportion_is_rounded_to_the_nearest_pixel():
 @pytest.mark.parametrize("size", [(20, 30), (90, 70)])
 def test_bicubic_is_keys_cubic_that_smooths_before_it_shrinks(size):
     image = rng().integers(90, 166, (48, 64, 3), np.uint8)  # Pillow clips after rows and after columns
-    found = parse_preprocess(f"resize({size},'bicubic',True)|value_range(0,255)", 224)(image, rng())
+    found = parse_pipe(f"resize({size},'bicubic',True)|value_range(0,255)", 224)(image, rng())
     expected = jax.image.resize(image.astype(np.float32), (*size, 3), "cubic")
     assert np.abs(found - expected).max() <= 1.5
 
 
 def test_a_crop_larger_than_the_image_is_a_sentence():
     with pytest.raises(UserError, match="64 x 64 pixels does not fit into an image of 40 x 60"):
-        parse_preprocess("central_crop(64)|value_range(0,1)", 64)(np.asarray(picture()), rng())
+        parse_pipe("central_crop(64)|value_range(0,1)", 64)(np.asarray(picture()), rng())
 
 
 def test_crops_and_flips_take_pixels_as_they_are():
@@ -207,19 +207,19 @@ def test_a_sliver_is_taken_whole():
 def test_an_image_not_decoded_yet_is_cut_to_the_same_pixels():
     file = io.BytesIO()
     picture(200, 90).save(file, "JPEG")
-    image = decode.Encoded(file.getvalue(), "x")
+    image = decode.EncodedImage(file.getvalue(), "x")
     for pipe in (PIPE, "random_crop(32)|value_range(0,1)", "central_crop(32)|value_range(0,1)", "resize(32)|" + PIPE):
-        preprocess = parse_preprocess(pipe, 32)
+        preprocess = parse_pipe(pipe, 32)
         for seed in range(5):
             once, decoded = preprocess(image, rng(seed)), preprocess(image.decode(), rng(seed))
             np.testing.assert_array_equal(once, decoded)
 
 
 def test_fast_resizing_is_one_grey_level_off_at_most():
-    exact, fast = (parse_preprocess(PIPE, 48, fast) for fast in (False, True))
+    exact, fast = (parse_pipe(PIPE, 48, fast) for fast in (False, True))
     random = np.random.default_rng(0).integers(0, 256, (211, 157, 3), np.uint8)
     for seed in range(50):
         difference = fast.levels(random, rng(seed)).astype(int) - exact.levels(random, rng(seed))
         assert set(np.unique(difference)) <= {0, 1} and difference.any()
     untouched = "resize_small(64,'area')|resize(48,antialias=True)|value_range(-1,1)"
-    np.testing.assert_array_equal(*(parse_preprocess(untouched, 48, fast)(random, rng()) for fast in (False, True)))
+    np.testing.assert_array_equal(*(parse_pipe(untouched, 48, fast)(random, rng()) for fast in (False, True)))

@@ -66,7 +66,7 @@ def test_slices_are_those_of_tfds(count):
         except ValueError:
             theirs = None
         try:
-            ours = splits.select(text, {"train": count, "test": count})
+            ours = splits.select_examples(text, {"train": count, "test": count})
         except UserError as error:
             assert theirs is None or not all(len(rows) for _, rows in theirs), (text, error)
         else:
@@ -89,7 +89,7 @@ def test_slices_are_those_of_tfds(count):
 )
 def test_bad_splits(split, sentence):
     with pytest.raises(UserError, match=sentence):
-        splits.select(split, {"train": 10, "test": 10})
+        splits.select_examples(split, {"train": 10, "test": 10})
 
 
 def test_digits_are_divided_once_by_class():
@@ -304,10 +304,10 @@ def digits_config():
 def test_a_batch_larger_than_the_data_is_told(caplog):
     config = digits_config()
     config.batch = 1438
-    data.complete(config)
+    data.complete_config(config)
     assert not caplog.records
     config.batch = 1440
-    data.complete(config)
+    data.complete_config(config)
     told = "a batch of 1440 images is more than the 1438 of digits train, of which a step then sees some twice"
     assert [record.message for record in caplog.records] == [f"{told}; lower --config.batch"]
 
@@ -316,13 +316,13 @@ def test_complete_fills_in_what_the_data_tells():
     config = digits_config()
     with pytest.raises(UserError, match=r"set --config.data.num_classes"):
         data.spec(config)
-    completed, info = data.complete(config)
-    assert data.spec(completed) == data.Spec((8, 8, 3), 10, 1438) and config.data.num_classes is None
+    completed, info = data.complete_config(config)
+    assert data.spec(completed) == data.DataSpec((8, 8, 3), 10, 1438) and config.data.num_classes is None
     assert info.class_names == tuple("0123456789")
-    again, same = data.complete(completed)
+    again, same = data.complete_config(completed)
     assert again.to_json() == completed.to_json() and same == info
     config.data.preprocess = "resize({resolution})|flip_lr|value_range(-1,1)"
-    assert data.complete(config)[1].fingerprint != info.fingerprint
+    assert data.complete_config(config)[1].fingerprint != info.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_complete_notices(changes, sentence):
     config = digits_config()
     config.update_from_flattened_dict(changes)
     with pytest.raises(UserError, match=sentence):
-        data.complete(config)
+        data.complete_config(config)
 
 
 def test_images_of_sources_decode_as_published(tmp_path):
@@ -350,4 +350,4 @@ def test_images_of_sources_decode_as_published(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(encoded)
     source = open_source(f"folder:{tmp_path}", "train")
-    np.testing.assert_array_equal(source[0]["image"].decode(), decode.decode(encoded, "x"))
+    np.testing.assert_array_equal(source[0]["image"].decode(), decode.decode_image(encoded, "x"))

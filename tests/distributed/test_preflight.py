@@ -1,5 +1,6 @@
 """What is refused before anything is compiled: hosts that differ, workdirs that are not shared or are in use."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,10 +16,10 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from tests.distributed.test_supervisor import everywhere, make_pods
+from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
 from vit_jax import UserError, program, train
 from vit_jax.distributed import preflight, workdir_lock
-from vit_jax.distributed.agreement import alone
+from vit_jax.distributed.agreement import SingleHost
 
 OTHER = json.dumps({"run": "y", "pid": 7, "host": "elsewhere", "machine": "m", "started": "1"})
 
@@ -43,7 +44,7 @@ def errors(calls):
 
 def passed(prepared, place):
     config, info, made = prepared
-    return preflight.passed(alone, pytest.fail, config, info, made.batch_sharding, made.state, str(place))
+    return preflight.preflight_checks(SingleHost(), config, info, made.batch_sharding, made.state, str(place))
 
 
 def enter(prepared, place):
@@ -53,18 +54,18 @@ def enter(prepared, place):
 
 def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
     config, info, made = prepared
-    own = preflight.facts(config, info, made.mesh, str(tmp_path))
+    own = preflight.collect_facts(config, info, made.mesh, str(tmp_path))
     assert own["--config.base_lr"] == "0.002" and own["the devices"] == "8 x cpu" and own["the Python version"]
     others = own | {"--config.base_lr": "0.5", "the version of jax": "0.1"}
-    four = make_pods(4)
-    calls = [lambda pod=pod: preflight.agree(pod.share, others if pod.host == 2 else own) for pod in four]
+    four = [OnGroup(group) for group in make_groups(4)]
+    calls = [lambda host=host: preflight.check_equal(host, others if host.host == 2 else own) for host in four]
     [sentence] = set(errors(calls))
     assert sentence == (
         "the hosts differ: --config.base_lr is 0.5 on host 2, 0.002 on hosts 0, 1 and 3; the version of jax is 0.1 on "
         f"host 2, {own['the version of jax']} on hosts 0, 1 and 3. Start all with the same command, installation, data "
         "and workdir."
     )
-    calls = [lambda pod=pod: preflight.agree(pod.share, own) for pod in four]
+    calls = [lambda host=host: preflight.check_equal(host, own) for host in four]
     assert errors(calls) == [None] * 4
 
 
@@ -76,7 +77,7 @@ def test_hosts_with_another_source_differ(prepared, tmp_path):
     (copy / "stale.pyc").write_bytes(b"compiled")
     assert preflight.source_digest(copy) == own
     config, info, made = prepared
-    assert preflight.facts(config, info, made.mesh, "w")["the source of vit_jax"] == own
+    assert preflight.collect_facts(config, info, made.mesh, "w")["the source of vit_jax"] == own
     found = {own}
     for name in ("step.py", "models/vit.py", "interop/published.csv", "interop/imagenet2012.txt"):
         with (copy / name).open("a") as file:
@@ -86,16 +87,16 @@ def test_hosts_with_another_source_differ(prepared, tmp_path):
     found.add(other := preflight.source_digest(copy))
     assert len(found) == 6
     calls = [
-        lambda pod=pod, one=one: preflight.agree(pod.share, {"the source of vit_jax": one})
-        for pod, one in zip(make_pods(3), (own, other, own), strict=True)
+        lambda host=host, one=one: preflight.check_equal(OnGroup(host), {"the source of vit_jax": one})
+        for host, one in zip(make_groups(3), (own, other, own), strict=True)
     ]
     [sentence] = set(errors(calls))
     assert f"the hosts differ: the source of vit_jax is {other} on host 1, {own} on hosts 0 and 2. Start" in sentence
 
 
 def test_the_source_is_all_that_the_package_ships():
-    [patterns] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"].values()
-    assert {f"*{suffix}" for suffix in preflight.SHIPPED} == {"*.py", *patterns}
+    lists = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"].values()
+    assert {f"*{suffix}" for suffix in preflight.SHIPPED} == {"*.py", *itertools.chain(*lists)}
 
 
 def test_what_editors_leave_is_no_source(tmp_path):
@@ -111,18 +112,18 @@ def test_what_editors_leave_is_no_source(tmp_path):
 
 
 def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "PATIENCE", 0.2)
+    monkeypatch.setattr(preflight, "DISK_DELAY", 0.2)
     places = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]
     for place in set(places):
         place.mkdir()
     calls = [
-        lambda pod=pod, place=place: preflight.find_shared(pod.share, place, pod.host == 0)
-        for pod, place in zip(make_pods(3), places, strict=True)
+        lambda host=host, place=place: preflight.check_shared(OnGroup(host), place)
+        for host, place in zip(make_groups(3), places, strict=True)
     ]
     sentences = errors(calls)
     assert all("is not the same folder on all hosts; choose one on a disk that they share" in one for one in sentences)
     assert sentences[0] == sentences[2] == f"on host 1: {sentences[1]}"
-    calls = [lambda pod=pod: preflight.find_shared(pod.share, places[0], pod.host == 0) for pod in make_pods(3)]
+    calls = [lambda host=host: preflight.check_shared(OnGroup(host), places[0]) for host in make_groups(3)]
     assert errors(calls) == [None] * 3
     assert not any(path.name.startswith(".nonce") for place in places for path in place.iterdir())
 
@@ -137,26 +138,26 @@ def test_a_disk_without_room_is_told_before_the_run(prepared, tmp_path, monkeypa
     config = config.copy_and_resolve_references()
     config.checkpoint.keep_last = 10_000_000  # all: but the run saves twice only
     with pytest.raises(UserError, match="but 2 more checkpoints take"):
-        preflight.check_room(config, made.state, tmp_path)
+        preflight.check_disk_space(config, made.state, tmp_path)
     for name in ("10", "20", "15.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert preflight.check_room(config, made.state, tmp_path) == ""  # complete: nothing will be written
+    assert preflight.check_disk_space(config, made.state, tmp_path) is None  # complete: nothing will be written
 
 
 def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
     with passed(prepared, tmp_path):
-        owner = json.loads((tmp_path / workdir_lock.NAME).read_text())
+        owner = json.loads((tmp_path / workdir_lock.FILE).read_text())
         assert owner["pid"] == os.getpid() and owner["host"] == socket.gethostname()
         sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or"
         with pytest.raises(UserError, match=sentence):
             enter(prepared, tmp_path)
-        assert (tmp_path / workdir_lock.NAME).exists()
-    assert not (tmp_path / workdir_lock.NAME).exists()
+        assert (tmp_path / workdir_lock.FILE).exists()
+    assert not (tmp_path / workdir_lock.FILE).exists()
     enter(prepared, tmp_path)
 
 
 def dead():
-    """The lease of a process of this machine that is no more."""
+    """The lock of a process of this machine that is no more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return {"pid": process.pid, "started": "1"}
@@ -177,9 +178,9 @@ def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, 
         owner |= {"pid": process.pid, "started": workdir_lock._started(process.pid)}
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     text = "[]" if kind == "no owner" else json.dumps(owner)
-    (tmp_path / workdir_lock.NAME).write_text(text[:20] if kind == "cut short" else text)
+    (tmp_path / workdir_lock.FILE).write_text(text[:20] if kind == "cut short" else text)
     one = workdir_lock.WorkdirLock(str(tmp_path), pytest.fail)
-    one.take()
+    one.acquire()
     one.release()
 
 
@@ -187,10 +188,10 @@ def test_a_run_on_another_machine_is_seen_to_live(tmp_path, monkeypatch):
     monkeypatch.setattr(workdir_lock, "BEAT", 0.2)
     monkeypatch.setattr(workdir_lock, "_machine", lambda: threading.current_thread().name)
     one = workdir_lock.WorkdirLock(str(tmp_path), pytest.fail)
-    one.take()
+    one.acquire()
     found = []
     other = threading.Thread(
-        target=lambda: found.extend(errors([workdir_lock.WorkdirLock(str(tmp_path), pytest.fail).take]))
+        target=lambda: found.extend(errors([workdir_lock.WorkdirLock(str(tmp_path), pytest.fail).acquire]))
     )
     other.start()
     other.join()
@@ -202,14 +203,14 @@ def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(workdir_lock, "BEAT", 0.05)
     found = []
     one = workdir_lock.WorkdirLock(str(tmp_path), found.append)
-    one.take()
-    (tmp_path / workdir_lock.NAME).write_text(OTHER)
+    one.acquire()
+    (tmp_path / workdir_lock.FILE).write_text(OTHER)
     end = time.monotonic() + 5
     while not found and time.monotonic() < end:
         time.sleep(0.01)
     one.release()
     assert "process 7 on elsewhere" in str(found[0])
-    assert (tmp_path / workdir_lock.NAME).read_text() == OTHER
+    assert (tmp_path / workdir_lock.FILE).read_text() == OTHER
 
 
 def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, monkeypatch):
@@ -220,9 +221,9 @@ def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, m
     def watch(step, metrics):
         time.sleep(0.02)
         if step == 3:
-            (tmp_path / workdir_lock.NAME).write_text(OTHER)
+            (tmp_path / workdir_lock.FILE).write_text(OTHER)
 
     with pytest.raises(UserError, match="is in use by another run, process 7 on elsewhere"):
         train.train(quick, tmp_path, watch)
     assert not list((tmp_path / "checkpoints").iterdir())
-    assert (tmp_path / workdir_lock.NAME).read_text() == OTHER
+    assert (tmp_path / workdir_lock.FILE).read_text() == OTHER

@@ -22,7 +22,7 @@ import pytest
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, models
-from vit_jax.data.preprocess import parse_preprocess
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.interop import catalog, class_names, download
 from vit_jax.storage import timeout
 
@@ -110,7 +110,7 @@ def test_classes():
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_the_list_says_how_images_are_preprocessed(one):
     size = one.resolution
-    assert parse_preprocess(one.preprocess, size).shape == (size, size, 3)
+    assert parse_pipe(one.preprocess, size).shape == (size, size, 3)
     assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
     assert one.flexi == ("-flexibase-" in one.name)
 

@@ -113,7 +113,7 @@ def test_the_representation_has_a_width_of_its_own():
     model = create("ViT-B/16", num_classes=1000, pre_logits=True, representation_size=512)
     assert count(model) == COUNTS["ViT-B/16"][0] + (768 + 1) * 512 + (512 + 1) * 1000
     same = create("ViT-B/16", num_classes=0)
-    assert flops.of_image(model) == flops.of_image(same) + 768 * 512 + 512 * 1000
+    assert flops.macs_per_image(model) == flops.macs_per_image(same) + 768 * 512 + 512 * 1000
     assert create(model.name, **json.loads(json.dumps(model.fields))) == model
     assert create("ViT-B/16", pre_logits=True, representation_size=768) == create("ViT-B/16", pre_logits=True)
     small = tiny(pre_logits=True, representation_size=24)

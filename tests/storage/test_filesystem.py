@@ -16,7 +16,10 @@ import pytest
 from PIL import Image
 
 from vit_jax import NoAnswer, UserError, data
-from vit_jax.checkpoint import errors, manager, staging
+from vit_jax.checkpoint import manager
+from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
+from vit_jax.checkpoint.errors import storage_errors
+from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.data.sources import kinds
 from vit_jax.storage import cache, filesystem, mirror, timeout
 
@@ -229,7 +232,7 @@ def test_a_bug_stays_a_bug(bucket, monkeypatch, error):
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", raising(error))
     with pytest.raises(type(error)):
         filesystem.read_bytes("memory://b/x")
-    with pytest.raises(type(error)), errors.told("gs://b/run", "read"):
+    with pytest.raises(type(error)), storage_errors("gs://b/run", "read"):
         raise error
 
 
@@ -336,22 +339,23 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
         for name in names:
             store.pipe(f"memory://b/checkpoints/{name}", b"")
 
-    there(f"1/{staging.MARK}", f"2/{staging.MARK}", "3/state/x", "4/state/x")
-    ours = staging.Spool("memory://b", tmp_path)
-    there(f"4/{staging.MARK}", f"7/{staging.MARK}", "8/state/x")  # another process goes on writing
-    (ours.path / "1" / staging.MARK).unlink()
-    (ours.path / "1").rmdir()
-    (ours.path / "5").mkdir()
-    (ours.path / "5" / staging.MARK).touch()
-    ours.push()
+    there(f"1/{FINISHED}", f"2/{FINISHED}", "3/state/x", "4/state/x")
+    ours = StagedDirectory("memory://b/checkpoints", tmp_path)
+    there(f"4/{FINISHED}", f"7/{FINISHED}", "8/state/x")  # another process goes on writing
+    (tmp_path / "1" / FINISHED).unlink()
+    (tmp_path / "1").rmdir()
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / FINISHED).touch()
+    ours.publish()
     assert sorted({name.split("/")[1] for name in filesystem.list_files("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
 def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "open_spool", lambda workdir, path: staging.Spool("memory://b", tmp_path))
+    staged = StagedDirectory("memory://b/checkpoints", tmp_path)
+    monkeypatch.setattr(manager, "open_directory", lambda workdir, staging: staged)
+    monkeypatch.setattr(OrbaxWriter, "save", raising(OSError(28, "No space left on device")))
     checkpoints = manager.Checkpoints(configured("digits"), "s3://b", tmp_path)
-    with pytest.raises(UserError, match=r"the checkpoints in s3://b/checkpoints cannot be written: .*No space left"):
-        monkeypatch.setattr(checkpoints._manager, "save", raising(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=r"the checkpoints in memory://b/checkpoints cannot be written: .*No space"):
         checkpoints.save({}, 1, {})
     checkpoints.close()
 
@@ -391,7 +395,7 @@ def test_a_remote_folder_is_the_local_one(bucket, tmp_path):
     filesystem.remove_files("memory://b/photos/val/cat", ["4.png"])
     with pytest.raises(UserError, match=r"there is no memory://b/photos/val/cat/4\.png"):  # not a bad image
         [there[index] for index in range(len(there))]
-    pixels = data.read("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
+    pixels = data.load_image("memory://b/photos/val/cat/5.png", "resize(4)|value_range(0,1)")
     np.testing.assert_allclose(pixels, np.full((4, 4, 3), 25 / 255), atol=1e-6)
 
 
@@ -401,7 +405,7 @@ def test_remote_paths_stay_what_they_are(bucket, tmp_path):
     fsspec.filesystem("memory").put(str(tmp_path / "cat"), "memory://b/cat", recursive=True)
     config = configured("folder:memory://b", data_dir="gs://bucket/tfds")
     config.evals.test.split = "train"
-    completed, _ = data.complete(config)
+    completed, _ = data.complete_config(config)
     assert completed.data.source == "folder:memory://b" and completed.data.data_dir == "gs://bucket/tfds"
 
 

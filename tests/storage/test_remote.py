@@ -24,9 +24,10 @@ from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
-from vit_jax.checkpoint import manager, staging
+from vit_jax.checkpoint import directory, manager
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
+from vit_jax.monitoring import TrainMetrics
 from vit_jax.storage import filesystem, timeout
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
@@ -40,6 +41,11 @@ WORDS = [
 WORDS += ["--config.model.dropout_rate=0.0", "--config.task.mixup=0.0"]  # they only take long to compile
 WORDS += ["--config.log_every=1", "--config.optim.ema_decay=0.9", "--config.mesh.fsdp=2"]
 WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in ("data", "evals.test")]
+
+
+def finished(workdir):
+    """The steps of the finished checkpoints, the oldest first."""
+    return sorted(directory.open_directory(workdir).list_steps())
 
 
 def free_port():
@@ -141,7 +147,7 @@ def runs(photos, tmp_path_factory, request):
     waiting = set(buckets)
     while waiting and time.monotonic() < deadline:
         for name in list(waiting):
-            if staging.finished(f"{BUCKETS[name]}/run"):
+            if finished(f"{BUCKETS[name]}/run"):
                 processes[name].send_signal(signal.SIGKILL)
             if processes[name].poll() is not None:
                 waiting.remove(name)
@@ -155,7 +161,7 @@ def runs(photos, tmp_path_factory, request):
         )
         for file in ("state/manifest.ocdbt", "about/metadata"):
             filesystem.upload(__file__, f"{run}/checkpoints/15/{file}")
-        assert staging.finished(run) == [10]
+        assert finished(run) == [10]
     for name, workdir in {
         "here": folder / "here",
         **{name: f"{bucket}/run" for name, bucket in buckets.items()},
@@ -187,7 +193,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
     assert {"config.json", "metrics.jsonl", "train.log", "model.npz", "model.json"} <= top
     assert sum("tfevents" in name for name in top) == 2
     assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} == {"10", "20"}
-    assert staging.finished(run) == [10, 20]
+    assert finished(run) == [10, 20]
     assert json.loads(filesystem.read_bytes(f"{run}/config.json"))["data"]["source"] == source(kind, photos)
 
 
@@ -227,7 +233,7 @@ def test_a_run_on_a_bucket_is_not_overwritten_but_started_again_if_nothing_was_s
         failing(patch, loader.DevicePrefetcher, "__next__", KeyboardInterrupt(), call=3)
         with pytest.raises(KeyboardInterrupt):
             train.train(quick, "gs://bkt/killed")
-    assert filesystem.read_bytes("gs://bkt/killed/metrics.jsonl") and not staging.finished("gs://bkt/killed")
+    assert filesystem.read_bytes("gs://bkt/killed/metrics.jsonl") and not finished("gs://bkt/killed")
     train.train(quick, "gs://bkt/killed")
     filesystem.remove_files(
         "gs://bkt/killed", [name for name in filesystem.list_files("gs://bkt/killed") if "checkpoints/" in name]
@@ -286,7 +292,7 @@ def test_a_sweep_stopped_and_resumed_on_a_bucket_is_never_stopped_here(servers, 
 @pytest.mark.parametrize("kind", BUCKETS)
 def test_a_bucket_that_is_not_there_is_told_before_the_first_step(servers, quick, kind, monkeypatch):
     quick.mesh.data = 8
-    monkeypatch.setattr(train.TrainMetrics, "__call__", lambda *args: pytest.fail("a step was run"))
+    monkeypatch.setattr(TrainMetrics, "__call__", lambda *args: pytest.fail("a step was run"))
     with pytest.raises(UserError, match=f"there is no .*bucket {kind}://nothing|{kind}://nothing"):
         train.train(quick, f"{kind}://nothing/run")
 
@@ -363,7 +369,7 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     deadline = time.monotonic() + 20
     while not closed and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert closed and staging.finished("s3://bkt/silent") == [1]
+    assert closed and finished("s3://bkt/silent") == [1]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.slow), "gs"])
@@ -386,14 +392,14 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
     assert f"checkpoint 2 is damaged and was set aside as {run}/checkpoints/damaged-2" in (
         filesystem.read_bytes(f"{run}/train.log").decode()
     )
-    assert staging.finished(run) == [2, 3]
+    assert finished(run) == [2, 3]
     assert set(contents) < set(filesystem.list_files(f"{run}/checkpoints/damaged-2"))
 
 
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
-    monkeypatch.setattr(staging.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(directory.jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="takes checkpoints from one host only; on several take gs://BUCKET"):
-        staging.open_spool("s3://bkt/hosts", tmp_path)
+        directory.open_directory("s3://bkt/hosts", tmp_path)
 
 
 @pytest.mark.slow
@@ -408,4 +414,4 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(filesystem.read_bytes("gs://bkt/hosts/metrics.jsonl"))
     for one, other in zip(metrics(tmp_path), metrics(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
-    assert staging.finished("gs://bkt/hosts")[-1] == 60
+    assert finished("gs://bkt/hosts")[-1] == 60

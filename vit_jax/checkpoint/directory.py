@@ -1,9 +1,9 @@
 """Where the checkpoints of a workdir lie: in a local folder, on gs://, or on s3:// by way of a local folder."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -19,6 +19,7 @@ SET_ASIDE = "damaged-"  # begins the name of the folder of a checkpoint that was
 INCOMPLETE = "it is incomplete: it has no state or no manifest"
 
 
+@runtime_checkable
 class CheckpointDirectory(Protocol):
     """The folder `checkpoints` of a workdir.
 
@@ -281,7 +282,7 @@ def step_of(name: str) -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def is_about(name: str, steps: Iterable[int]) -> bool:
+def is_about(name: str, steps: Collection[int | None]) -> bool:
     """Returns whether a file belongs to a checkpoint of one of these steps, but not to its state."""
     return step_of(name) in steps and name.split("/")[1] != "state"
 

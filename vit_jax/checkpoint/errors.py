@@ -43,8 +43,8 @@ def storage_errors(folder: str, verb: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def damage_errors(folder: str) -> Iterator[None]:
-    """Makes of what goes wrong while a checkpoint is read either DamagedCheckpoint or, if the disk or store is at fault,
-    a UserError: a flipped bit may lead to any error of the library that reads it.
+    """Makes of what goes wrong while a checkpoint is read a DamagedCheckpoint or, if the disk or store is at fault, a
+    UserError: a flipped bit may lead to any error of the library that reads it.
     """
     _silence_closed_loops()
     try:

@@ -60,7 +60,8 @@ def fingerprints(state: Any) -> dict[str, Fingerprint]:
         arrays = [leaves[name] for name in names]
         specs = tuple(leaf.sharding.spec for leaf in arrays) if mesh else ()
         rows = np.asarray(rows_on(mesh, specs)(arrays))
-        found |= {name: Fingerprint(_digits(*row[:2].tolist()), not row[2]) for name, row in zip(names, rows, strict=True)}
+        for name, row in zip(names, rows, strict=True):
+            found[name] = Fingerprint(_digits(*row[:2].tolist()), not row[2])
     here = [name for name in leaves if name not in found]
     with ThreadPoolExecutor(4) as pool:
         found |= dict(zip(here, pool.map(lambda name: fingerprint(leaves[name]), here), strict=True))

@@ -14,8 +14,7 @@ from vit_jax.checkpoint import retention
 from vit_jax.checkpoint.background import BackgroundTasks
 from vit_jax.checkpoint.directory import open_directory
 from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
-from vit_jax.checkpoint.fingerprint import fingerprints
-from vit_jax.checkpoint.manifest import add_checksum, array_table, list_names
+from vit_jax.checkpoint.manifest import add_checksum, describe_arrays, list_names
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.checkpoint.restore import Restored, restore_newest
 from vit_jax.distributed import Coordinator, SingleHost, run_on_all
@@ -102,13 +101,13 @@ class Checkpoints:
         self.wait()
         if step == self.latest:
             return
-        found = fingerprints(state)
-        if bad := [name for name, fingerprint in found.items() if not fingerprint.finite]:
+        arrays, nonfinite = describe_arrays(state)
+        if nonfinite:
             raise NonFiniteLoss(
-                f"after step {step} the state is not finite in {list_names(bad)}; it was not saved, and "
+                f"after step {step} the state is not finite in {list_names(nonfinite)}; it was not saved, and "
                 f"{self._describe_latest()}."
             )
-        self._manifest = about | {"step": step, **self._evaluation({}), "arrays": array_table(state, found)}
+        self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.measured[step] = retention.from_json(self._manifest)
         self.open()
         assert self._writer

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,16 +10,20 @@ import jax.numpy as jnp
 
 from vit_jax import UserError, shown, tree
 from vit_jax.checkpoint.errors import DamagedCheckpoint
-from vit_jax.checkpoint.fingerprint import Fingerprint, fingerprints
+from vit_jax.checkpoint.fingerprint import fingerprints
 
 MOST = 8  # names listed of many
 
 ArrayTable = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
 
 
-def array_table(state: Any, found: Mapping[str, Fingerprint]) -> ArrayTable:
-    """Returns what a manifest holds of every array of a state, whose fingerprints are given."""
-    return {name: [str(leaf.dtype), list(leaf.shape), found[name].digits] for name, leaf in tree.flatten(state).items()}
+def describe_arrays(state: Any) -> tuple[ArrayTable, list[str]]:
+    """Returns what a manifest holds of every array of a state, and the names of the arrays that are not finite. Every
+    process must call it.
+    """
+    leaves, found = tree.flatten(state), fingerprints(state)
+    table = {name: [str(leaf.dtype), list(leaf.shape), found[name].digits] for name, leaf in leaves.items()}
+    return table, [name for name, fingerprint in found.items() if not fingerprint.finite]
 
 
 def add_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def check_arrays(manifest: dict[str, Any], state: Any, prefix: str = "") -> None
     Raises:
         DamagedCheckpoint: some differ.
     """
-    found, saved = array_table(state, fingerprints(state)), manifest["arrays"]
+    (found, _), saved = describe_arrays(state), manifest["arrays"]
     wrong = [f"{prefix}{name}" for name, row in found.items() if row != saved[f"{prefix}{name}"]]
     if wrong:
         raise DamagedCheckpoint(f"the values are not those that were saved in {list_names(wrong)}")

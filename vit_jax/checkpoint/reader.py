@@ -77,8 +77,8 @@ def local_weights(path: str | Path) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder as NumPy arrays (the moving average when it was on) and the manifest,
-    without the optimizer's state.
+    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
+    optimizer's state, and the manifest.
 
     Raises:
         UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.

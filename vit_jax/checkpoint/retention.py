@@ -60,7 +60,7 @@ def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, fl
 
 
 def from_json(about: Mapping[str, Any]) -> Measured:
-    """Returns what was measured of a checkpoint from its manifest, which holds what `to_json` returned, or a mere score."""
+    """Returns what was measured of a checkpoint, from its manifest: what `to_json` returned, or a mere score."""
     if "metrics" not in about:
         return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
     values = {measure_of(about["evals"], name): value for name, value in about["metrics"].items() if value is not None}

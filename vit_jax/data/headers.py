@@ -18,7 +18,7 @@ def check_headers(
     """Looks at the headers of some images; at 50,000 local files on two cores for 2 to 3 seconds.
 
     Args:
-        read: number of an image -> its `decode.Header`.
+        read: number of an image -> its `decode.ImageHeader`.
         fault: height, width -> why an image of this size is too small, or None.
         rows: numbers of the images.
         name: of the evaluation.

@@ -24,7 +24,7 @@ from jaxtyping import Int64
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError
-from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.preprocess import Preprocessor
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 Source: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
@@ -77,7 +77,7 @@ def place(
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepare:
+class ExampleReader:
     """Reads an example and preprocesses its image; a function of its number and a random generator.
 
     Attributes:
@@ -88,7 +88,7 @@ class Prepare:
     """
 
     source: Source
-    preprocess: Preprocess
+    preprocess: Preprocessor
     on_bad: str
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -222,9 +222,9 @@ class LocalBatches:
         self.iterator = None  # grain's iterators complain when they outlive their module
 
 
-def train_batches(
+def local_train_batches(
     source: Source,
-    preprocess: Preprocess,
+    preprocess: Preprocessor,
     *,
     batch: int,
     rows: Rows,
@@ -248,13 +248,15 @@ def train_batches(
         max_bad: the largest share of the examples that may be replaced.
     """
     numbers = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
-    chunks = Chunks(numbers.random_map(Prepare(source, preprocess, on_bad)), preprocess.shape, batch, rows)
+    chunks = Chunks(numbers.random_map(ExampleReader(source, preprocess, on_bad)), preprocess.shape, batch, rows)
     return LocalBatches(chunks, source, start=start, workers=workers, max_bad=max_bad)
 
 
-def eval_batches(source: Source, preprocess: Preprocess, *, batch: int, rows: Rows, workers: int = 0) -> LocalBatches:
+def local_eval_batches(
+    source: Source, preprocess: Preprocessor, *, batch: int, rows: Rows, workers: int = 0
+) -> LocalBatches:
     """Iterates once over the examples in order; the last batch is filled up with zeros whose `mask` is 0."""
-    examples = grain.MapDataset.range(len(source)).seed(0).random_map(Prepare(source, preprocess, "raise"))
+    examples = grain.MapDataset.range(len(source)).seed(0).random_map(ExampleReader(source, preprocess, "raise"))
     return LocalBatches(Chunks(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
 
 

@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 from vit_jax import choose
 from vit_jax.data import images, loader, sources
 from vit_jax.data.headers import check_headers
-from vit_jax.data.preprocess import parse_preprocess
-from vit_jax.data.setup import UNOPENED, batch_eval, train_preprocess
+from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.setup import eval_batch_size, train_preprocessor
 
 
-def read(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
+def load_image(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
     """Returns an image file, local or remote, turned upright as its EXIF data says, or pixels, as a model with such
     preprocessing reads it.
 
@@ -25,14 +25,14 @@ def read(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.n
         UserError: the file is no readable image, or the preprocessing leaves its size open.
     """
     given = image if isinstance(image, np.ndarray) else images.read_image(image)
-    return parse_preprocess(preprocess, 0)(given, np.random.default_rng(0))
+    return parse_pipe(preprocess, 0)(given, np.random.default_rng(0))
 
 
-def make(
+def train_batches(
     config: ConfigDict,
     sharding: jax.sharding.NamedSharding,
     start: int = 0,
-    opened: Mapping[str, sources.Source] = UNOPENED,
+    opened: Mapping[str, sources.Source] | None = None,
 ) -> loader.DevicePrefetcher:
     """Iterates without end over the batches of training.
 
@@ -50,9 +50,9 @@ def make(
         UserError: the data is wrong, or the batch cannot be split so.
     """
     rows = loader.local_rows(sharding, config.batch)
-    preprocess = train_preprocess(config)
-    local = loader.train_batches(
-        opened.get(config.data.split) or sources.open_source(config, config.data.split),
+    preprocess = train_preprocessor(config)
+    local = loader.local_train_batches(
+        (opened or {}).get(config.data.split) or sources.open_source(config, config.data.split),
         preprocess,
         batch=config.batch,
         rows=rows,
@@ -82,7 +82,7 @@ def scale(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Floa
     return images.astype(jnp.float32) * ((high - low) / 255) + low
 
 
-class Evaluation:
+class EvalBatches:
     """The batches of an evaluation: every example once; each `iter()` starts anew.
 
     Attributes:
@@ -95,37 +95,40 @@ class Evaluation:
         config: ConfigDict,
         name: str,
         sharding: jax.sharding.NamedSharding,
-        opened: Mapping[str, sources.Source],
+        opened: Mapping[str, sources.Source] | None,
     ):
-        """Opens the data of `config.evals[name]`; see `make_eval`."""
-        split = config.evals[name].split
-        self.source = opened.get(split) or sources.open_source(config, split)
-        self.preprocess = parse_preprocess(config.evals[name].preprocess, config.resolution)
-        self.batch, self.workers, self.sharding = batch_eval(config), config.data.workers, sharding
+        """Opens the data of `config.evals[name]`; see `eval_batches`."""
+        self.name, split = name, config.evals[name].split
+        self.source = (opened or {}).get(split) or sources.open_source(config, split)
+        self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
+        self.batch, self.workers, self.sharding = eval_batch_size(config), config.data.workers, sharding
         self.rows = loader.local_rows(sharding, self.batch)
 
     def __len__(self) -> int:
         """Returns the number of batches."""
         return -(-len(self.source) // self.batch)
 
-    def check(self, name: str) -> None:
+    def check_headers(self) -> None:
         """Looks at the headers of the images that this process will read, where that is quick."""
         if self.source.header:
             mine = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
-            check_headers(self.source.read_header, self.preprocess.fault, mine, name)
+            check_headers(self.source.read_image_header, self.preprocess.fault, mine, self.name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""
-        local = loader.eval_batches(
+        local = loader.local_eval_batches(
             self.source, self.preprocess, batch=self.batch, rows=self.rows, workers=self.workers
         )
         put = functools.partial(loader.place, rows=self.rows, batch=self.batch, sharding=self.sharding)
         return loader.DevicePrefetcher(local, put, functools.partial(finish, self.preprocess.value_range))
 
 
-def make_eval(
-    config: ConfigDict, name: str, sharding: jax.sharding.NamedSharding, opened: Mapping[str, sources.Source] = UNOPENED
-) -> Evaluation:
+def eval_batches(
+    config: ConfigDict,
+    name: str,
+    sharding: jax.sharding.NamedSharding,
+    opened: Mapping[str, sources.Source] | None = None,
+) -> EvalBatches:
     """Returns the batches of the evaluation `config.evals[name]`.
 
     Args:
@@ -143,4 +146,17 @@ def make_eval(
         UserError: the data is wrong, or the batch cannot be split so.
     """
     choose("evaluation", name, config.evals)
-    return Evaluation(config, name, sharding, opened)
+    return EvalBatches(config, name, sharding, opened)
+
+
+def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
+    """Returns some images, spread over a split, as they are before preprocessing, and the names of their classes.
+
+    Raises:
+        UserError: the source is wrong or absent, or has no such split.
+    """
+    source = sources.open_source(config, split)
+    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
+    names = source.class_names or range(source.num_classes)
+    labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
+    return [np.asarray(row["image"]) for row in rows], [", ".join(told) for told in labels]

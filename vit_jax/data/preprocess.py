@@ -21,7 +21,7 @@ from jaxtyping import Float32
 
 from vit_jax import UserError, choose
 from vit_jax.data import augment
-from vit_jax.data.images import METHODS, RGB, CropBox, Encoded, resize_pixels
+from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 Known: TypeAlias = int | tuple[int, int] | None  # of an image's size: the shorter side; (height, width); nothing
@@ -33,12 +33,12 @@ def pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> CropBox:
+def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> Crop:
     """Resizes to `size`, whatever the aspect ratio."""
     return resize_pixels(image, *pair(size), method, antialias)
 
 
-def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", antialias: bool = False) -> CropBox:
+def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", antialias: bool = False) -> Crop:
     """Resizes so that the smaller side has `size` pixels, keeping the aspect ratio."""
     return resize_pixels(image, *small_size(image.shape[0], image.shape[1], size), method, antialias)
 
@@ -49,14 +49,14 @@ def small_size(height: int, width: int, size: int) -> tuple[int, int]:
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
 
 
-def central_crop(image: RGB | Encoded, rng: Generator, size: Size) -> CropBox:
+def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
     """Cuts out the centre; an odd pixel is lost at the bottom and the right."""
     rows, columns = pair(size)
     check_fits(rows, columns, image.shape[0], image.shape[1])
     return cut(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
 
 
-def random_crop(image: RGB | Encoded, rng: Generator, size: Size) -> CropBox:
+def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
     """Cuts out a box of `size` at a uniformly random place."""
     rows, columns = pair(size)
     check_fits(rows, columns, image.shape[0], image.shape[1])
@@ -65,14 +65,14 @@ def random_crop(image: RGB | Encoded, rng: Generator, size: Size) -> CropBox:
 
 
 def inception_crop(
-    image: RGB | Encoded,
+    image: RGB | EncodedImage,
     rng: Generator,
     size: Size,
     area_min: int | float = 5,
     area_max: int | float = 100,
     method: str = "bilinear",
     antialias: bool = False,
-) -> CropBox:
+) -> Crop:
     """Cuts out a random box, as `inception_box` samples it, and resizes it to `size`.
 
     The areas are in percent of the image's (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
@@ -81,9 +81,9 @@ def inception_crop(
     return resize_pixels(cut(image, *box), *pair(size), method, antialias)
 
 
-def cut(image: RGB | Encoded, top: int, left: int, rows: int, columns: int) -> CropBox:
+def cut(image: RGB | EncodedImage, top: int, left: int, rows: int, columns: int) -> Crop:
     """Returns the box of the image."""
-    if isinstance(image, Encoded):
+    if isinstance(image, EncodedImage):
         return image.cut(top, left, rows, columns)
     return image[top : top + rows, left : left + columns]
 
@@ -156,7 +156,7 @@ OPS: dict[str, Callable] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Preprocess:
+class Preprocessor:
     """A parsed pipe: called with an image and a generator it returns what the model reads. It pickles.
 
     Attributes:
@@ -171,14 +171,14 @@ class Preprocess:
     ops: tuple[functools.partial, ...]
     value_range: tuple[float, float]
 
-    def levels(self, image: RGB | Encoded, rng: Generator) -> CropBox:
+    def levels(self, image: RGB | EncodedImage, rng: Generator) -> Crop:
         """Runs the ops before `value_range`.
 
         Raises:
             UserError: the image is smaller than a crop.
             DecodeError: it is unreadable.
         """
-        if isinstance(image, Encoded) and not (self.ops and self.ops[0].func in CUTS):
+        if isinstance(image, EncodedImage) and not (self.ops and self.ops[0].func in CUTS):
             image = image.decode()
         for op in self.ops:
             image = op(image, rng)
@@ -194,12 +194,12 @@ class Preprocess:
             return str(error)
         return None
 
-    def __call__(self, image: RGB | Encoded, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
+    def __call__(self, image: RGB | EncodedImage, rng: Generator) -> Float32[np.ndarray, "rows columns 3"]:
         """Runs all ops; raises as `levels`."""
         return value_range(self.levels(image, rng), rng, *self.value_range)
 
 
-def parse_preprocess(pipe: str, resolution: int, fast: bool = False) -> Preprocess:
+def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
     """Parses `op(arguments)|op|...`; arguments are Python literals.
 
     Args:
@@ -229,7 +229,7 @@ def parse_preprocess(pipe: str, resolution: int, fast: bool = False) -> Preproce
         calls = [(name, quicker(name, arguments)) for name, arguments in calls]
     ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
     low, high = calls[-1][1].values()
-    return Preprocess(text, (*shape, 3), tuple(ops), (float(low), float(high)))
+    return Preprocessor(text, (*shape, 3), tuple(ops), (float(low), float(high)))
 
 
 def fill_resolution(pipe: str, resolution: int) -> str:
@@ -293,8 +293,8 @@ def fault_of(op: str, arguments: dict[str, Any]) -> str | None:
                 )
                 return f"size must be {allowed}, not {value!r}"
         elif name == "method":
-            if value not in METHODS:
-                return f"method must be {' or '.join(map(repr, METHODS))}, not {value!r}"
+            if value not in RESIZE_METHODS:
+                return f"method must be {' or '.join(map(repr, RESIZE_METHODS))}, not {value!r}"
         elif name == "antialias":
             if type(value) is not bool:
                 return f"antialias must be True or False, not {value!r}"

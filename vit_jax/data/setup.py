@@ -2,23 +2,20 @@
 
 import dataclasses
 import logging
-import types
-from collections.abc import Mapping
 from typing import TypeVar
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
 from vit_jax.data import sources
-from vit_jax.data.preprocess import Preprocess, fill_resolution, parse_preprocess
+from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
 
 T = TypeVar("T", int, int | None)
-UNOPENED: Mapping[str, sources.Source] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class DataSpec:
     """Shapes and counts of the training data.
 
     Attributes:
@@ -36,7 +33,7 @@ class Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Info:
+class DataInfo:
     """What only the opened data tells.
 
     Attributes:
@@ -44,7 +41,7 @@ class Info:
         fingerprint: data set and version, split, count, contents, preprocessing, seed and batch, in words and numbers:
             what a resumed run must find unchanged.
         preprocess: the pipe of the first evaluation, with the resolution filled in: what the model is used with.
-        evals: name of an evaluation -> what it looks at: `told_evals` and a fingerprint of the `contents`.
+        evals: name of an evaluation -> what it looks at: `describe_evals` and a fingerprint of the `contents`.
         opened: the sources by split, so that a large folder need not be listed again.
     """
 
@@ -55,7 +52,7 @@ class Info:
     opened: dict[str, sources.Source] = dataclasses.field(compare=False)
 
 
-def spec(config: ConfigDict) -> Spec:
+def spec(config: ConfigDict) -> DataSpec:
     """Returns shapes and counts without opening data.
 
     Raises:
@@ -66,13 +63,13 @@ def spec(config: ConfigDict) -> Spec:
     if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
         words = "to a positive number: what data tell is not known before they are opened"
         raise UserError(f"set {' and '.join(unknown)} {words}")
-    shape = train_preprocess(config).shape
+    shape = train_preprocessor(config).shape
     for name in config.evals:
-        eval_preprocess(config, name, shape)
-    return Spec(shape, num_classes, num_examples, config.data.max_labels)
+        eval_preprocessor(config, name, shape)
+    return DataSpec(shape, num_classes, num_examples, config.data.max_labels)
 
 
-def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
+def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     """Opens the data of training and of all evaluations and checks it against the config.
 
     Returns:
@@ -82,7 +79,7 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     Raises:
         UserError: a source, a split or a preprocessing is wrong or absent, or disagrees with the config.
     """
-    preprocess = train_preprocess(config)
+    preprocess = train_preprocessor(config)
     source = sources.open_source(config, config.data.split)
     num_classes = agreed("num_classes", config.data.num_classes, source.num_classes, config.data.source)
     split = f"{config.data.source} {config.data.split}"
@@ -120,12 +117,12 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, Info]:
     }
     evals = {
         name: told | {"contents": opened[config.evals[name].split].fingerprint}
-        for name, told in told_evals(config).items()
+        for name, told in describe_evals(config).items()
     }
-    return completed, Info(source.class_names, fingerprint, evals[next(iter(evals))]["preprocess"], evals, opened)
+    return completed, DataInfo(source.class_names, fingerprint, evals[next(iter(evals))]["preprocess"], evals, opened)
 
 
-def told_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
+def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
     """Returns what a config says of each evaluation: `split`, and `preprocess` with the resolution filled in."""
     return {
         name: {"split": one.split, "preprocess": fill_resolution(one.preprocess, config.resolution)}
@@ -133,19 +130,19 @@ def told_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
     }
 
 
-def train_preprocess(config: ConfigDict) -> Preprocess:
+def train_preprocessor(config: ConfigDict) -> Preprocessor:
     """Returns what is done to the images of training."""
-    return parse_preprocess(config.data.preprocess, config.resolution, config.data.fast)
+    return parse_pipe(config.data.preprocess, config.resolution, config.data.fast)
 
 
-def eval_preprocess(config: ConfigDict, name: str, shape: tuple[int, int, int]) -> Preprocess:
+def eval_preprocessor(config: ConfigDict, name: str, shape: tuple[int, int, int]) -> Preprocessor:
     """Returns what is done to the images of an evaluation.
 
     Raises:
         UserError: it cannot be done, or gives images of another shape.
     """
     try:
-        preprocess = parse_preprocess(config.evals[name].preprocess, config.resolution)
+        preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     if preprocess.shape != shape:
@@ -166,7 +163,7 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
     Raises:
         UserError: its split or preprocessing is wrong or does not suit the model.
     """
-    eval_preprocess(config, name, shape)
+    eval_preprocessor(config, name, shape)
     try:
         source = sources.open_source(config, config.evals[name].split)
     except UserError as error:
@@ -178,6 +175,6 @@ def check_eval(config: ConfigDict, name: str, shape: tuple[int, int, int], train
     return source
 
 
-def batch_eval(config: ConfigDict) -> int:
+def eval_batch_size(config: ConfigDict) -> int:
     """Returns the images per evaluation step, over all processes: unless told, those of a part of a training step."""
     return config.batch // config.accum_steps if config.batch_eval is None else config.batch_eval

@@ -1,6 +1,10 @@
 from .agreement import (
     Coordinator as Coordinator,
+)
+from .agreement import (
     SingleHost as SingleHost,
+)
+from .agreement import (
     run_on_all as run_on_all,
 )
 from .coordination import join_cluster as join_cluster

@@ -1,23 +1,24 @@
 """Work that several hosts each do for themselves and must agree on: none goes on while another fails."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vit_jax import UserError
 
 Json = Any
 
 
+@runtime_checkable
 class Coordinator(Protocol):
-    """How the hosts of a run agree.
+    """How the hosts of a run agree."""
 
-    Attributes:
-        host: number of this one.
-        hosts: how many there are.
-    """
+    @property
+    def host(self) -> int:
+        """Number of this host."""
 
-    host: int
-    hosts: int
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
 
     def all_gather(self, topic: str, value: Json = None) -> list[Json]:
         """Returns every host's value, in the hosts' order, once all have called it with this topic."""

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax._src import distributed  # JAX has no public name for its key-value store
@@ -25,6 +25,7 @@ CALLS: Counter[str] = Counter()  # of this process: a second run in it must not 
 Json = Any
 
 
+@runtime_checkable
 class KeyValueStore(Protocol):
     """What JAX's coordination service offers."""
 

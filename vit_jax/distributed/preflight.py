@@ -24,7 +24,7 @@ from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-SHIPPED = (".py", ".csv", ".txt")  # what the package is made of
+SHIPPED = (".py", ".pyi", ".csv", ".txt")  # what the package is made of
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
@@ -32,7 +32,7 @@ DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to anothe
 def preflight_checks(
     coordinator: Coordinator,
     config: ConfigDict,
-    info: data.Info,
+    info: data.DataInfo,
     batch_sharding: NamedSharding,
     state: Any,
     place: str,
@@ -64,7 +64,7 @@ def preflight_checks(
         lock.release()
 
 
-def collect_facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -> dict[str, str]:
+def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
     devices = mesh.local_devices
     return {
@@ -72,7 +72,7 @@ def collect_facts(config: ConfigDict, info: data.Info, mesh: Mesh, place: str) -
         "--workdir": place,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
-        "the source of vit_jax": source_digest(Path(__file__).parent),
+        "the source of vit_jax": source_digest(Path(__file__).parent.parent),
         **{f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
@@ -111,10 +111,10 @@ def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
         )
 
 
-def check_images(config: ConfigDict, info: data.Info, batch_sharding: NamedSharding) -> None:
+def check_images(config: ConfigDict, info: data.DataInfo, batch_sharding: NamedSharding) -> None:
     """Raises UserError if headers show that images which this host is to evaluate are unreadable."""
     for name in config.evals:
-        data.make_eval(config, name, batch_sharding, info.opened).check(name)
+        data.eval_batches(config, name, batch_sharding, info.opened).check_headers()
 
 
 def check_shared(coordinator: Coordinator, folder: Path) -> None:

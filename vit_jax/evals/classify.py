@@ -1,24 +1,29 @@
-"""Exact top-1, top-5 and loss over a split, on any mesh."""
+"""Exact top-1 accuracy, top-5 accuracy and loss of a split, on any mesh."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
-Step = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
+EvalStep = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 def evaluate(
-    step: Step, batches: Iterable[dict[str, jax.Array]], name: str, weights: Any, tick: Callable[[], None]
+    step: EvalStep, batches: Iterable[dict[str, jax.Array]], name: str, params: Any, tick: Callable[[], None]
 ) -> dict[str, float]:
-    """Returns `<name>/{accuracy, top5, loss, n}` over all the batches; counts are added exactly, on the host.
+    """Returns `<name>/{accuracy, top5, loss, n}` over all batches; counts are added exactly, on the host.
 
-    `step` is `Program.eval_step`; `tick` is called after each batch that was begun.
+    Args:
+        step: `Program.eval_step`.
+        batches: of the split.
+        name: of the evaluation.
+        params: the parameters to evaluate.
+        tick: called after each batch that is dispatched.
     """
     totals = {"accuracy": 0.0, "top5": 0.0, "loss": 0.0, "n": 0.0}
     pending = None
     for batch in batches:
-        done, pending = pending, step(weights, batch)
+        done, pending = pending, step(params, batch)
         tick()
         _add(totals, done)
     _add(totals, pending)

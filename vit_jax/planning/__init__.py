@@ -1,4 +1,4 @@
-"""What a run will need and take, found by compiling it."""
+"""What a run needs and how long it takes, found by compiling it."""
 
 import lazy_loader
 

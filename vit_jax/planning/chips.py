@@ -1,4 +1,4 @@
-"""TPU chips and slices of them, by the names that clouds and libtpu give: `v5e:16x16` is 256 chips of a v5e."""
+"""TPU chips, and slices of them by the names that clouds and libtpu use: `v5e:16x16` is 256 chips of a v5e."""
 
 import dataclasses
 import math
@@ -12,13 +12,14 @@ class Chip:
     """What one chip can do; speeds are Google's published figures (cloud.google.com/tpu/docs, one page per chip).
 
     Attributes:
-        flops: per second, in bfloat16.
+        flops: peak operations per second, in bfloat16.
         hbm: bytes of memory that programs can use, as libtpu's compiler counts them.
-        ici_bandwidth: bytes per second that it can send to its neighbours, two along each dimension.
-        clock: cycles per second, of which the compiler counts: `flops` by those of a cycle of all matrix units.
+        ici_bandwidth: bytes per second that the chip can send to its neighbours, two along each dimension.
+        clock: the cycles per second that the compiler counts: `flops` divided by the operations of one cycle of all
+            matrix units.
         dimensions: of a slice.
-        cores: (virtual ones) of Google's machine with so many chips.
-        chips_per_host: in a slice of several hosts.
+        cores: number of chips on a machine -> virtual CPU cores of that machine.
+        pod_chips_per_host: chips on each machine of a slice of several machines.
     """
 
     flops: float
@@ -27,7 +28,7 @@ class Chip:
     clock: float
     dimensions: int
     cores: dict[int, int]
-    chips_per_host: int = 4
+    pod_chips_per_host: int = 4
 
 
 CHIPS = {
@@ -38,15 +39,17 @@ CHIPS = {
 }
 
 
-FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # shapes of two dimensions that clouds have
-ALONE = 8  # chips of a flat slice, at most, that one machine holds
-# Shapes of three dimensions that clouds choose for a number of chips.
-DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
-# Other ways to write a slice: v5litepod-8, TPU-v4-32, v5e-2x4; how clouds and people call a kind of chip.
-OTHERWISE = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
-ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
-CORES = 2  # of a chip of v4 and v5p, which clouds count in a name
-RING = {2: 16, 3: 4}  # dimensions -> along one of so many chips, or in three a multiple, the last neighbours the first
+SHAPES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # all that clouds offer
+MAX_CHIPS_PER_HOST = 8  # the largest slice of two dimensions that one machine holds
+# The shapes of three dimensions that clouds choose for a number of chips.
+SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+# Other spellings of a slice: v5litepod-8, TPU-v4-32, v5e-2x4; and what clouds and people call a kind of chip.
+OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
+KIND_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
+CORES_PER_CHIP = 2  # of v4 and v5p, whose cores are counted in the names that clouds give
+# Dimensions of a slice -> chips along one of them from which the torus closes: exactly 16 of two dimensions; in three
+# dimensions a multiple of 4 along each.
+TORUS_SIZE = {2: 16, 3: 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +69,12 @@ class Slice:
 
     @property
     def chip(self) -> Chip:
-        """What each of them can do."""
+        """What each chip can do."""
         return CHIPS[self.kind]
 
     @property
     def chips(self) -> int:
-        """How many there are."""
+        """The number of chips."""
         return math.prod(self.shape)
 
     @property
@@ -80,38 +83,46 @@ class Slice:
         return self.chip.ici_bandwidth / (2 * len(self.shape))
 
     @property
-    def ring(self) -> tuple[bool, ...]:
+    def wraps(self) -> tuple[bool, ...]:
         """Whether the last chip along each dimension is a neighbour of the first."""
-        ring = RING[len(self.shape)]
-        whole = all(size % ring == 0 for size in self.shape)
-        return tuple(whole if len(self.shape) == 3 else size == ring for size in self.shape)
+        size = TORUS_SIZE[len(self.shape)]
+        if len(self.shape) == 3:
+            return (all(chips % size == 0 for chips in self.shape),) * 3
+        return tuple(chips == size for chips in self.shape)
 
     @property
     def hosts(self) -> int:
-        """How many machines hold it."""
-        alone = len(self.shape) == 2 and self.chips <= ALONE
-        return 1 if alone else self.chips // self.chip.chips_per_host
+        """The number of machines."""
+        single = len(self.shape) == 2 and self.chips <= MAX_CHIPS_PER_HOST
+        return 1 if single else self.chips // self.chip.pod_chips_per_host
+
+    @property
+    def chips_per_host(self) -> int:
+        """The number of chips on each machine."""
+        return self.chips // self.hosts
 
 
 def parse_topology(text: str) -> Slice:
-    """Reads a slice as it is written, `v5e:16x16` or `v4:4x4x8`.
+    """Returns the slice that is written as `v5e:16x16` or `v4:4x4x8`.
+
+    Names that clouds give, such as `v5litepod-8`, are not accepted, since their number counts chips of some kinds and
+    cores of others; the error says how to write them here.
 
     Raises:
-        UserError: no such chip, or no shape in which it comes; of names that clouds give, `v5litepod-8`, it tells what
-            they are here. They are not accepted: the number counts chips of some kinds and cores of others.
+        UserError: there is no such chip, or it does not come in that shape.
     """
     kind, _, shape = text.partition(":")
-    _check_name(text)
+    _check_other_name(text)
     chip = CHIPS[choose("TPU", kind, CHIPS)]
     example = "x".join(["4"] * chip.dimensions)
     if not _is_shape(shape, chip):
-        words = f"a slice of {kind} has {chip.dimensions} dimensions"
-        raise UserError(f"topology {text!r} is not understood; {words}: --topology={kind}:{example}.")
+        reason = f"a slice of {kind} has {chip.dimensions} dimensions"
+        raise UserError(f"cannot read the topology {text!r}: {reason}; write --topology={kind}:{example}.")
     found = Slice(kind, tuple(map(int, shape.split("x"))))
-    if chip.dimensions == 2 and shape not in FLAT:
-        raise UserError(f"no cloud has a {kind} of {shape}; choose from {', '.join(FLAT)}.")
-    if chip.dimensions == 3 and found.chips % chip.chips_per_host:
-        raise UserError(f"no cloud has a {kind} of {shape}: the smallest is 2x2x1, one machine.")
+    if chip.dimensions == 2 and shape not in SHAPES_2D:
+        raise UserError(f"no cloud offers a {kind} slice of {shape}; choose from {', '.join(SHAPES_2D)}.")
+    if chip.dimensions == 3 and found.chips % chip.pod_chips_per_host:
+        raise UserError(f"no cloud offers a {kind} slice of {shape}; the smallest is 2x2x1, one machine.")
     return found
 
 
@@ -119,22 +130,21 @@ def _is_shape(text: str, chip: Chip) -> bool:
     return bool(re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text)) and text.count("x") == chip.dimensions - 1
 
 
-def _check_name(text: str) -> None:
-    """Raises UserError for another way to write a slice."""
-    found = OTHERWISE.fullmatch(text)
-    kind = ALIASES.get(found[1].lower(), found[1].lower()) if found else ""
+def _check_other_name(text: str) -> None:
+    """Raises UserError for another spelling of a slice."""
+    found = OTHER_NAME.fullmatch(text)
+    kind = KIND_ALIASES.get(found[1].lower(), found[1].lower()) if found else ""
     if found is None or kind not in CHIPS or (text == f"{kind}:{found[2]}" and "x" in found[2]):
         return
-    chip, shape, told = CHIPS[kind], found[2], ""
+    chip, shape, count = CHIPS[kind], found[2], ""
     if shape.isdecimal():
-        chips = int(shape) / (CORES if chip.dimensions == 3 else 1)
-        shapes = FLAT if chip.dimensions == 2 else DEEP
-        told = f"{chips:g} chips" if chip.dimensions == 2 else f"{shape} cores, {chips:g} chips"
+        chips = int(shape) / (CORES_PER_CHIP if chip.dimensions == 3 else 1)
+        shapes = SHAPES_2D if chip.dimensions == 2 else SHAPES_3D
+        count = f"{chips:g} chips" if chip.dimensions == 2 else f"{shape} cores, {chips:g} chips"
         shape = next((each for each in shapes if math.prod(map(int, each.split("x"))) == chips), "")
         if not shape:
-            raise UserError(
-                f"no cloud has a {kind} of {told}; choose from {', '.join(shapes)}: --topology={kind}:SHAPE."
-            )
+            choices = f"choose from {', '.join(shapes)}: --topology={kind}:SHAPE"
+            raise UserError(f"no cloud offers a {kind} slice of {count}; {choices}.")
     if _is_shape(shape, chip):
-        told = f" ({told})" if told else ""
-        raise UserError(f"topology {text!r}{told} is written with its shape here: --topology={kind}:{shape}.")
+        count = f" ({count})" if count else ""
+        raise UserError(f"the topology {text!r}{count} must be written with its shape: --topology={kind}:{shape}.")

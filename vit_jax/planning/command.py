@@ -2,40 +2,36 @@
 
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
 
-BUCKET = re.compile(r"\w+:(gs|s3)://")  # of a source
+from vit_jax.planning.records import Request, Workload
+from vit_jax.planning.targets import emulated_device_flag, is_topology
+
+BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 
 
-def next_command(words: list[str], facts: Mapping[str, Any], emulated: int = 1) -> str:
+def training_command(request: Request, workload: Workload) -> str:
     """Returns the command that trains as planned: on this machine, or on Cloud TPU by its launcher.
 
-    What the machines of a cloud cannot reach, or would lose, is put in a bucket; the words in capitals stand for what
-    only the user knows.
-
-    Args:
-        words: flags of `vit_jax.main`.
-        facts: of the plan.
-        emulated: devices of `cpu`.
+    Data that the machines of a cloud cannot reach, and a workdir that they would lose, are placed in a bucket; words in
+    capitals stand for what only the user knows.
     """
-    given = dict(word.partition("=")[::2] for word in words)
-    command = ["python", "-m", "vit_jax.main", *words]
-    if ":" not in facts["target"]:
-        count = f"--xla_force_host_platform_device_count={emulated}"
-        where = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={count}"] if facts["target"] == "cpu" else []
-        return shlex.join([*where, *command])
-    name = PurePath(given["--config"].partition(":")[0]).stem
-    source = facts["source"]
-    if source.startswith("tfds:") and not facts["data_dir"]:
+    given = dict(word.partition("=")[::2] for word in request.words)
+    command = ["python", "-m", "vit_jax.main", *request.words]
+    if not is_topology(request.target):
+        flags = emulated_device_flag(request.emulated_devices)
+        variables = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={flags}"] if request.target == "cpu" else []
+        return shlex.join([*variables, *command])
+    recipe = PurePath(given["--config"].partition(":")[0]).stem
+    source = workload.source
+    if source.startswith("tfds:") and not workload.data_dir:
         command.append("--config.data.data_dir=gs://BUCKET/tensorflow_datasets")
-    elif not source.startswith("tfds:") and source != "digits" and not BUCKET.match(source):
+    elif not source.startswith("tfds:") and source != "digits" and not BUCKET_SOURCE.match(source):
         kind = "folder" if source.startswith("folder:") else "array_record"
         command.append(f"--config.data.source={kind}:gs://BUCKET/DATA")
     if "--workdir" not in given:
-        command.append(f"--workdir=gs://BUCKET/{name}")
-    slices = facts["mesh"]["slice"]
-    launched = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    options = [f"--topology={facts['target']}", *([f"--slices={slices}"] if slices > 1 else []), "--zone=ZONE"]
-    return shlex.join(["python", "-m", "launch.tpu_vm", "run", launched, *options, "--", *command])
+        command.append(f"--workdir=gs://BUCKET/{recipe}")
+    slices = workload.mesh["slice"]
+    run_name = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:40]
+    options = [f"--topology={request.target}", *([f"--slices={slices}"] if slices > 1 else []), "--zone=ZONE"]
+    return shlex.join(["python", "-m", "launch.tpu_vm", "run", run_name, *options, "--", *command])

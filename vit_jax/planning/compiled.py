@@ -1,71 +1,81 @@
-"""What a compiler tells: of a program that it compiled, or of one for which it found no memory."""
+"""Reads what a compiler reports: of a program that it compiled, or of one for which there is not enough memory."""
 
 import re
-from typing import Any
 
 import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, link_traffic
+from vit_jax.planning.records import Exchange, Executable
 
-KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
+PALLAS_KERNEL = 'custom_call_target="tpu_custom_call"'
 
-# What the TPUs' compiler says that a program needs: in all, or besides its arguments.
-ALL = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
-BESIDES = re.compile(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)")
+# How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
+TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
+TEMPORARY_MEMORY = re.compile(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def read(executable: jax.stages.Compiled, target: str, devices: list[jax.Device]) -> dict[str, Any]:
-    """Returns what stands in a compiled program.
-
-    `kernels` are those of which a TPU's compiler estimates no cycles; `link_bytes`, what the busiest link between chips
-    carries for the exchanges of a kind, one after the other.
+def read_executable(executable: jax.stages.Compiled, target: str, devices: list[jax.Device]) -> Executable:
+    """Returns what a compiled program contains.
 
     Args:
         executable: the program.
-        target: see `topology.devices`.
+        target: see `records.Request`.
         devices: in the order of the mesh.
     """
     memory, text = executable.memory_analysis(), executable.as_text()
     costs = executable.cost_analysis() or {}
-    executed = [each for each in hlo.read(text) if not each.fused]
+    executed = [each for each in hlo.read_instructions(text) if not each.fused]
     cycles = sum(each.cycles * each.times for each in executed if each.cycles)
     loops = any(each.operation == "while" for each in executed)
+    tpu = chips.parse_topology(target) if ":" in target else None
     peak = memory.peak_memory_in_bytes
-    if ":" not in target:  # there it leaves out what a step needs besides its arguments
+    if tpu is None:  # other compilers leave out what a step needs beside its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         peak = memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
-    tpu = chips.parse_topology(target) if ":" in target else None
+    return Executable(
+        temp_bytes=memory.temp_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        peak_bytes=peak,
+        compiler_flops=None if loops else costs.get("flops"),
+        collectives=sum_exchanges(collectives.read_collectives(text), tpu, devices),
+        cycles=cycles or None,
+        kernels=sum(each.times for each in executed if PALLAS_KERNEL in each.line),
+    )
+
+
+def sum_exchanges(
+    found: list[collectives.Collective], tpu: chips.Slice | None, devices: list[jax.Device]
+) -> dict[str, Exchange]:
+    """Returns the collectives of each kind together; `tpu` is the slice that the devices are of, if they are of one."""
     places = [(getattr(chip, "slice_index", 0), *chip.coords[: len(tpu.shape)]) for chip in devices] if tpu else []
-    exchanged: dict[str, dict[str, float]] = {}
-    for each in collectives.read(text):
-        row = exchanged.setdefault(each.kind, {"count": 0, "bytes": 0, "link_bytes": 0.0})
-        row["count"] += each.times
-        row["bytes"] += each.bytes * each.times
-        if tpu and not each.kind.endswith(collectives.BETWEEN):
-            over = link_traffic.link_bytes(each.kind, each.bytes, each.groups, places, tpu.ring, tpu.shape)
-            row["link_bytes"] += over * each.times
-    return {
-        "fits": True,
-        "temp_bytes": memory.temp_size_in_bytes,
-        "code_bytes": memory.generated_code_size_in_bytes,
-        "peak_bytes": peak,
-        "compiler_flops": None if loops else costs.get("flops"),  # of a loop it counts one turn
-        "collectives": exchanged,
-        "cycles": cycles or None,
-        "kernels": sum(each.times for each in executed if KERNEL in each.line),
-    }
+    result: dict[str, Exchange] = {}
+    for each in found:
+        link_bytes = 0.0
+        if tpu and not each.kind.endswith(collectives.BETWEEN_SLICES):
+            link_bytes = link_traffic.link_bytes(each.kind, each.bytes, each.groups, places, tpu.wraps, tpu.shape)
+        before = result.get(each.kind, Exchange(0, 0, 0.0))
+        result[each.kind] = Exchange(
+            before.count + each.times,
+            before.bytes + each.bytes * each.times,
+            before.link_bytes + link_bytes * each.times,
+        )
+    return result
 
 
-def refusal(text: str, arguments: int) -> dict[str, Any]:
-    """Returns what a compiler says that did not find the memory that a program needs; bytes of one device.
+def read_refusal(text: str, argument_bytes: int) -> int:
+    """Returns the bytes that a program needs, from the compiler's error that a device has not so many.
+
+    Args:
+        text: the error.
+        argument_bytes: of the program's arguments, on one device.
 
     Raises:
-        UserError: it says something else.
+        UserError: it is another error.
     """
-    found = ALL.search(text) or BESIDES.search(text)
+    found = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
     if "RESOURCE_EXHAUSTED" not in text or found is None:
         raise UserError(f"the compiler refuses the program: {text.splitlines()[0]}")
     needed = int(float(found[1]) * UNITS[found[2]])
-    return {"fits": False, "needed_bytes": needed if found.re is ALL else needed + arguments}
+    return needed if found.re is TOTAL_MEMORY else needed + argument_bytes

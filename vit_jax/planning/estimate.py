@@ -1,54 +1,62 @@
-"""From what a TPU's compiler tells of a step to what a run takes: its estimate, nothing measured."""
-
-from typing import Any
+"""From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
 
 from vit_jax.planning.chips import Slice
-from vit_jax.planning.client import Facts
+from vit_jax.planning.records import Compilation, Estimate, RunEstimate, Workload
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.
-PAPER = {
+PAPER_CORE_DAYS = {
     ("ViT-L/16", 303_000_000, 14): 680,
     ("ViT-H/14", 303_000_000, 14): 2500,
     ("ViT-L/16", 14_145_922, 90): 230,
 }
 
-# Whether `data.fast` -> images a second that a core reads with `.[fast]`: inception crops at 224 pixels of ImageNet's
-# photographs, measured (docs/data.md, Speed). What more a preprocessing does, and another resolution, were not.
-READ = {True: 1106, False: 834}
+# Whether `data.fast` -> images per second that a core reads with `.[fast]`: inception crops at 224 pixels of ImageNet's
+# photographs, measured (docs/data.md, Speed). Other preprocessing and other resolutions were not measured.
+CORE_IMAGES_PER_SECOND = {True: 1106, False: 834}
 
 
-def estimate_cost(facts: Facts, tpu: Slice) -> dict[str, Any]:
-    """Returns what a program that fits takes, by the compiler's cycles and the links' published speed.
+def estimate_step(compilation: Compilation, tpu: Slice) -> Estimate | None:
+    """Returns the estimate for a program; None if it does not fit, or if the compiler estimates no cycles.
 
-    Compute is the sum of the compiler's estimates at the chip's clock. Exchange, for which it estimates nothing, is
-    what the collectives send over the busiest link at full speed, one after the other; that compute hides some of it
-    is not assumed. What goes between slices is left out.
+    Compute is the sum of the compiler's estimates at the chip's clock. The compiler estimates nothing for exchanges:
+    they take what the collectives send over the busiest link at full speed, one after the other, and nothing of it is
+    assumed to be hidden behind compute. Traffic between slices is left out.
 
     Args:
-        facts: of a program that fits.
+        compilation: of the program.
         tpu: the slice, or each of several; a device is a chip.
     """
-    images, chip = facts["batch"] / facts["devices"], tpu.chip
-    compute = facts["cycles"] / chip.clock
-    sent = sum(row["link_bytes"] for row in facts["collectives"].values())
-    exchange = sent / tpu.link_bandwidth
+    workload, executable, chip = compilation.workload, compilation.step.executable, tpu.chip
+    if not compilation.fits or executable is None or not executable.cycles:
+        return None
+    images = workload.batch / workload.devices
+    compute = executable.cycles / chip.clock
+    exchange = sum(each.link_bytes for each in executable.collectives.values()) / tpu.link_bandwidth
     rate = images / (compute + exchange)
-    model_flops = (2 if facts["inference"] else 6) * facts["macs_per_image"]
-    result = {
-        "cycles_per_image": facts["cycles"] / images,
-        "compute_seconds": compute,
-        "exchange_seconds": exchange,
-        "images_per_second_per_chip": rate,
-        "mfu": rate * model_flops / chip.flops,
-        "model_flops": model_flops * images,
-    }
-    if not facts["inference"]:
-        read = facts["images_per_host"] / (compute + exchange)
-        result |= {"images_per_second_per_host": read, "input_cores": read / READ[facts["fast"]]}
-        result |= {"images_per_second_per_core": READ[facts["fast"]], "host_cores": chip.cores[tpu.chips // tpu.hosts]}
-        hours = facts["steps"] * (compute + exchange) / 3600
-        result |= {"hours": hours, "chip_hours": hours * facts["devices"]}
-        row = facts["model"], facts["num_examples"], round(facts["epochs"])
-        result["paper_tpuv3_core_days"] = PAPER.get(row)
-    return result
+    model_flops = (2 if workload.inference else 6) * workload.macs_per_image
+    return Estimate(
+        cycles_per_image=executable.cycles / images,
+        compute_seconds=compute,
+        exchange_seconds=exchange,
+        images_per_second_per_chip=rate,
+        mfu=rate * model_flops / chip.flops,
+        model_flops=model_flops * images,
+        run=None if workload.inference else estimate_run(workload, tpu, compute + exchange),
+    )
+
+
+def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:
+    """Returns what a training run takes whose steps take so long; evaluations and saving are left out."""
+    read, core_rate = workload.images_per_host / step_seconds, CORE_IMAGES_PER_SECOND[workload.fast]
+    hours = workload.steps * step_seconds / 3600
+    row = workload.model, workload.num_examples, round(workload.epochs)
+    return RunEstimate(
+        images_per_second_per_host=read,
+        input_cores=read / core_rate,
+        images_per_second_per_core=core_rate,
+        host_cores=tpu.chip.cores[tpu.chips_per_host],
+        hours=hours,
+        chip_hours=hours * workload.devices,
+        paper_tpuv3_core_days=PAPER_CORE_DAYS.get(row),
+    )

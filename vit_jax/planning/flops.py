@@ -1,4 +1,4 @@
-"""What a function multiplies: its matrix products and convolutions, counted from its trace."""
+"""Counts the multiply-accumulates (MACs) of a function, in its matrix products and convolutions, from its trace."""
 
 import math
 from collections.abc import Callable
@@ -11,30 +11,31 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from vit_jax.models import Model
 
 
-def of_image(model: Model) -> int:
-    """Returns the multiply-accumulates of one image's way through a model, without dropout."""
+def macs_per_image(model: Model) -> int:
+    """Returns the multiply-accumulates of a model's forward pass of one image, without dropout."""
     images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
-    return count(lambda params, images: model.apply(params, images)[0], params, images)
+    return count_macs(lambda params, images: model.apply(params, images)[0], params, images)
 
 
-def exaflops(model: Model, images: float) -> float:
-    """Returns what training on so many images takes, in 1e18 floating point operations, as Table 6 counts: 2 for each
-    multiply-accumulate, and the backward pass twice the forward pass.
+def training_exaflops(model: Model, images: float) -> float:
+    """Returns the floating point operations of training on so many images, in units of 1e18.
+
+    As in Table 6, a multiply-accumulate counts as 2 operations and the backward pass as twice the forward pass.
     """
-    return 6 * of_image(model) * images / 1e18
+    return 6 * macs_per_image(model) * images / 1e18
 
 
-def count(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the multiply-accumulates of a function of arrays (or their shapes); a `while` counts as one turn.
+def count_macs(function: Callable[..., Any], *args: Any) -> int:
+    """Returns the multiply-accumulates of a function of arrays (or of their shapes).
 
-    A convolution's products with the zeros of its padding are not counted.
+    One turn of a `while` loop is counted. The products of a convolution with the zeros of its padding are not.
     """
-    return products(jax.make_jaxpr(function)(*args).jaxpr)
+    return jaxpr_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def products(jaxpr: Jaxpr) -> int:
-    """Returns the same for what a function was traced to."""
+def jaxpr_macs(jaxpr: Jaxpr) -> int:
+    """Returns the multiply-accumulates of a traced function, counted as by `count_macs`."""
     total = 0
     for equation in jaxpr.eqns:
         match equation.primitive.name:
@@ -43,18 +44,18 @@ def products(jaxpr: Jaxpr) -> int:
                 shape = equation.invars[0].aval.shape
                 total += math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
             case "conv_general_dilated":
-                total += _convolution(equation)
-            case "cond":  # of which one is taken
-                total += max(map(products, jaxprs_in_params(equation.params)))
+                total += _convolution_macs(equation)
+            case "cond":  # one of its branches is executed
+                total += max(map(jaxpr_macs, jaxprs_in_params(equation.params)))
             case _:
-                inner = sum(map(products, jaxprs_in_params(equation.params)))
+                inner = sum(map(jaxpr_macs, jaxprs_in_params(equation.params)))
                 devices = equation.params["mesh"].size if equation.primitive.name == "shard_map" else 1
                 total += inner * equation.params.get("length", 1) * devices
     return total
 
 
-def _convolution(equation: Any) -> int:
-    """Returns the products of a convolution: of each window the positions that lie on the image."""
+def _convolution_macs(equation: Any) -> int:
+    """Returns the products of a convolution: for each window, the positions that lie on the image."""
     params, dimensions = equation.params, equation.params["dimension_numbers"]
     (image, kernel), result = (variable.aval.shape for variable in equation.invars), equation.outvars[0].aval.shape
     total = math.prod(result[i] for i in dimensions.out_spec[:2]) * kernel[dimensions.rhs_spec[1]]

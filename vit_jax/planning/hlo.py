@@ -1,4 +1,4 @@
-"""The text of a compiled program: which instructions a device executes, and how often."""
+"""Reads the text of a compiled program: which instructions a device executes, and how often."""
 
 import dataclasses
 import re
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\(")
-CALLS = "body|calls|to_apply|(?:true|false)_computation|branch_computations|called_computations"
-CALLED = re.compile(rf"\b(?:{CALLS})=\{{?((?:%?[\w.-]+(?:, )?)+)")
+CALL_ATTRIBUTES = "body|calls|to_apply|(?:true|false)_computation|branch_computations|called_computations"
+CALLED = re.compile(rf"\b(?:{CALL_ATTRIBUTES})=\{{?((?:%?[\w.-]+(?:, )?)+)")
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
-LIMIT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
-ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
-TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+LOOP_LIMIT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
+ESTIMATED_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Instruction:
 
     Attributes:
         operation: `fusion`, `all-reduce-start`, ...
-        shape: of what it gives, as written.
-        line: all of it.
-        within: the computation that it stands in.
-        fused: that computation is carried out as one instruction, which was met before.
+        shape: of the result, as written.
+        line: the whole line.
+        within: the computation that contains it.
+        fused: that computation is executed as one instruction, which came before.
         times: how often it is executed.
     """
 
@@ -36,15 +36,15 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """How many clock cycles a TPU takes for it, as its compiler estimates; None: it does not say."""
-        found = ESTIMATE.search(self.line)
+        """The clock cycles that a TPU takes for it, as its compiler estimates; None: there is no estimate."""
+        found = ESTIMATED_CYCLES.search(self.line)
         return int(found[1]) if found else None
 
 
-def read(text: str) -> Iterator[Instruction]:
+def read_instructions(text: str) -> Iterator[Instruction]:
     """Yields the instructions of a compiled program, `jitted.lower(...).compile().as_text()`, in order.
 
-    One in a loop counts as often as the loop runs, if the text tells.
+    An instruction in a loop counts as often as the loop runs, if the text says so.
     """
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -54,29 +54,29 @@ def read(text: str) -> Iterator[Instruction]:
             entry = found[2] if found[1] else entry
         else:
             lines.append(line)
-    return _walk(bodies, entry, 1, False)
+    return _walk_computation(bodies, entry, 1, False)
 
 
-def _walk(bodies: dict[str, list[str]], name: str, times: int, fused: bool) -> Iterator[Instruction]:
+def _walk_computation(bodies: dict[str, list[str]], name: str, times: int, fused: bool) -> Iterator[Instruction]:
     for line in bodies[name]:
         found = INSTRUCTION.match(line)
         if found is None:
             continue
         shape, operation = found.groups()
         yield Instruction(operation, shape, line, name, fused, times)
-        trips = _trips(bodies, line) if operation == "while" else 1
+        trips = _trip_count(bodies, line) if operation == "while" else 1
         inside = fused or operation not in ("while", "call", "conditional")
         for called in CALLED.findall(line):
             for inner in called.replace("%", "").split(", "):
                 if inner in bodies:
-                    yield from _walk(bodies, inner, times * trips, inside)
+                    yield from _walk_computation(bodies, inner, times * trips, inside)
 
 
-def _trips(bodies: dict[str, list[str]], line: str) -> int:
-    """Returns how often a loop runs: as said, else by the one limit up to which its condition counts, else 1."""
-    if found := TRIPS.search(line):
+def _trip_count(bodies: dict[str, list[str]], line: str) -> int:
+    """Returns how often a loop runs: as stated, else the single limit up to which its condition counts, else 1."""
+    if found := TRIP_COUNT.search(line):
         return int(found[1])
     condition = CONDITION.search(line)
     body = "\n".join(bodies.get(condition[1], [])) if condition else ""
-    limits = LIMIT.findall(body)
+    limits = LOOP_LIMIT.findall(body)
     return int(limits[0]) if len(limits) == 1 and body.count("direction=LT") == body.count(" compare(") == 1 else 1

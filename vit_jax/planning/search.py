@@ -1,141 +1,153 @@
-"""What to change so that a program fits, and how large a batch does: guessed by proportion, confirmed by compiling."""
+"""Searches what to change so that a program fits, and the largest batch that does.
+
+The memory is extrapolated from what is known; what fits is confirmed by compiling it.
+"""
 
 from collections.abc import Callable, Iterator
 
 from vit_jax import UserError
-from vit_jax.planning.client import Facts, held, needs
+from vit_jax.planning.records import Change, Compilation
 
-Change = dict[str, str]  # config field -> value
-Compile = Callable[[Change], Facts]
+Compile = Callable[[Change], Compilation]
 
-# How weights and optimizer lie on the devices: copied, or a part on each.
+# How parameters and optimizer are placed on the devices: copied to each, or split over all.
 STRATEGIES: dict[str, Change] = {
     "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
-KEPT = 0.2  # of what a step needs besides its state, with remat=full; a guess
-MOST_ADVICE, MOST_FIT, MOST_EVAL = 5, 8, 2  # compilations
-CLOSE = 16  # a batch is the largest if one larger by a part in so many does not fit
+REMAT_FRACTION = 0.2  # of the bytes beside the state, what remat=full still needs; a guess
+MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
+RESOLUTION = 16  # a batch is the largest if the next one, larger by this fraction of it, does not fit
 
 
-def advise(facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
-    """Returns the first change, of those that cost the least speed, with which a program fits, and what it then needs;
-    None if none of those tried does, the last of all among them. An evaluation step that does not fit gets a smaller
-    batch of its own.
+def find_fitting_change(first: Compilation, compile: Compile) -> tuple[Change, Compilation] | None:
+    """Returns the change that costs the least speed of those with which a program fits, and its compilation.
+
+    Returns None if no change that is tried makes it fit; the one that saves the most is always tried. If only the
+    evaluation step does not fit, it gets a smaller batch of its own.
 
     Args:
-        facts: of the program, of which the step or the evaluation step does not fit.
-        hbm: bytes of a device.
-        compile: tells of the program with a change.
+        first: of the program, of which the step or the evaluation step does not fit.
+        compile: compiles the program with a change.
     """
-    if "needed_bytes" not in facts:
-        return _with_smaller_evaluation({}, facts, hbm, compile)
-    changes = list(candidates(facts))
-    tried = [change for change, guess in changes if guess <= hbm][: MOST_ADVICE - 1]
+    if first.step.needed_bytes is None:
+        return _find_evaluation_batch({}, first, compile)
+    changes = list(candidate_changes(first))
+    tried = [change for change, guess in changes if guess <= first.workload.memory_bytes][: MAX_CHANGES - 1]
     tried += [change for change, _ in changes[-1:] if change not in tried]
     for change in tried:
-        found = compile(change)
-        if found["fits"]:
-            return change, found
-        if "needed_bytes" not in found and (more := _with_smaller_evaluation(change, found, hbm, compile)):
-            return more
+        compilation = compile(change)
+        if compilation.fits:
+            return change, compilation
+        if compilation.step.needed_bytes is None:
+            found = _find_evaluation_batch(change, compilation, compile)
+            if found:
+                return found
     return None
 
 
-def _with_smaller_evaluation(change: Change, facts: Facts, hbm: int, compile: Compile) -> tuple[Change, Facts] | None:
-    """Returns a change with the largest `batch_eval`, by halves, with which the evaluation step fits too."""
-    evaluation, state = facts["evaluation"], facts["state_bytes"]
-    images, rest = evaluation["images_per_device"], needs(evaluation) - state
-    copies = evaluation["batch"] // images
+def _find_evaluation_batch(
+    change: Change, compilation: Compilation, compile: Compile
+) -> tuple[Change, Compilation] | None:
+    """Returns a change with the largest `batch_eval`, found by halving, with which the evaluation step fits too."""
+    evaluation, workload = compilation.evaluation, compilation.workload
+    assert evaluation
+    images, state = evaluation.images_per_device, workload.state_bytes
+    rest = evaluation.required_bytes - state
+    copies = evaluation.batch // images
     halves = [images >> n for n in range(1, images.bit_length())]
-    for fewer in [fewer for fewer in halves if state + rest * fewer / images <= hbm][:MOST_EVAL]:
+    fitting = [fewer for fewer in halves if state + rest * fewer / images <= workload.memory_bytes]
+    for fewer in fitting[:MAX_EVALUATIONS]:
         more = change | {"batch_eval": str(fewer * copies)}
         found = compile(more)
-        if found["fits"]:
+        if found.fits:
             return more, found
     return None
 
 
-def candidates(facts: Facts) -> Iterator[tuple[Change, int]]:
-    """Yields changes, those first that cost the least speed, and the bytes that a device may then need.
+def candidate_changes(compilation: Compilation) -> Iterator[tuple[Change, int]]:
+    """Yields changes in the order of the speed they cost, each with a guess of the bytes that a device then needs.
 
-    First the batch in more parts; then weights and optimizer split over all devices, in parts if need be; then all
-    activations computed again in the backward pass; then a smaller batch. A prediction has neither parts nor backward
+    First come more parts of a batch; then parameters and optimizer split over all devices, with parts if need be; then
+    all activations computed again in the backward pass; then a smaller batch. A prediction has no parts and no backward
     pass.
     """
-    accum, images = facts["accum_steps"], facts["images_per_device"]
-    state = held(facts)
-    rest: float = needs(facts) - state
+    workload = compilation.workload
+    accum, images = workload.accum_steps, workload.images_per_device
+    state = workload.resident_bytes
+    rest: float = compilation.step.required_bytes - state
     parts = [n for n in (2**i for i in range(images.bit_length())) if images % (accum * n) == 0]
-    mesh = facts["mesh"]  # weights are never split over slices
-    share = mesh["slice"] * mesh["fsdp"] * mesh["tensor"] / facts["devices"]
+    mesh = workload.mesh  # parameters are never split over slices
+    share = mesh["slice"] * mesh["fsdp"] * mesh["tensor"] / workload.devices
     placed = [({}, 1.0), (STRATEGIES["fsdp"], share)] if share < 1 else [({}, 1.0)]
     for strategy, part in placed:
         for n in parts:
-            if facts["inference"]:
-                change, kept = {"batch": str(facts["batch"] // n)}, state
-            else:  # parts add up their gradients beside the state
-                change, kept = {"accum_steps": str(accum * n)}, state + (facts["parameter_bytes"] if n > 1 else 0)
+            if workload.inference:
+                change, kept = {"batch": str(workload.batch // n)}, state
+            else:  # the gradients of the parts are added up beside the state
+                change, kept = {"accum_steps": str(accum * n)}, state + (workload.parameter_bytes if n > 1 else 0)
             change = strategy | (change if n > 1 else {})
             if change:
                 yield change, int(kept * part + rest / n)
-    if facts["inference"]:
+    if workload.inference:
         return
     strategy, part = placed[-1]
-    if facts["remat"] != "full":
+    if workload.remat != "full":
         strategy = strategy | {"model.remat": "full"}
-        rest *= KEPT
+        rest *= REMAT_FRACTION
         yield strategy, int(state * part + rest)
     if parts[-1] > 1:
         more = strategy | {"accum_steps": str(accum * parts[-1])}
-        yield more, int((state + facts["parameter_bytes"]) * part + rest / parts[-1])
+        yield more, int((state + workload.parameter_bytes) * part + rest / parts[-1])
     for n in parts[1:]:
-        yield strategy | {"batch": str(facts["batch"] // n)}, int(state * part + rest / n)
+        yield strategy | {"batch": str(workload.batch // n)}, int(state * part + rest / n)
 
 
-def largest_batch(facts: Facts, hbm: int, compile: Compile) -> tuple[Facts | None, int | None]:
+def find_largest_batch(first: Compilation, compile: Compile) -> tuple[Compilation | None, int | None]:
     """Searches the largest batch with which a program fits.
 
-    What a device needs is taken to grow in proportion to its images, so few compilations do; near the limit compilers
-    compute more anew, and larger batches fit than that says.
+    The memory of a device is taken to grow in proportion to its images, so that few compilations suffice. Near the
+    limit compilers recompute more, and batches fit that are larger than this predicts.
 
     Args:
-        facts: of the program with the batch to begin with.
-        hbm: bytes of a device.
-        compile: tells of the program with a change.
+        first: of the program with the batch to begin with.
+        compile: compiles the program with a change.
 
     Returns:
-        What is known of the program with the largest batch found, None if none fits; and the images per device of the
-        smallest batch that was seen not to fit, or for which the configuration does not do.
+        The compilation with the largest batch found, None if none fits; and the images per device of the smallest batch
+        that did not fit or that the configuration does not allow, None if there was none.
     """
-    copies = facts["batch"] // facts["images_per_device"]  # devices that hold different images
-    step = facts["accum_steps"]
-    points = {facts["images_per_device"]: facts}
-    unfit = {images for images in points if not facts["fits"]}
-    for _ in range(MOST_FIT):
-        low = max((images for images in points if images not in unfit), default=0)
+    workload = first.workload
+    copies = workload.batch // workload.images_per_device  # devices that hold different images
+    step = workload.accum_steps
+    found = {workload.images_per_device: first}
+    unfit = {images for images in found if not first.fits}
+    for _ in range(MAX_BATCHES):
+        low = max((images for images in found if images not in unfit), default=0)
         high = min(unfit, default=None)
-        least = max(1, low // CLOSE // step) * step
+        least = max(1, low // RESOLUTION // step) * step
         if high and high - low <= least:
             break
-        guess = max(_at(points, low, high, hbm) // step * step, low + least)
+        guess = max(_fitting_images(found, low, high) // step * step, low + least)
         if high and guess >= high:
             guess = max((low + high) // 2 // step * step, low + step)
         try:
-            points[guess] = compile({"batch": str(guess * copies)})
-        except UserError:  # the warm-up, say, would be longer than the run
+            found[guess] = compile({"batch": str(guess * copies)})
+        except UserError:  # the warm-up, for example, would be longer than the run
             unfit.add(guess)
         else:
-            unfit |= set() if points[guess]["fits"] else {guess}
-    best = max((images for images in points if images not in unfit), default=None)
-    return points.get(best), min(unfit, default=None)
+            unfit |= set() if found[guess].fits else {guess}
+    best = max((images for images in found if images not in unfit), default=None)
+    return (None if best is None else found[best]), min(unfit, default=None)
 
 
-def _at(points: dict[int, Facts], low: int, high: int | None, hbm: int) -> int:
-    """Returns for how many images the memory would do, by the line through two points of (images, bytes): those around
-    the limit, or else the last ones.
+def _fitting_images(found: dict[int, Compilation], low: int, high: int | None) -> int:
+    """Returns how many images fit the memory, by the line through two points of (images, bytes).
+
+    They are the points around the limit, or else the last two.
     """
-    known = sorted((images, needs(facts)) for images, facts in points.items())
+    workload = next(iter(found.values())).workload
+    known = sorted((images, compilation.step.required_bytes) for images, compilation in found.items())
     around = [point for point in known if point[0] in (low, high)] if high else []
-    (a, less), (b, more) = [(0, held(next(iter(points.values())))), *(around or known)][-2:]
-    return int(a + (hbm - less) * (b - a) / (more - less)) if more > less else 2 * b
+    (a, less), (b, more) = [(0, workload.resident_bytes), *(around or known)][-2:]
+    return int(a + (workload.memory_bytes - less) * (b - a) / (more - less)) if more > less else 2 * b

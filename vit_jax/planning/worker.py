@@ -1,172 +1,133 @@
-"""Compiles what a run would run, and tells what the compiler says of it: a process of its own, since libtpu may end it.
+"""Compiles what a run would execute and answers with the compiler's report.
 
-It is given a request in JSON and answers with lines of JSON: what it compiles, a line for each function, then what came
-of it. What was compiled
-once is remembered by the program itself, in the cache's folder `plans`.
+It is a process of its own, since libtpu may end it. It is given a `Request` in JSON and answers with lines of JSON:
+`{"compiling": WHAT}` before each function, at the end `{"compiled": COMPILATION}`.
 """
 
-import contextlib
-import hashlib
+import dataclasses
 import json
 import math
 import os
-import time
 from collections.abc import Iterator
-from importlib import metadata
-from typing import Any
+from typing import TypeVar
 
 import jax
+from ml_collections import ConfigDict
 
 from vit_jax import cli
 from vit_jax.config_flags import parse_command_line
-from vit_jax.planning import compiled, flops, topology
+from vit_jax.planning import flops, targets
+from vit_jax.planning.compiler import Function, compile_function, device_bytes
+from vit_jax.planning.records import Compilation, EvaluationReport, Request, StepReport, Workload
+from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
-from vit_jax.storage import cache
 
-FORM = 5  # of what is remembered; another number forgets it all
+Report = TypeVar("Report", StepReport, EvaluationReport)
 
 
 def main(argv: list[str]) -> None:
-    """Answers the request."""
+    """Answers the request in the first argument."""
+    given = json.loads(argv[1])
+    request = Request(**given | {"words": tuple(given["words"])})
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what recipes and libraries print is no answer
-        for facts in answer(**json.loads(argv[1])):
-            print(json.dumps(facts), file=answers, flush=True)
+        os.dup2(2, 1)  # what recipes and libraries print is not part of the answer
+        for each in compile_request(request):
+            answer = {"compiling": each} if isinstance(each, str) else {"compiled": compilation_to_json(each)}
+            print(json.dumps(answer), file=answers, flush=True)
 
 
-def answer(words: list[str], target: str, inference: bool) -> Iterator[dict[str, Any]]:
-    """Yields what is known of a program before each of its functions is compiled (`compiling`), and then all.
-
-    Args:
-        words: flags of `vit_jax.main`.
-        target: see `topology.devices`.
-        inference: a prediction instead of a step of training.
+def compile_request(request: Request) -> Iterator[str | Compilation]:
+    """Yields what is about to be compiled, in words, for each function, and at the end the compilation.
 
     Raises:
-        UserError: the flags are wrong, or the program is refused for another reason than its size.
+        UserError: the flags are wrong, or the compiler refuses the program for another reason than its size.
     """
-    config, _ = parse_command_line(["plan", *words])
-    devices = topology.devices(target, config.mesh.slice)
+    config, _ = parse_command_line(["plan", *request.words])
+    devices = targets.find_devices(request.target, config.mesh.slice)
     config, program = program_without_data(config, devices)
-    facts: dict[str, Any] = {"target": target, "inference": inference}
-    facts["memory_bytes"] = topology.memory(target, devices)
-    facts |= describe(config, program, target)
-    yield facts | {"compiling": "prediction" if inference else "train step"}
-    state, places = program.state, program.state_shardings
-    if inference:
-        images = program.batch["image"]
-        facts |= compile_facts(program, program.predict, (state.params, images), places.params, target)
-    else:
-        facts |= compile_facts(program, program.train_step, (state, program.batch), places, target)
-        yield {"compiling": "evaluation step"}
-        facts["evaluation"] = evaluation(program, target, facts["state_bytes"] - facts["parameter_bytes"])
-    parts = [facts, facts["evaluation"]] if "evaluation" in facts else [facts]
-    for part in parts:
-        if part["fits"] and part["peak_bytes"] > facts["memory_bytes"]:  # compilers for what is here do not look
-            part |= {"fits": False, "needed_bytes": part["peak_bytes"]}
-    yield facts | {"fits": all(part["fits"] for part in parts)}
+    workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
+    state, shardings = program.state, program.state_shardings
+    yield _progress(workload, "prediction" if request.inference else "train step")
+    if request.inference:
+        function = Function(program.predict, (state.params, program.batch["image"]), shardings.params)
+        yield Compilation(workload, _limit(compile_function(function, program.mesh, request.target), workload), None)
+        return
+    function = Function(program.train_step, (state, program.batch), shardings)
+    step = _limit(compile_function(function, program.mesh, request.target), workload)
+    yield f"the evaluation step of {workload.model}, {workload.target}, {workload.mesh_axes}"
+    evaluation = compile_evaluation(program, request.target, workload.state_bytes - workload.parameter_bytes)
+    yield Compilation(workload, step, _limit(evaluation, workload))
 
 
-def evaluation(program: Program, target: str, kept: int) -> dict[str, Any]:
-    """Returns what the compiler tells of the evaluation step: of one device, with what training keeps there besides.
+def _progress(workload: Workload, function: str) -> str:
+    parts = f" in {workload.accum_steps} parts" if workload.accum_steps > 1 else ""
+    remat = f", remat={workload.remat}" if workload.remat != "none" else ""
+    images = f"{workload.images_per_device} images per device{parts}{remat}"
+    return f"the {function} of {workload.model}, {images}, {workload.target}, {workload.mesh_axes}"
+
+
+def _limit(report: Report, workload: Workload) -> Report:
+    """Returns the report of a program that fits only if it fits the memory: a CPU's compiler does not compare them."""
+    if report.needed_bytes is None and report.required_bytes > workload.memory_bytes:
+        return dataclasses.replace(report, needed_bytes=report.required_bytes)
+    return report
+
+
+def describe_workload(config: ConfigDict, program: Program, request: Request, memory_bytes: int) -> Workload:
+    """Returns what is known before anything is compiled."""
+    state, shardings, images = program.state, program.state_shardings, program.batch["image"]
+    spec = program.model.spec
+    pixels = math.prod(program.batch_sharding.shard_shape(images.shape))
+    return Workload(
+        target=request.target,
+        inference=request.inference,
+        memory_bytes=memory_bytes,
+        model=program.model.name,
+        mesh=dict(program.mesh.shape),
+        devices=program.mesh.devices.size,
+        device_kind=program.mesh.devices.flat[0].device_kind,
+        batch=config.batch,
+        images_per_device=program.batch_sharding.shard_shape((config.batch,))[0],
+        images_per_host=targets.images_per_host(request.target, program.batch_sharding, config.batch),
+        # The next batch, and three more of bytes as they were read: see `data.loader`.
+        waiting_bytes=pixels * (images.dtype.itemsize + 3),
+        source=config.data.source,
+        data_dir=config.data.data_dir,
+        fast=config.data.fast,
+        resolution=config.resolution,
+        accum_steps=config.accum_steps,
+        remat=spec.remat,
+        dtype=spec.dtype,
+        steps=config.total_steps,
+        epochs=config.total_steps * config.batch / config.data.num_examples,
+        num_examples=config.data.num_examples,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        parameter_bytes=device_bytes(state.params, shardings.params),
+        state_bytes=device_bytes(state, shardings),
+        macs_per_image=flops.macs_per_image(program.model),
+    )
+
+
+def compile_evaluation(program: Program, target: str, kept_bytes: int) -> EvaluationReport:
+    """Returns the compiler's report of the evaluation step.
 
     Args:
         program: that of the run.
-        target: see `topology.devices`.
-        kept: bytes of the training state that the step is not given.
+        target: see `Request`.
+        kept_bytes: of the training state that the step is not given, but which stays on a device.
     """
-    batch = program.eval_batch
-    found = compile_facts(
-        program, program.eval_step, (program.state.params, batch), program.state_shardings.params, target
-    )
+    batch, params_shardings = program.eval_batch, program.state_shardings.params
+    function = Function(program.eval_step, (program.state.params, batch), params_shardings)
+    step = compile_function(function, program.mesh, target)
     rows = batch["image"].shape[0]
-    facts = {"batch": rows, "images_per_device": program.batch_sharding.shard_shape((rows,))[0]}
-    facts |= {key: found[key] + kept for key in ("peak_bytes", "needed_bytes") if key in found}
-    return facts | {key: found[key] for key in ("fits", "compile_seconds", "remembered")}
-
-
-def describe(config: Any, program: Program, target: str) -> dict[str, Any]:
-    """Returns what is known before anything is compiled; bytes and images are those of one device."""
-    state, places = program.state, program.state_shardings
-    params = _bytes(state.params, places.params)
-    images = program.batch["image"]
-    share = math.prod(program.batch_sharding.shard_shape(images.shape))
-    return {
-        "model": program.model.name,
-        "mesh": dict(program.mesh.shape),
-        "devices": program.mesh.devices.size,
-        "device_kind": program.mesh.devices.flat[0].device_kind,
-        "batch": config.batch,
-        "images_per_device": program.batch_sharding.shard_shape((config.batch,))[0],
-        "images_per_host": topology.images_per_host(target, program.batch_sharding, config.batch),
-        # Beside what a step holds: the next batch, and three more as they were read (`data.loader.Ahead`).
-        "waiting_bytes": share * (images.dtype.itemsize + 3),
-        "source": config.data.source,
-        "data_dir": config.data.data_dir,
-        "fast": config.data.fast,
-        "resolution": config.resolution,
-        "accum_steps": config.accum_steps,
-        "remat": program.model.spec.remat,
-        "dtype": program.model.spec.dtype,
-        "steps": config.total_steps,
-        "epochs": config.total_steps * config.batch / config.data.num_examples,
-        "num_examples": config.data.num_examples,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        "parameter_bytes": params,
-        "state_bytes": _bytes(state, places),
-        "macs_per_image": flops.of_image(program.model),
-    }
-
-
-def _bytes(shapes: Any, places: Any) -> int:
-    sizes = jax.tree.map(
-        lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize, shapes, places
+    return EvaluationReport(
+        batch=rows,
+        images_per_device=program.batch_sharding.shard_shape((rows,))[0],
+        peak_bytes=step.executable.peak_bytes + kept_bytes if step.executable else None,
+        needed_bytes=None if step.needed_bytes is None else step.needed_bytes + kept_bytes,
+        compile_seconds=step.compile_seconds,
+        remembered=step.remembered,
     )
-    return sum(jax.tree.leaves(sizes))
-
-
-def compile_facts(
-    program: Program, function: Any, arguments: tuple[Any, ...], places: Any, target: str
-) -> dict[str, Any]:
-    """Returns what the compiler tells of one of the program's jitted functions: of one device and one call.
-
-    Args:
-        program: that the function belongs to.
-        function: jitted.
-        arguments: shapes of what it takes.
-        places: placement of the first of them.
-        target: see `topology.devices`.
-    """
-    traced = function.trace(*arguments)
-    lowered = traced.lower()
-    counted = {"flops": 2 * flops.products(traced.jaxpr.jaxpr) / program.mesh.devices.size}
-    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
-    flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
-    mesh = [program.mesh.devices.shape, [device.id for device in program.mesh.devices.flat]]
-    place = target if ":" in target else f"{target} {program.mesh.devices.flat[0].device_kind}"
-    asked = json.dumps([FORM, place, versions, flags, mesh, lowered.as_text()])
-    path = cache.root() / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError):  # it was never compiled, or what is remembered is damaged
-        return json.loads(path.read_text()) | counted | {"remembered": True}
-    began = time.monotonic()
-    try:
-        facts = compiled.read(lowered.compile(), target, list(program.mesh.devices.flat))
-    except jax.errors.JaxRuntimeError as error:
-        facts = compiled.refusal(str(error), _bytes(arguments[0], places))
-    facts |= {"compile_seconds": round(time.monotonic() - began, 1), "versions": versions}
-    with contextlib.suppress(OSError):  # a full disk: then it is not remembered
-        path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(facts))
-        partial.replace(path)
-    return facts | counted | {"remembered": False}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

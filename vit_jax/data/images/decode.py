@@ -21,13 +21,13 @@ from vit_jax.data.images import jpeg
 from vit_jax.storage import filesystem
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 KINDS = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file of a kind that can be read"
 MAX_PIXELS = 100_000_000  # a small file can unfold to gigabytes
 HEADER = 1 << 14  # bytes of a file that mostly hold its header
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
-CropBox: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
+Crop: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 
 class DecodeError(UserError):
@@ -35,7 +35,7 @@ class DecodeError(UserError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoded:
+class EncodedImage:
     """An image as it lies in a file, decoded when and as far as its pixels are wanted.
 
     Attributes:
@@ -49,7 +49,7 @@ class Encoded:
     exif: bool = False
 
     def decode(self) -> RGB:
-        """Returns the pixels; see `decode`."""
+        """Returns the pixels; see `decode_image`."""
         return self._pixels
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> RGB:
@@ -61,17 +61,17 @@ class Encoded:
         """Height and width.
 
         Raises:
-            DecodeError: see `decode`.
+            DecodeError: see `decode_image`.
         """
         if self._frame:
             return self._frame.height, self._frame.width
         return self._pixels.shape[:2]
 
-    def cut(self, top: int, left: int, rows: int, columns: int) -> CropBox:
+    def cut(self, top: int, left: int, rows: int, columns: int) -> Crop:
         """Returns the pixels of a box, and decodes as few others as it can.
 
         Raises:
-            DecodeError: see `decode`; damage below the box, and sometimes above it, goes unnoticed.
+            DecodeError: see `decode_image`; damage below the box, and sometimes above it, goes unnoticed.
         """
         if self._frame:
             try:
@@ -82,7 +82,7 @@ class Encoded:
 
     @functools.cached_property
     def _pixels(self) -> RGB:
-        return decode(self.data, self.name, exif=self.exif)
+        return decode_image(self.data, self.name, exif=self.exif)
 
     @functools.cached_property
     def _frame(self) -> jpeg.Frame | None:
@@ -94,7 +94,7 @@ class Encoded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Header:
+class ImageHeader:
     """What the beginning of an image file says.
 
     Attributes:
@@ -108,7 +108,7 @@ class Header:
     width: int
 
 
-def find_images(place: str) -> list[str]:
+def list_images(place: str) -> list[str]:
     """Returns a file's path itself, and of a folder the paths of all images in and below it, sorted, but hidden ones.
 
     Raises:
@@ -116,7 +116,7 @@ def find_images(place: str) -> list[str]:
     """
     remote = filesystem.is_remote(place)
     folder = place if remote else os.path.expanduser(place)
-    if (remote and place.lower().endswith(SUFFIXES)) or os.path.isfile(folder):
+    if (remote and place.lower().endswith(IMAGE_SUFFIXES)) or os.path.isfile(folder):
         return [place]
     if not remote and not os.path.isdir(folder):
         near = nearest_path(Path(folder))
@@ -124,13 +124,13 @@ def find_images(place: str) -> list[str]:
     below = (
         filesystem.list_files(place) if remote else (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
     )
-    names = sorted(name for name in below if name.lower().endswith(SUFFIXES) and "/." not in f"/{name}")
+    names = sorted(name for name in below if name.lower().endswith(IMAGE_SUFFIXES) and "/." not in f"/{name}")
     if not names:
-        raise UserError(f"no images ({' '.join(SUFFIXES)}) lie in {place}.")
+        raise UserError(f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in {place}.")
     return [filesystem.join_path(folder, name) for name in names]
 
 
-def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
+def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
     """Decodes an image of one of `FORMATS`, of an animation the first frame, of a TIFF file the first page.
 
     JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. Grey images are
@@ -153,7 +153,7 @@ def decode(data: bytes, name: str, *, exif: bool = False) -> RGB:
         return upright(image, data) if exif and has_exif(data) else image
 
 
-class PillowTold:
+class PillowWarnings:
     """Tells of Pillow's warnings in one line, once in a process: they name no file, and come with many."""
 
     said = False
@@ -166,8 +166,10 @@ class PillowTold:
         """Shows a warning, given as `warnings.showwarning` is."""
         if f"{os.sep}PIL{os.sep}" not in filename:
             self.usual(message, category, filename, *rest, **more)
-        elif not issubclass(category, Image.DecompressionBombWarning) and not PillowTold.said:  # we have a limit, too
-            PillowTold.said = True
+        elif (
+            not issubclass(category, Image.DecompressionBombWarning) and not PillowWarnings.said
+        ):  # we have a limit, too
+            PillowWarnings.said = True
             words = "an image file is not quite in order (%s); such files are read, and no more is said of them."
             logging.getLogger(__name__).warning(words, message)
 
@@ -176,8 +178,8 @@ class PillowTold:
 def decoding(name: str) -> Iterator[None]:
     """Turns what decoders raise into a DecodeError."""
     usual = warnings.showwarning
-    if not isinstance(usual, PillowTold):  # again where somebody has put the usual one back
-        warnings.showwarning = PillowTold(usual)
+    if not isinstance(usual, PillowWarnings):  # again where somebody has put the usual one back
+        warnings.showwarning = PillowWarnings(usual)
     try:
         yield
     except UnidentifiedImageError as error:
@@ -255,7 +257,7 @@ def orientation(data: bytes) -> int:
     return stated if stated in range(1, 9) else 1
 
 
-def read_image(path: str | os.PathLike) -> Encoded:
+def read_image(path: str | os.PathLike) -> EncodedImage:
     """Reads an image file, local or remote, to be turned upright as its EXIF orientation says.
 
     Raises:
@@ -264,16 +266,16 @@ def read_image(path: str | os.PathLike) -> Encoded:
     """
     path = os.fspath(path)
     if filesystem.is_remote(path):
-        return Encoded(filesystem.read_bytes(path), path, exif=True)
+        return EncodedImage(filesystem.read_bytes(path), path, exif=True)
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
         raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
-    return Encoded(data, path, exif=True)
+    return EncodedImage(data, path, exif=True)
 
 
-def read_header(path: str) -> Header:
+def read_image_header(path: str) -> ImageHeader:
     """Reads as much of a local image file as its header takes.
 
     Raises:
@@ -289,11 +291,11 @@ def read_header(path: str) -> Header:
                 height, width = stated_size(data + file.read(), path)
     except OSError as error:
         raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
-    return Header(path, height, width)
+    return ImageHeader(path, height, width)
 
 
 def stated_size(data: bytes, name: str) -> tuple[int, int]:
-    """Returns the height and width that the header of an image states; see `read_header`."""
+    """Returns the height and width that the header of an image states; see `read_image_header`."""
     with decoding(name):
         if is_jpeg(data):
             height, width, _ = jpeg_header(data)

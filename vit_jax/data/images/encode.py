@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.images.decode import RGB, Encoded, is_jpeg, orientation
+from vit_jax.data.images.decode import RGB, EncodedImage, is_jpeg, orientation
 from vit_jax.data.preprocess import resize_small
 
 
@@ -24,7 +24,7 @@ class EncodeOptions:
     quality: int = 95
     decode: bool = True
 
-    def __call__(self, image: RGB | Encoded) -> bytes:
+    def __call__(self, image: RGB | EncodedImage) -> bytes:
         """Returns an encoded image.
 
         It is made anew if its EXIF orientation is to be applied, if it is too large, or if there are only pixels. What
@@ -45,10 +45,10 @@ class EncodeOptions:
             keeps = lossless = False
         if keeps:
             return image.data
-        return png(pixels) if lossless else jpeg(pixels, self.quality)
+        return encode_png(pixels) if lossless else encode_jpeg(pixels, self.quality)
 
 
-def lies_on_its_side(image: Encoded) -> bool:
+def lies_on_its_side(image: EncodedImage) -> bool:
     """Returns whether the EXIF orientation is to be applied, or is damaged: then the decoder says so."""
     try:
         return image.exif and orientation(image.data) != 1
@@ -56,14 +56,14 @@ def lies_on_its_side(image: Encoded) -> bool:
         return True
 
 
-def png(pixels: RGB) -> bytes:
+def encode_png(pixels: RGB) -> bytes:
     """Returns a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 
-def jpeg(pixels: RGB, quality: int) -> bytes:
+def encode_jpeg(pixels: RGB, quality: int) -> bytes:
     """Returns a JPEG file with half the resolution of colour, as photographs come (4:2:0).
 
     Photographs of 256 pixels take 44 KB at quality 95 and 31 KB at 90 (36.5 and 35.1 dB); with full colour 56 KB, and a

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-METHODS = ("bilinear", "bicubic", "fast", "area")
+RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")
 
 cv2.setNumThreads(0)  # the loader's threads and workers already keep every core busy
 

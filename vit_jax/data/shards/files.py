@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
-from vit_jax.data.shards.info import SET_DEFAULTS, check_info
+from vit_jax.data.shards.manifest import SET_DEFAULTS, check_info
 from vit_jax.storage import cache, filesystem
 
 NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
@@ -228,7 +228,7 @@ def read(shard: Shard, row: int) -> tuple[bytes, list[int]]:
     return tf_example.parse_example(record)
 
 
-def write(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
+def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
     """Writes a local shard of images with labels: whole, or not at all under this name.
 
     Raises:

@@ -96,7 +96,7 @@ class Packing:
             UserError: the folder holds something else, an image is unreadable, or the disk is full.
         """
         read = 0
-        with alone(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+        with lock_folder(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count(split) for split in self.opened}
             with files.writing(out):
                 done = begin(out, self.info, counts)
@@ -137,7 +137,7 @@ class Packing:
     ) -> dict[str, Any]:
         """Writes a shard and notes down that it is done; returns its entry in info.json."""
         left_out: list[dict] = []
-        shard = files.write(f"{out}/{job.name}", self.examples(pool, job, left_out, advance))
+        shard = files.write_shard(f"{out}/{job.name}", self.examples(pool, job, left_out, advance))
         entry: dict[str, Any] = {"name": job.name, "records": shard.records, "bytes": shard.size}
         entry |= {"files": job.stamp} if job.stamp else {}
         entry |= {"left_out": left_out} if left_out else {}
@@ -201,7 +201,7 @@ class Packing:
             advance(len(found))
 
 
-def prepare(
+def plan_packing(
     origin: SourceConfig,
     form: EncodeOptions,
     *,
@@ -289,7 +289,7 @@ def with_classes(
 
 
 @contextlib.contextmanager
-def alone(out: str) -> Iterator[None]:
+def lock_folder(out: str) -> Iterator[None]:
     """Makes a folder and keeps other processes from packing into it, where the file system can.
 
     Raises:

@@ -1,7 +1,6 @@
 from .kinds import Label as Label
 from .kinds import Source as Source
 from .kinds import SourceConfig as SourceConfig
-from .kinds import examples as examples
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source

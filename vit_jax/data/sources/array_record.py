@@ -1,4 +1,4 @@
-"""Encoded images in ArrayRecord shards: one label each, or any number of them.
+"""EncodedImage images in ArrayRecord shards: one label each, or any number of them.
 
 The format, which `python -m vit_jax.pack` writes and other programs may:
 
@@ -32,11 +32,11 @@ from jaxtyping import Int32
 
 from vit_jax import UserError
 from vit_jax.data import shards
-from vit_jax.data.images import DecodeError, Encoded
+from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources.splits import resolve
 
 
-class Records:
+class ArrayRecords:
     """Labelled images in the shards of some splits.
 
     It pickles without its open files, and threads may share it.
@@ -79,7 +79,7 @@ class Records:
         identity = json.dumps([content(found), counts if not found.info else None, self.max_labels], sort_keys=True)
         self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
-    def read(self, split: str, index: int) -> tuple[Encoded, int | Int32[np.ndarray, " max_labels"]]:
+    def read(self, split: str, index: int) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
         """Returns (image, label) number `index` of a split.
 
         In multi-label data the label is an array [max_labels]: each label once, then -1.
@@ -95,7 +95,7 @@ class Records:
             image, labels = shards.read(shard, row)
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
-        return Encoded(image, name), self.check(labels, name)
+        return EncodedImage(image, name), self.check(labels, name)
 
     def shard_number(self, split: str, index: int) -> int:
         """Returns which of a split's shards example `index` lies in."""
@@ -123,7 +123,7 @@ class Records:
         return np.array(labels + [-1] * (self.max_labels - len(labels)), np.int32)
 
 
-def list_splits(pattern: str) -> list[str]:
+def list_record_splits(pattern: str) -> list[str]:
     """Returns the names of the splits whose shards a pattern names."""
     return list(shards.find(pattern).files)
 

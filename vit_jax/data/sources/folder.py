@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.data.images import SUFFIXES, Encoded, Header, read_header, read_image
-from vit_jax.data.sources import class_lists
-from vit_jax.data.sources.folder_names import Names, joined
+from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image, read_image_header
+from vit_jax.data.sources import label_files
+from vit_jax.data.sources.folder_tree import Names, joined
 from vit_jax.data.sources.splits import resolve, whole
 from vit_jax.storage import filesystem
 
@@ -22,7 +22,7 @@ FLAT = "the labels of a split without class folders are read from a list of file
 WORDS = ("words.txt", "LOC_synset_mapping.txt")  # what classes are called, as Tiny-ImageNet and ImageNet have it
 
 
-class Folder:
+class ImageFolder:
     """Labelled image files of some splits of a folder.
 
     A class is a folder's name, labels follow the sorted names of `train`, images in folders within a class are of the
@@ -57,7 +57,7 @@ class Folder:
         # Labels are those of training, also where only another split is read.
         self.class_names = class_names(names, found.get("train", found[splits[0]]))
         texts = [names.text(path) for path in names.beside_splits() if path.rpartition("/")[2] in WORDS]
-        self.words = class_lists.in_words(self.class_names, texts)
+        self.words = label_files.in_words(self.class_names, texts)
         listed = {name: self.list_split(found[name], names) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
@@ -106,10 +106,12 @@ class Folder:
             classes |= dict.fromkeys(images, name)
             missing += [] if images else [name]
         if not classes or (missing and SPLITS.get(folder, "train") == "train"):
-            raise UserError(f"no images ({' '.join(SUFFIXES)}) lie in these classes of {place}: {listing(missing)}")
+            raise UserError(
+                f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in these classes of {place}: {listing(missing)}"
+            )
         return classes
 
-    def read(self, split: str, index: int) -> tuple[Encoded, int]:
+    def read(self, split: str, index: int) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split.
 
         Raises:
@@ -118,17 +120,17 @@ class Folder:
         """
         return read_image(self.path(split, index)), self.label(split, index)
 
-    def headers(self) -> Callable[[str, int], Header] | None:
+    def headers(self) -> Callable[[str, int], ImageHeader] | None:
         """Returns (split, index) -> what the file's header says; None: the folder is remote."""
         return None if filesystem.is_remote(self.root) else self.header
 
-    def header(self, split: str, index: int) -> Header:
+    def header(self, split: str, index: int) -> ImageHeader:
         """Returns what the header of file `index` of a split says.
 
         Raises:
-            DecodeError: see `decode.read_header`.
+            DecodeError: see `decode.read_image_header`.
         """
-        return read_header(self.path(split, index))
+        return read_image_header(self.path(split, index))
 
     def label(self, split: str, index: int) -> int:
         """Returns the label of file `index` of a split."""
@@ -195,8 +197,8 @@ def of_list(names: Names, folder: str, left_out: collections.Counter[str]) -> di
     if len(found) > 1:
         raise UserError(f"several lists could be that of {place}: {listing(found)}; keep one of them")
     path = found[0]
-    return class_lists.match(
-        class_lists.rows(names.text(path), names.path(path)),
+    return label_files.match(
+        label_files.rows(names.text(path), names.path(path)),
         names.images_below(folder, left_out),
         below=folder,
         name=names.path(path),
@@ -206,13 +208,13 @@ def of_list(names: Names, folder: str, left_out: collections.Counter[str]) -> di
 
 def lists_of(names: Names, folder: str) -> list[str]:
     """Returns the paths of what may be the list of files and classes of a split: in it, or else beside it."""
-    if inside := [path for path in names.files_in(folder) if class_lists.is_list(path)]:
+    if inside := [path for path in names.files_in(folder) if label_files.is_list(path)]:
         return inside
     called = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
-    return [path for path in names.beside_splits() if folder and class_lists.is_list(path, called)]
+    return [path for path in names.beside_splits() if folder and label_files.is_list(path, called)]
 
 
-def list_splits(root: str) -> list[str]:
+def list_folder_splits(root: str) -> list[str]:
     """Returns the names of the splits of a folder that have labels, and logs which have none.
 
     Raises:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose
 from vit_jax.data import images
 from vit_jax.data.sources import folder, splits, tfds
-from vit_jax.data.sources.array_record import Records, list_splits
+from vit_jax.data.sources.array_record import ArrayRecords, list_record_splits
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
@@ -47,14 +47,14 @@ class Source:
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read: Callable[[str, int], tuple[images.RGB | images.Encoded, Label]]
+    read: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
     max_labels: int | None = None
     stamp: Callable[[str, Sequence[int]], str] | None = None
     label: Callable[[str, int], Label] | None = None
-    header: Callable[[str, int], images.Header] | None = None
+    header: Callable[[str, int], images.ImageHeader] | None = None
     class_ids: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Source:
         return sum(len(rows) for _, rows in self.parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `{"image": RGB or Encoded, "label": int or array}`.
+        """Returns `{"image": RGB or EncodedImage, "label": int or array}`.
 
         Raises:
             DecodeError: the file is unreadable.
@@ -70,7 +70,7 @@ class Source:
         image, label = self.read(*splits.locate(self.parts, int(index)))
         return {"image": image, "label": label}
 
-    def read_header(self, index: int) -> images.Header:
+    def read_image_header(self, index: int) -> images.ImageHeader:
         """Returns what the header of the image says, where `header` is given.
 
         Raises:
@@ -171,7 +171,7 @@ def open_digits(origin: SourceConfig, name: str, split: str) -> Source:
     """
     digits = Digits()
     counts = {split: len(labels) for split, (_, labels) in digits.splits.items()}
-    return Source("digits", tuple(splits.select(split, counts)), digits.read, 10, tuple("0123456789"))
+    return Source("digits", tuple(splits.select_examples(split, counts)), digits.read, 10, tuple("0123456789"))
 
 
 class Digits:
@@ -201,12 +201,12 @@ class Digits:
 
 
 def open_folder(origin: SourceConfig, name: str, split: str) -> Source:
-    """Opens image files in folders; see `folder.Folder`. EXIF orientation is applied."""
-    opened = folder.Folder(name, splits.names(split))
+    """Opens image files in folders; see `folder.ImageFolder`. EXIF orientation is applied."""
+    opened = folder.ImageFolder(name, splits.names(split))
     details: dict[str, Any] = {"stamp": opened.stamp, "label": opened.label, "header": opened.headers()}
     return Source(
         name="folder",
-        parts=tuple(splits.select(split, opened.counts)),
+        parts=tuple(splits.select_examples(split, opened.counts)),
         read=opened.read,
         num_classes=len(opened.class_names),
         class_names=opened.words,
@@ -218,8 +218,8 @@ def open_folder(origin: SourceConfig, name: str, split: str) -> Source:
 
 def open_records(origin: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `records`. EXIF orientation is not applied, as published."""
-    records = Records(name, splits.names(split), origin.num_classes, origin.max_labels)
-    parts = tuple(splits.select(split, records.counts))
+    records = ArrayRecords(name, splits.names(split), origin.num_classes, origin.max_labels)
+    parts = tuple(splits.select_examples(split, records.counts))
     records.require_room(parts)
     title = f"array_record:{records.name}"
     details = records.num_classes, records.class_names, records.digest, records.max_labels
@@ -271,7 +271,7 @@ def open_tfds(origin: SourceConfig, name: str, split: str) -> Source:
     """
     builder = tfds.find(name, origin.data_dir)
     info, label = builder.info, builder.info.features["label"]
-    parts = tuple(splits.select(split, {name: info.splits[name].num_examples for name in info.splits}))
+    parts = tuple(splits.select_examples(split, {name: info.splits[name].num_examples for name in info.splits}))
     data = tfds.open_splits(builder, [part for part, _ in parts])
     names = tuple(label.names) if label.names else None
     return Source(f"tfds:{data.name}", parts, data.read, label.num_classes, names)
@@ -285,22 +285,9 @@ OPENERS: dict[str, Callable[[SourceConfig, str, str], Source]] = {
     "tfds": open_tfds,
 }
 LISTERS: dict[str, Callable[[SourceConfig, str], list[str]]] = {
-    "array_record": lambda origin, name: list_splits(name),
+    "array_record": lambda origin, name: list_record_splits(name),
     "digits": lambda origin, name: ["train", "test"],
-    "folder": lambda origin, name: folder.list_splits(name),
+    "folder": lambda origin, name: folder.list_folder_splits(name),
     "tfds": lambda origin, name: list(tfds.find(name, origin.data_dir).info.splits),
 }
 EXAMPLES = {"array_record": "/path/to/shards", "folder": "/path/to/images", "tfds": "cifar10"}  # kinds with a name
-
-
-def examples(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
-    """Returns some images, spread over a split, as they are before preprocessing, and the names of their classes.
-
-    Raises:
-        UserError: the source is wrong or absent, or has no such split.
-    """
-    source = open_source(config, split)
-    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
-    names = source.class_names or range(source.num_classes)
-    labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
-    return [np.asarray(row["image"]) for row in rows], [", ".join(told) for told in labels]

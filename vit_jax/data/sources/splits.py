@@ -57,7 +57,7 @@ def boundary(bound: str, count: int) -> int:
     return int(bound)
 
 
-def select(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
+def select_examples(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
     """Returns (name, range of its examples) for each part of `split`.
 
     Args:

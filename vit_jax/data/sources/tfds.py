@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from vit_jax import UserError, storage
-from vit_jax.data.images import Encoded
+from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.splits import resolve
 from vit_jax.storage import filesystem
 
@@ -35,10 +35,10 @@ class Tfds:
     name: str
     data: dict[str, Any]
 
-    def read(self, split: str, index: int) -> tuple[Encoded, int]:
+    def read(self, split: str, index: int) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split."""
         example = self.data[split][index]
-        return Encoded(example["image"], f"{self.name} {split} {index}"), int(example["label"])
+        return EncodedImage(example["image"], f"{self.name} {split} {index}"), int(example["label"])
 
 
 def open_splits(builder: Any, names: list[str]) -> Tfds:

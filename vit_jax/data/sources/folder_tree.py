@@ -5,7 +5,7 @@ import os
 import posixpath
 
 from vit_jax import UserError
-from vit_jax.data.images import SUFFIXES
+from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.storage import filesystem
 
 KAGGLE = "/ILSVRC/Data/CLS-LOC"  # where Kaggle packs ImageNet's splits; the lists lie three folders above
@@ -69,7 +69,7 @@ class Names:
 
     def images_in(self, folder: str) -> list[str]:
         """Returns the sorted names of the images in a folder, by their suffix, but for hidden ones."""
-        return [path.rpartition("/")[2] for path in self.files_in(folder) if path.lower().endswith(SUFFIXES)]
+        return [path.rpartition("/")[2] for path in self.files_in(folder) if path.lower().endswith(IMAGE_SUFFIXES)]
 
     def images_below(
         self, folder: str, left_out: collections.Counter[str], above: tuple[tuple[int, int], ...] = ()
@@ -93,7 +93,7 @@ class Names:
         for name in names:
             if name.startswith("."):
                 left_out["hidden"] += 1
-            elif name.lower().endswith(SUFFIXES):
+            elif name.lower().endswith(IMAGE_SUFFIXES):
                 found.append(joined(folder, name))
             else:
                 left_out[os.path.splitext(name)[1].lower() or "without an ending"] += 1

@@ -1,0 +1,64 @@
+"""Multiply-accumulates: by numbers, and those of Table 6."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
+from vit_jax import models
+from vit_jax.planning import flops
+
+
+@pytest.mark.parametrize("stride, padding, spread, holes", [(1, (1, 1), 1, 1), (2, (3, 2), 1, 1), (1, (2, 0), 2, 3)])
+def test_a_convolution_counts_products_that_lie_on_the_image(stride, padding, spread, holes):
+    """By numbers: of ones with ones, each result is the count of its products."""
+    image, kernel = np.ones((2, 9, 7, 6), np.float32), np.ones((3, 3, 2, 12), np.float32)
+
+    def convolve(image, kernel):
+        return jax.lax.conv_general_dilated(
+            image,
+            kernel,
+            (stride, 1),
+            (padding, (1, 1)),
+            lhs_dilation=(holes, 1),
+            rhs_dilation=(spread, 1),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=3,
+        )
+
+    assert flops.count_macs(convolve, image, kernel) == convolve(image, kernel).sum()
+
+
+def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
+    def step(x, w):
+        return jax.checkpoint(jnp.dot)(x, w), None
+
+    def loop(x, w):
+        return jax.jit(lambda x: jax.lax.scan(step, x, w)[0])(x) + jnp.einsum("bij,bjk->ik", w, w).sum()
+
+    x, w = jnp.zeros((5, 4)), jnp.zeros((3, 4, 4))
+    assert flops.count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
+    gradient = jax.grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
+    assert flops.count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
+
+    def either(flag, x, w):
+        return jax.lax.cond(flag, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
+
+    assert flops.count_macs(either, True, x, w) == 2 * 5 * 4 * 4
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    per_device = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+    assert flops.count_macs(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
+
+
+# Table 6, except where the paper contradicts itself: paper.md, E.5.
+OUTLIERS = {("ViT-B/32", 7): 0.025, ("R50+ViT-L/16", 7): 0.035}
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in TABLE_6))
+def test_exaflops_are_those_of_table_6(name):
+    model = models.create(name, num_classes=JFT_CLASSES, pre_logits=True, scan=True)  # sooner traced
+    one = flops.training_exaflops(model, JFT_IMAGES)
+    for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
+        assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))

@@ -1,0 +1,229 @@
+"""Estimates from what a compiler reports, plans as text and as JSON, and the command to run next."""
+
+import dataclasses
+import json
+import re
+import shlex
+
+import pytest
+
+from launch import tpu_vm
+from tests.conftest import ROOT
+from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
+from vit_jax.config_flags import parse_command_line
+from vit_jax.planning import chips, estimate, report, serialization
+from vit_jax.planning.command import training_command
+from vit_jax.planning.records import (
+    Advice,
+    Estimate,
+    EvaluationReport,
+    Exchange,
+    LargestBatch,
+    Plan,
+    Request,
+    RunEstimate,
+)
+
+
+def compiled_for(tpu, cycles, collectives, **fields):
+    """The compilation of a program that fits, with so many cycles and such exchanges."""
+    executable = dataclasses.replace(EXECUTABLE, cycles=cycles, collectives=collectives)
+    return make_compilation(1000, executable=executable, target=str(tpu), devices=tpu.chips, **fields)
+
+
+@pytest.mark.parametrize("kind", chips.CHIPS)
+def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
+    chip, macs = chips.CHIPS[kind], 10**12
+    tpu = chips.Slice(kind, (16, 16) if chip.dimensions == 2 else (4, 8, 8))
+    cycles = round(6 * macs * 16 / chip.flops * chip.clock)
+    fields = {"model": "ViT-L/16", "num_examples": 303_000_000, "epochs": 14.0, "batch": 4096, "steps": 1000}
+    fields |= {"macs_per_image": macs, "images_per_host": 64, "fast": True}
+    between = {"all-reduce between slices": Exchange(1, 10**12, 0.0)}
+    found = estimate.estimate_step(compiled_for(tpu, cycles, between, **fields), tpu)
+    assert found.mfu == pytest.approx(1) and found.exchange_seconds == 0
+    assert found.images_per_second_per_chip == pytest.approx(chip.flops / (6 * macs))
+    run = found.run
+    assert run.chip_hours == pytest.approx(256 * 1000 * found.compute_seconds / 3600)
+    assert run.paper_tpuv3_core_days == 680
+    assert run.images_per_second_per_host == pytest.approx(64 / found.compute_seconds)
+    assert run.host_cores == chip.cores[4] and run.input_cores == run.images_per_second_per_host / 1106
+    reduced = {"all-reduce": Exchange(2, 1, 2 * tpu.link_bandwidth)}
+    found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields), tpu)
+    assert found.exchange_seconds == pytest.approx(2)
+    prediction = estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields), tpu)
+    assert prediction.mfu == pytest.approx(1 / 3) and prediction.run is None
+
+
+def test_what_does_not_fit_or_has_no_cycles_is_not_estimated():
+    tpu = chips.parse_topology("v5e:2x4")
+    assert estimate.estimate_step(make_compilation(2000), tpu) is None
+    assert estimate.estimate_step(make_compilation(500), tpu) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "days"),
+    [("vit_l16_jft", 680), ("vit_h14_jft", 2500), ("vit_l16_imagenet21k", 230), ("vit_b16_jft", None)],
+)
+def test_recipes_of_table_2_are_compared_with_its_core_days(recipe, days):
+    config, _ = parse_command_line(["plan", f"--config={ROOT}/configs/{recipe}.py"])
+    images = config.data.num_examples
+    steps = int(config.total_epochs * images / config.batch)  # as the configuration is resolved
+    epochs = steps * config.batch / images
+    workload = dataclasses.replace(
+        WORKLOAD, model=config.model.name, num_examples=images, epochs=epochs, batch=config.batch, steps=steps
+    )
+    found = estimate.estimate_run(workload, chips.parse_topology("v5e:2x4"), 1.0)
+    assert found.paper_tpuv3_core_days == days
+
+
+def test_the_rate_of_reading_is_the_one_that_was_measured():
+    page = (ROOT / "docs" / "data.md").read_text()
+    rates = estimate.CORE_IMAGES_PER_SECOND
+    assert f"| ours, `data.fast`, with `.[fast]` | {rates[True]:,} (" in page
+    assert f"| ours, exact pixels, with `.[fast]` | {rates[False]:,} (" in page
+
+
+@pytest.fixture
+def plan():
+    """A plan that fits."""
+    run = RunEstimate(
+        images_per_second_per_host=1280.0,
+        input_cores=1280 / 834,
+        images_per_second_per_core=834,
+        host_cores=224,
+        hours=5.0,
+        chip_hours=40.0,
+        paper_tpuv3_core_days=None,
+    )
+    step = Estimate(
+        cycles_per_image=1e6,
+        compute_seconds=0.08,
+        exchange_seconds=0.02,
+        images_per_second_per_chip=160.0,
+        mfu=0.3,
+        model_flops=1.0,
+        run=run,
+    )
+    compilation = make_compilation(4 << 30, memory_bytes=10 << 30, waiting_bytes=1 << 30)
+    return Plan(compilation, step, command="python -m all")
+
+
+def with_workload(plan, **fields):
+    """The plan of a workload with other fields."""
+    workload = dataclasses.replace(plan.compilation.workload, **fields)
+    return dataclasses.replace(plan, compilation=dataclasses.replace(plan.compilation, workload=workload))
+
+
+def with_evaluation(plan, peak_bytes):
+    """The plan with an evaluation step that needs so many bytes."""
+    evaluation = EvaluationReport(64, 8, peak_bytes, None, 1.0, False)
+    return dataclasses.replace(plan, compilation=dataclasses.replace(plan.compilation, evaluation=evaluation))
+
+
+def cells(plan):
+    """Label and value of the lines of a plan."""
+    lines = (re.split("  +", line.strip(), maxsplit=1) for line in report.render_plans([plan]).splitlines())
+    return dict(line for line in lines if len(line) == 2)
+
+
+def test_what_a_step_and_a_run_take_is_shown(plan):
+    shown = cells(plan)
+    assert shown["step"] == "100.0 ms = 80.0 of compute + 20.0 of exchange"
+    assert (shown["run"], shown["order of magnitude"]) == ("7,000 steps", "5.0 hours, 40 chip-hours")
+    text = report.render_plans([plan])
+    assert text.endswith("v5e:2x4, data=8, to run it; replace the words in capitals:\npython -m all")
+
+
+def test_the_limit_is_shown(plan):
+    shown = cells(plan)
+    assert (shown["read by each host"], shown["cores for it"], shown["limit"]) == (
+        "1,280 images/s",
+        "1.5 of 224",
+        "chips",
+    )
+    measured = "cores: 834 images/s a core, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md)."
+    assert report.render_plans([plan, plan]).count(measured) == 1
+    run = dataclasses.replace(plan.estimate.run, host_cores=1)
+    slow = dataclasses.replace(plan, estimate=dataclasses.replace(plan.estimate, run=run))
+    assert cells(slow)["limit"] == "input"
+    assert "384 pixels were not measured." in report.render_plans([with_workload(plan, resolution=384)])
+
+
+def test_what_is_left_of_the_memory_is_shown(plan):
+    assert cells(plan)["left"] == "6.00 GiB, enough for 1.00 GiB of batches read ahead"
+    left = cells(with_evaluation(plan, (9 << 30) + 2**20))["left"]
+    assert left == "1,023.00 MiB, too little for 1.00 GiB of batches read ahead"
+
+
+def test_advice_and_the_largest_batch_are_shown(plan):
+    first = Plan(make_compilation(2000))
+    better = dataclasses.replace(plan, command=None)
+    shown = report.render_plans([dataclasses.replace(first, advice=Advice({"accum_steps": "2"}, better))])
+    assert "v5e:2x4, data=8: it fits with --config.accum_steps=2 (compiled):\n" in shown
+    assert "no change tried makes it fit" in report.render_plans([dataclasses.replace(first, advice=Advice({}, None))])
+    shown = report.render_plans([dataclasses.replace(first, largest=LargestBatch(better, 17))])
+    assert "the largest batch has 16 images a device; 17 do not fit:\n" in shown
+    shown = report.render_plans([dataclasses.replace(first, largest=LargestBatch(None, 1))])
+    assert shown.endswith("no batch fits; 1 do not fit.")
+
+
+def test_keys_of_the_json_are_absent_or_null_as_ever(plan):
+    """Programs read them: see docs/plans.md."""
+    found = serialization.plan_to_json(plan)
+    assert {"target", "mesh", "peak_bytes", "fits", "mfu", "hours", "command"} <= found.keys()
+    assert found["cycles"] is None and found["paper_tpuv3_core_days"] is None and found["data_dir"] is None
+    assert not {"needed_bytes", "evaluation", "advice", "fit", "price"} & found.keys()
+    refused = Plan(make_compilation(2000), advice=Advice({}, None))
+    found = serialization.plan_to_json(refused)
+    assert (found["fits"], found["needed_bytes"], found["advice"]) == (False, 2000, None)
+    assert not {"peak_bytes", "cycles", "mfu", "command"} & found.keys()
+    better = dataclasses.replace(plan, price=9.0, command=None)
+    found = serialization.plan_to_json(dataclasses.replace(refused, advice=Advice({"batch": "8"}, better)))
+    assert found["advice"] == {"change": {"batch": "8"}, **serialization.plan_to_json(better)}
+    found = serialization.plan_to_json(Plan(plan.compilation, largest=LargestBatch(None, 1)))
+    assert found["fit"] == {"largest": None, "refused_images_per_device": 1}
+
+
+def test_a_compilation_survives_json(plan):
+    exchanged = {"all-reduce": Exchange(1, 2, 3.0)}
+    executable = dataclasses.replace(EXECUTABLE, collectives=exchanged, cycles=7)
+    for compilation in (
+        with_evaluation(plan, 5).compilation,
+        make_compilation(2000),
+        make_compilation(900, executable=executable),
+    ):
+        text = json.dumps(serialization.compilation_to_json(compilation))
+        assert serialization.compilation_from_json(json.loads(text)) == compilation
+    kept = serialization.remember_step(plan.compilation.step)
+    assert not {"flops", "remembered"} & json.loads(kept).keys()
+    again = dataclasses.replace(plan.compilation.step, flops=3.0, remembered=True)
+    assert serialization.remembered_step(kept, flops=3.0) == again
+    for damaged in ("", "[]", "{}", '{"peak_bytes": 1}', '{"needed_bytes": 1}'):
+        with pytest.raises(ValueError):
+            serialization.remembered_step(damaged, flops=3.0)
+
+
+def test_the_command_to_run_next():
+    words = ("--config=configs/vit_l16_jft.py", "--config.batch=512")
+    request = Request(words, "v5e:2x4")
+    start = "python -m launch.tpu_vm run vit-l16-jft --topology=v5e:2x4 --zone=ZONE -- python -m vit_jax.main "
+    there = " --config.data.source=array_record:gs://BUCKET/DATA --workdir=gs://BUCKET/vit_l16_jft"
+    assert training_command(request, WORKLOAD) == start + " ".join(words) + there
+    python, option, module, verb, *rest = shlex.split(training_command(request, WORKLOAD))
+    assert (python, option, module, verb) == ("python", "-m", "launch.tpu_vm", "run")
+    tpu_vm.main(["tpu_vm", verb, "--dry-run", *rest])  # it takes such a command
+    kept = (*words, "--config.data.source=folder:gs://b/photos", "--workdir=gs://b/run")
+    workload = dataclasses.replace(WORKLOAD, source="folder:gs://b/photos", mesh={**WORKLOAD.mesh, "slice": 2})
+    command = training_command(dataclasses.replace(request, words=kept), workload)
+    assert command == start.replace("2x4", "2x4 --slices=2") + " ".join(kept)
+    downloaded = dataclasses.replace(WORKLOAD, source="tfds:cifar10")
+    assert "--config.data.data_dir=gs://BUCKET/" in training_command(request, downloaded)
+    here = " ".join(["python -m vit_jax.main", *words])
+    assert training_command(dataclasses.replace(request, target="gpu"), WORKLOAD) == here
+    emulated = dataclasses.replace(request, target="cpu", emulated_devices=8)
+    count = "XLA_FLAGS=--xla_force_host_platform_device_count=8"
+    assert training_command(emulated, WORKLOAD) == f"JAX_PLATFORMS=cpu {count} {here}"
+
+
+def test_amounts_have_units():
+    assert [report.format_bytes(size) for size in (3 << 19, 15.75 * 2**30)] == ["1.50 MiB", "15.75 GiB"]

@@ -1,0 +1,156 @@
+"""The two threads that watch over a run: one looks at the clock and at SIGTERM only, the other exchanges messages with
+the other hosts, so that nothing hangs with a host that does not answer.
+"""
+
+import dataclasses
+import sys
+import threading
+import time
+
+import jax
+
+from vit_jax import LostHosts, Preempted, exit_code
+from vit_jax.distributed.coordination import ProcessGroup
+from vit_jax.distributed.departure import PARTING, HostDeparture
+from vit_jax.distributed.preemption import StepAgreement
+from vit_jax.distributed.termination import TerminationSignal
+from vit_jax.distributed.watchdog import LOST, STALL, Clock, Watchdog
+
+PERIOD = 1.0  # seconds between two exchanges with the other hosts
+MANY = 128  # hosts; more of them exchange less often
+SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
+STUCK = exit_code(LostHosts())
+STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
+
+
+class SaveTimer:
+    """The time to save.
+
+    Attributes:
+        interval: seconds between two saves; None: none is due by the clock.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic):
+        """Starts the clock, which gives seconds."""
+        self._clock = clock
+        self.interval: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Lets the time until the next save count from here."""
+        self._since = self._clock()
+
+    def is_over(self) -> bool:
+        """Returns whether a save is due."""
+        return self.interval is not None and self._clock() - self._since > self.interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """A group of hosts and what is known of them.
+
+    Attributes:
+        group: the hosts.
+        watchdog: what each is doing.
+        agreement: on the step at which all end or save.
+        departure: how this host leaves them.
+    """
+
+    group: ProcessGroup
+    watchdog: Watchdog
+    agreement: StepAgreement
+    departure: HostDeparture
+
+
+def watch_group(group: ProcessGroup, clock: Clock = time.monotonic, stall_limit: float = STALL) -> Watched:
+    """Returns what is known of a group at first."""
+    watchdog = Watchdog(group.host, group.hosts, LOST, clock)
+    watchdog.stall_limit = stall_limit
+    return Watched(group, watchdog, StepAgreement(group), HostDeparture(group, PARTING))
+
+
+class HostMonitor:
+    """What the threads do.
+
+    Attributes:
+        watched: the hosts; replaced when this one has joined the others.
+        joining: this host is waiting for the others to start.
+        timer: of the saves.
+    """
+
+    def __init__(self, watched: Watched, timer: SaveTimer):
+        """Starts no thread yet."""
+        self.watched, self.timer = watched, timer
+        self.joining, self._terminated = False, False
+        self._over = threading.Event()
+
+    def start_watching(self, termination: TerminationSignal) -> None:
+        """Starts the thread that looks at the clock and at the signal."""
+        threading.Thread(target=self._watch, args=[termination], daemon=True).start()
+
+    def join(self, watched: Watched) -> None:
+        """Goes over to another group, and starts the thread that exchanges messages with its hosts."""
+        self.watched, self.joining = watched, False
+        if self._terminated:
+            watched.agreement.request("stop")
+        if watched.group.hosts > 1:
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the threads."""
+        self._over.set()
+
+    def _watch(self, termination: TerminationSignal) -> None:
+        announced = False
+        while not self._over.is_set():
+            if termination.wait(PERIOD / 2):
+                self._terminated = True
+                self.watched.agreement.request("stop")
+            if not self.joining:
+                self._look()
+                continue
+            waited = self.watched.watchdog.seconds_in_phase()
+            if not announced and waited > SOON:
+                print("vit_jax: waiting for the other hosts; was this started on all?", file=sys.stderr, flush=True)
+                announced = True
+            if self._terminated and waited > SOON:
+                self.watched.departure.end_process(STARTUP, exit_code(Preempted()))
+
+    def _look(self) -> None:
+        """Asks for a save when it is time, and ends this process if it has to end at once."""
+        group, agreement, departure = self.watched.group, self.watched.agreement, self.watched.departure
+        if group.host == 0 and agreement.count and self.timer.is_over():
+            self.timer.restart()
+            agreement.request("save")
+        if group.hosts == 1:
+            agreement.exchange()
+        if agreement.stopped_before_start:
+            departure.end_process(STARTUP, exit_code(Preempted()))
+        fault = self.watched.watchdog.look()
+        if fault and not self._over.is_set():
+            if group.hosts > 1:
+                departure.announce(fault, STUCK)
+            departure.abort(fault, STUCK)
+
+    def _listen(self) -> None:
+        """Exchanges messages with the other hosts; what fails is tried again."""
+        period, waiting = PERIOD * max(1.0, self.watched.group.hosts / MANY), False
+        while not self._over.wait(period / 10 if waiting else period):
+            try:
+                self._exchange_heartbeats()
+                waiting = self.watched.agreement.exchange()
+            except jax.errors.JaxRuntimeError:  # JAX ends the process itself when host 0 is gone
+                continue
+
+    def _exchange_heartbeats(self) -> None:
+        """Tells the other hosts that this one lives, hears which of them do, and whether one has ended the run."""
+        group, watchdog, departure = self.watched.group, self.watched.watchdog, self.watched.departure
+        group.put(f"alive/{group.host}", watchdog.heartbeat(), replace=True)
+        watchdog.hear(group.get("alive"), departure.departed())
+        end = departure.announcement()
+        if not end or self._over.is_set():
+            return
+        host, sentence, code = end
+        if code == STUCK:
+            departure.abort(sentence, STUCK)
+        departure.end_process(f"host {host} ended the run: {sentence}", code)

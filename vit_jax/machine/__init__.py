@@ -1,0 +1,5 @@
+"""What this machine has: packages, accelerators, the cluster around it, memory and disks. Nothing here imports jax."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from .accelerators import check_devices as check_devices
+from .accelerators import check_tpu_lock as check_tpu_lock
+from .accelerators import has_gpu as has_gpu
+from .accelerators import has_tpu as has_tpu
+from .cluster import check_cluster as check_cluster
+from .finding import Finding as Finding
+from .packages import check_extras as check_extras
+from .packages import check_packages as check_packages
+from .space import check_space as check_space

@@ -1,0 +1,155 @@
+"""The accelerators of this machine, and the processes that use them."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from vit_jax import shown
+from vit_jax.machine.finding import Finding
+
+START_SECONDS = 60.0  # that the devices may take to start
+GPU_REMEDY = "pip install 'vit_jax[cuda]', or [cuda12] if nvidia-smi shows a driver older than 580"
+TPU_REMEDY = "pip install 'vit_jax[tpu]'; to see which process uses the device: sudo lsof /dev/accel* /dev/vfio/*"
+TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "JAX_FORCE_TPU_INIT")
+GOOGLE_PCI_VENDOR = "0x1ae0"
+NON_TPU_PCI_CLASSES = ("0x01", "0x02")  # the prefixes of disks and of network cards
+
+# Run in another process, since a TPU may wait for ever: for the other hosts of its slice, or for the process that uses
+# it.
+DEVICE_QUERY = """
+import json, jax
+devices = jax.local_devices()
+memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+print(json.dumps([jax.default_backend(), len(devices), devices[0].device_kind, memory]))
+"""
+
+
+def installed_distributions() -> list[str]:
+    """Returns the names of all packages that are installed."""
+    return [distribution.name for distribution in metadata.distributions()]
+
+
+def check_devices(
+    seconds: float = START_SECONDS,
+    query: str = DEVICE_QUERY,
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+    installed: Callable[[], Iterable[str]] = installed_distributions,
+) -> Iterator[Finding]:
+    """Yields the devices that jax finds, and the accelerators that it does not use.
+
+    Args:
+        seconds: that the devices may take to start.
+        query: the program that prints the devices.
+        root: of the file system.
+        environment: of this process.
+        installed: returns the names of the packages that are installed.
+    """
+    try:
+        asked = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        remedy = (
+            "on a slice of several hosts run this on all of them at once; else end the process that uses the device"
+        )
+        yield Finding("broken", "devices", f"did not start within {seconds:g} s", remedy)
+        return
+    errors = [line for line in asked.stderr.splitlines() if line.strip()]
+    if asked.returncode:
+        message = errors[-1] if errors else f"exit code {asked.returncode}"
+        yield Finding("broken", "devices", message, "python -c 'import jax; jax.devices()' shows the whole traceback")
+        return
+    backend, count, kind, memory = json.loads(asked.stdout.splitlines()[-1])
+    size = f", {memory / 2**30:.0f} GiB each" if memory else ""
+    yield Finding("ok", "devices", f"{count} x {kind} ({backend}){size}")
+    if backend == "cpu":
+        here = {"GPU": has_gpu(root, environment), "TPU": has_tpu(root, environment)}
+        yield from _check_unused(here, errors, environment, list(installed()))
+
+
+def has_tpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether a TPU seems to be here.
+
+    The signs are its device files, the variables of a TPU's host, or a PCI device of Google's other than the network
+    cards and disks that all their machines have. libtpu alone is no sign: `[plan]` brings it too.
+    """
+    if set(TPU_VARIABLES) & set(environment) or _any_exist(root, "dev/accel[0-9]*", "dev/vfio/[0-9]*"):
+        return True
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        with contextlib.suppress(OSError):
+            kind = (vendor.parent / "class").read_text()
+            if vendor.read_text().strip() == GOOGLE_PCI_VENDOR and not kind.startswith(NON_TPU_PCI_CLASSES):
+                return True
+    return False
+
+
+def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether an NVIDIA GPU seems to be here."""
+    found = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
+    return bool(found) or _any_exist(root, "dev/nvidia[0-9]*", "dev/dxg")
+
+
+def _check_unused(
+    here: Mapping[str, bool], errors: list[str], environment: Mapping[str, str], installed: list[str]
+) -> Iterator[Finding]:
+    """Yields the accelerators that seem to be here although jax uses only the CPU; `errors` is what jax printed."""
+    for name, package, remedy in (("GPU", "jax-cuda", GPU_REMEDY), ("TPU", "libtpu", TPU_REMEDY)):
+        if not here[name]:
+            continue
+        if "cpu" in environment.get("JAX_PLATFORMS", ""):
+            message = f"not used: JAX_PLATFORMS={environment['JAX_PLATFORMS']}"
+            yield Finding("warning", name, message, "unset JAX_PLATFORMS")
+        elif any(distribution.startswith(package) for distribution in installed):
+            reasons = [line for line in errors if "backend" in line.lower()] or ["jax does not say why"]
+            yield Finding("broken", name, f"does not start: {reasons[-1]}", remedy)
+        else:
+            yield Finding("missing", name, f"seems to be here, but no {package} is installed", remedy)
+
+
+def processes_with_open_files(files: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yields the number and the command of the processes that have one of the files open, if this user may see them."""
+    targets = {str(path) for path in files}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process is another user's, or has ended
+            if targets & {os.readlink(path) for path in (process / "fd").iterdir()}:
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                yield process.name, shown(command.strip(), 80)
+
+
+def check_tpu_lock(
+    root: Path = Path("/"),
+    find_holders: Callable[[list[Path]], Iterable[tuple[str, str]]] = processes_with_open_files,
+) -> Iterator[Finding]:
+    """Yields which process uses the TPU, or that the lock which keeps it to one process was left behind."""
+    path = root / "tmp" / "libtpu_lockfile"
+    holders = dict(find_holders([path, *root.glob("dev/accel[0-9]*"), *root.glob("dev/vfio/[0-9]*")]))
+    names = ", ".join(f"{number} ({command})" for number, command in holders.items())
+    if holders:
+        yield Finding("warning", "TPU", f"used by process {names}", f"wait for it, or: kill {' '.join(holders)}")
+    elif path.exists():
+        sudo = "" if os.access(path, os.W_OK) else "sudo "
+        if _is_locked(path):
+            yield Finding("warning", "TPU", "used by another user's process", f"sudo lsof {path} names it")
+        else:
+            yield Finding("warning", "TPU lock", f"{path} is stale: no process holds it", f"{sudo}rm {path}")
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether a process of any user holds a lock on a file; libtpu locks it with lockf(3)."""
+    try:
+        with path.open() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is held, or the file cannot be read
+        return True
+    return False
+
+
+def _any_exist(root: Path, *patterns: str) -> bool:
+    return any(list(root.glob(pattern)) for pattern in patterns)

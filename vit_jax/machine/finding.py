@@ -1,0 +1,20 @@
+"""What a check of this machine finds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        mark: ok, missing, warning or broken.
+        subject: what was checked.
+        message: what was found.
+        remedy: what to do about it, if anything.
+    """
+
+    mark: str
+    subject: str
+    message: str
+    remedy: str = ""

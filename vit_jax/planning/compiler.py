@@ -1,0 +1,92 @@
+"""Asks the compiler about one function of a program, and keeps its report in the folder `plans` of the cache."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax.planning import compiled, flops, serialization, targets
+from vit_jax.planning.records import StepReport
+from vit_jax.storage import cache
+
+CACHE_FORMAT = 5  # of the reports in the cache; another number makes them all unknown
+
+
+class Function(NamedTuple):
+    """A jitted function of a program, the shapes of its arguments, and the shardings of the first of them."""
+
+    jitted: Any
+    arguments: tuple[Any, ...]
+    shardings: Any
+
+
+def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
+    """Returns the compiler's report of a function, from the cache if it is there.
+
+    Args:
+        function: of the program.
+        mesh: of its devices.
+        target: see `records.Request`.
+
+    Raises:
+        UserError: the compiler refuses the function for another reason than its size.
+    """
+    traced = function.jitted.trace(*function.arguments)
+    lowered = traced.lower()
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
+    macs = flops.jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
+    path = _cache_path(mesh, target, versions, lowered.as_text())
+    with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
+        return serialization.remembered_step(path.read_text(), flops=2 * macs)
+    began = time.monotonic()
+    executable, needed_bytes = None, None
+    try:
+        executable = compiled.read_executable(lowered.compile(), target, list(mesh.devices.flat))
+    except jax.errors.JaxRuntimeError as error:
+        needed_bytes = compiled.read_refusal(str(error), device_bytes(function.arguments[0], function.shardings))
+    step = StepReport(
+        executable=executable,
+        needed_bytes=needed_bytes,
+        flops=2 * macs,
+        compile_seconds=round(time.monotonic() - began, 1),
+        versions=versions,
+        remembered=False,
+    )
+    with contextlib.suppress(OSError):  # on a full disk it is not remembered
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(serialization.remember_step(step))
+        partial.replace(path)
+    return step
+
+
+def _cache_path(mesh: Mesh, target: str, versions: dict[str, str | None], text: str) -> Path:
+    flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
+    devices = mesh.devices
+    places = [devices.shape, [device.id for device in devices.flat]]
+    place = target if targets.is_topology(target) else f"{target} {devices.flat[0].device_kind}"
+    key = json.dumps([CACHE_FORMAT, place, versions, flags, places, text])
+    return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def device_bytes(shapes: Any, shardings: Any) -> int:
+    """Returns the bytes of a tree of arrays that lie on one device."""
+    sizes = jax.tree.map(
+        lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize, shapes, shardings
+    )
+    return sum(jax.tree.leaves(sizes))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

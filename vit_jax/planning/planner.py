@@ -1,0 +1,57 @@
+"""Makes a plan: compiles a program, estimates what it takes, and searches what to change if it does not fit."""
+
+from collections.abc import Callable
+
+from vit_jax.planning.chips import parse_topology
+from vit_jax.planning.command import training_command
+from vit_jax.planning.estimate import estimate_step
+from vit_jax.planning.records import Advice, Change, Compilation, LargestBatch, Plan, Request
+from vit_jax.planning.search import find_fitting_change, find_largest_batch
+from vit_jax.planning.targets import is_topology
+
+
+def make_plan(
+    request: Request,
+    compile: Callable[[Request], Compilation],
+    largest_batch: bool = False,
+    chip_hour_price: float | None = None,
+) -> Plan:
+    """Returns all that is known of a request, what to change if it does not fit, and the command that trains so.
+
+    Args:
+        request: what to compile.
+        compile: asks the compiler.
+        largest_batch: search the largest batch that fits.
+        chip_hour_price: in any currency.
+
+    Raises:
+        UserError: the flags are wrong, or nothing compiles for the target.
+    """
+
+    def compile_changed(change: Change) -> Compilation:
+        return compile(request.with_change(change))
+
+    first = compile(request)
+    change: Change | None = {} if first.fits else None  # to a program that fits
+    advice, largest = None, None
+    if largest_batch:
+        best, refused = find_largest_batch(first, compile_changed)
+        largest = LargestBatch(_estimated(best, chip_hour_price) if best else None, refused)
+        change = {"batch": str(best.workload.batch)} if best else None
+    elif not first.fits:
+        found = find_fitting_change(first, compile_changed)
+        advice = Advice(found[0], _estimated(found[1], chip_hour_price)) if found else Advice({}, None)
+        change = found[0] if found else None
+    command = None
+    if change is not None and not request.inference:
+        command = training_command(request.with_change(change), first.workload)
+    plan = _estimated(first, chip_hour_price)
+    return Plan(plan.compilation, plan.estimate, plan.price, advice, largest, command)
+
+
+def _estimated(compilation: Compilation, chip_hour_price: float | None) -> Plan:
+    target = compilation.workload.target
+    estimate = estimate_step(compilation, parse_topology(target)) if is_topology(target) else None
+    run = estimate.run if estimate else None
+    price = run.chip_hours * chip_hour_price if run and chip_hour_price is not None else None
+    return Plan(compilation, estimate, price)

@@ -1,0 +1,320 @@
+"""The records that planning passes on: what is asked for, what a compiler reports, the estimate, and the plan.
+
+Bytes, FLOPs and exchanges are those of one device.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+Change = dict[str, str]  # config field -> value
+
+
+def config_flags(change: Change) -> list[str]:
+    """Returns a change as flags of `vit_jax.main`."""
+    return [f"--config.{key}={value}" for key, value in change.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be compiled.
+
+    Attributes:
+        words: flags of `vit_jax.main`.
+        target: a TPU slice, `v5e:2x4`; or `cpu` or `gpu`, the devices of this machine.
+        inference: a prediction instead of a step of training.
+        emulated_devices: the number of devices that `cpu` stands for.
+    """
+
+    words: tuple[str, ...]
+    target: str
+    inference: bool = False
+    emulated_devices: int = 1
+
+    def with_change(self, change: Change) -> "Request":
+        """Returns the request with other values of some config fields."""
+        return dataclasses.replace(self, words=(*self.words, *config_flags(change)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is known of a request before anything is compiled.
+
+    Attributes:
+        target: see `Request`.
+        inference: see `Request`.
+        memory_bytes: what a device has for a program.
+        model: name of the model.
+        mesh: axis -> devices along it.
+        devices: in all.
+        device_kind: jax's name of the devices.
+        batch: images of a step, over all devices.
+        images_per_device: images of a step; devices that share their images count each of them.
+        images_per_host: images of a step that the busiest host reads.
+        waiting_bytes: batches read ahead, which lie on a device beside what a step needs.
+        source: `data.source`.
+        data_dir: `data.data_dir`.
+        fast: `data.fast`.
+        resolution: pixels along each side of an image.
+        accum_steps: parts in which a batch is computed.
+        remat: which activations are computed again in the backward pass.
+        dtype: of the activations.
+        steps: of the run.
+        epochs: of the run.
+        num_examples: images of the training split.
+        parameters: their number, over all devices.
+        parameter_bytes: of the parameters.
+        state_bytes: of the training state: parameters, optimizer, average.
+        macs_per_image: multiply-accumulates of an image's forward pass.
+    """
+
+    target: str
+    inference: bool
+    memory_bytes: int
+    model: str
+    mesh: dict[str, int]
+    devices: int
+    device_kind: str
+    batch: int
+    images_per_device: int
+    images_per_host: int
+    waiting_bytes: int
+    source: str
+    data_dir: str | None
+    fast: bool
+    resolution: int
+    accum_steps: int
+    remat: str
+    dtype: str
+    steps: int
+    epochs: float
+    num_examples: int
+    parameters: int
+    parameter_bytes: int
+    state_bytes: int
+    macs_per_image: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """The bytes that a program is given and that do not depend on the batch."""
+        return self.parameter_bytes if self.inference else self.state_bytes
+
+    @property
+    def mesh_axes(self) -> str:
+        """The mesh axes that are longer than 1, as text."""
+        return ", ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "one device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """All collectives of one kind in a program.
+
+    Attributes:
+        count: how many are executed.
+        bytes: of the whole arrays, as one device sees them.
+        link_bytes: carried by the busiest link between chips, one collective after the other.
+    """
+
+    count: int
+    bytes: int
+    link_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Executable:
+    """What a compiled program contains.
+
+    Attributes:
+        temp_bytes: of intermediate results.
+        code_bytes: of the program itself.
+        peak_bytes: the most memory that the program needs at once, its arguments included.
+        compiler_flops: the compiler's count, which takes one turn of a loop; None: there is none, or there are loops.
+        collectives: kind -> exchanges of that kind.
+        cycles: the compiler's estimate for a TPU; None: there is none.
+        kernels: the number of Pallas kernels executed, whose cycles the compiler does not estimate.
+    """
+
+    temp_bytes: int
+    code_bytes: int
+    peak_bytes: int
+    compiler_flops: float | None
+    collectives: dict[str, Exchange]
+    cycles: int | None
+    kernels: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What the compiler reported of the train step, or of the prediction.
+
+    Attributes:
+        executable: None: the compiler refused the program for its size.
+        needed_bytes: more than a device has; None: the program fits.
+        flops: of its matrix products, counted from its trace.
+        compile_seconds: that the compiler took.
+        versions: package -> version that compiled it; None: not installed.
+        remembered: it was compiled earlier.
+    """
+
+    executable: Executable | None
+    needed_bytes: int | None
+    flops: float
+    compile_seconds: float
+    versions: dict[str, str | None]
+    remembered: bool
+
+    @property
+    def required_bytes(self) -> int:
+        """The memory that the program needs, whether it fits or not."""
+        if self.needed_bytes is not None:
+            return self.needed_bytes
+        assert self.executable
+        return self.executable.peak_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationReport:
+    """What the compiler reported of the evaluation step, with what training keeps in memory beside it.
+
+    Attributes:
+        batch: images of a step, over all devices.
+        images_per_device: images of a step.
+        peak_bytes: the most memory that is needed at once; None: the compiler refused the program for its size.
+        needed_bytes: more than a device has; None: the program fits.
+        compile_seconds: that the compiler took.
+        remembered: it was compiled earlier.
+    """
+
+    batch: int
+    images_per_device: int
+    peak_bytes: int | None
+    needed_bytes: int | None
+    compile_seconds: float
+    remembered: bool
+
+    @property
+    def required_bytes(self) -> int:
+        """The memory that the program needs, whether it fits or not."""
+        required = self.peak_bytes if self.needed_bytes is None else self.needed_bytes
+        assert required is not None
+        return required
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """A workload and what the compiler reported of it.
+
+    Attributes:
+        workload: what was compiled.
+        step: the train step, or the prediction.
+        evaluation: the evaluation step; None for a prediction.
+    """
+
+    workload: Workload
+    step: StepReport
+    evaluation: EvaluationReport | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory for every part."""
+        return all(part.needed_bytes is None for part in self._parts())
+
+    @property
+    def free_bytes(self) -> int:
+        """The memory of a device that the largest part leaves free."""
+        return self.workload.memory_bytes - max(part.required_bytes for part in self._parts())
+
+    def _parts(self) -> Iterable[StepReport | EvaluationReport]:
+        return (self.step, self.evaluation) if self.evaluation else (self.step,)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEstimate:
+    """What a whole training run takes.
+
+    Attributes:
+        images_per_second_per_host: that the busiest host must read.
+        input_cores: CPU cores that this takes.
+        images_per_second_per_core: the rate assumed for one core.
+        host_cores: CPU cores of the host.
+        hours: of the run.
+        chip_hours: of the run, over all chips.
+        paper_tpuv3_core_days: of the paper's run of this model on these data; None: the paper has none.
+    """
+
+    images_per_second_per_host: float
+    input_cores: float
+    images_per_second_per_core: int
+    host_cores: int
+    hours: float
+    chip_hours: float
+    paper_tpuv3_core_days: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a step takes on a TPU, by the compiler's cycles and the published speed of the links.
+
+    Attributes:
+        cycles_per_image: of one chip.
+        compute_seconds: of a step.
+        exchange_seconds: of a step.
+        images_per_second_per_chip: the rate of processing.
+        mfu: model FLOPs utilization, between 0 and 1.
+        model_flops: of a step on one chip.
+        run: the whole run; None for a prediction.
+    """
+
+    cycles_per_image: float
+    compute_seconds: float
+    exchange_seconds: float
+    images_per_second_per_chip: float
+    mfu: float
+    model_flops: float
+    run: RunEstimate | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """The change that costs the least speed of those with which a program fits.
+
+    Attributes:
+        change: to the configuration.
+        plan: with the change; None: no change that was tried makes the program fit.
+    """
+
+    change: Change
+    plan: "Plan | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch that fits.
+
+    Attributes:
+        plan: with that batch; None: no batch fits.
+        refused_images_per_device: the smallest batch that was found not to fit; None: every batch tried fits.
+    """
+
+    plan: "Plan | None"
+    refused_images_per_device: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that is known of a request.
+
+    Attributes:
+        compilation: what the compiler reported.
+        estimate: None: the program does not fit, or is not for a TPU.
+        price: of the run; None: no price was given, or there is no estimate of a run.
+        advice: None: none was needed or asked for.
+        largest: None: the largest batch was not searched.
+        command: that trains as planned; None: nothing that fits was found, or this is a prediction.
+    """
+
+    compilation: Compilation
+    estimate: Estimate | None = None
+    price: float | None = None
+    advice: Advice | None = None
+    largest: LargestBatch | None = None
+    command: str | None = None

@@ -1,0 +1,122 @@
+"""The records of planning as JSON: what `--json` prints, what the compiler's process answers, what the cache keeps.
+
+Each is one flat object. A key is absent if the record lacks the part that has it, as an estimate of what does not fit,
+and null if that part lacks the value, as the cycles on a CPU.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from vit_jax.planning.records import (
+    Compilation,
+    EvaluationReport,
+    Exchange,
+    Executable,
+    Plan,
+    StepReport,
+    Workload,
+)
+
+Json = dict[str, Any]
+Record = TypeVar("Record")
+
+
+def plan_to_json(plan: Plan) -> Json:
+    """Returns what `python -m vit_jax.plan --json` prints of a plan."""
+    result = compilation_to_json(plan.compilation)
+    if plan.estimate:
+        result |= _shallow(plan.estimate, "run")
+        result |= dataclasses.asdict(plan.estimate.run) if plan.estimate.run else {}
+    if plan.price is not None:
+        result["price"] = plan.price
+    if plan.advice:
+        better = plan.advice.plan
+        result["advice"] = {"change": plan.advice.change, **plan_to_json(better)} if better else None
+    if plan.largest:
+        largest = plan_to_json(plan.largest.plan) if plan.largest.plan else None
+        result["fit"] = {"largest": largest, "refused_images_per_device": plan.largest.refused_images_per_device}
+    if plan.command is not None:
+        result["command"] = plan.command
+    return result
+
+
+def compilation_to_json(compilation: Compilation) -> Json:
+    """Returns what is known of a program without any estimate."""
+    result = dataclasses.asdict(compilation.workload) | step_to_json(compilation.step)
+    if evaluation := compilation.evaluation:
+        told = {key: value for key, value in dataclasses.asdict(evaluation).items() if value is not None}
+        result["evaluation"] = told | {"fits": evaluation.needed_bytes is None}
+    return result | {"fits": compilation.fits}
+
+
+def compilation_from_json(given: Json) -> Compilation:
+    """Returns the compilation that `compilation_to_json` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    evaluation = given.get("evaluation")
+    optional: Json = {"peak_bytes": None, "needed_bytes": None}
+    return Compilation(
+        _select(Workload, given),
+        step_from_json(given),
+        _select(EvaluationReport, optional | evaluation) if evaluation else None,
+    )
+
+
+def step_to_json(step: StepReport) -> Json:
+    """Returns what the compiler reported of a step."""
+    result: Json = {"fits": step.needed_bytes is None}
+    result |= dataclasses.asdict(step.executable) if step.executable else {}
+    result |= {} if step.needed_bytes is None else {"needed_bytes": step.needed_bytes}
+    return result | _shallow(step, "executable", "needed_bytes")
+
+
+def step_from_json(given: Json) -> StepReport:
+    """Returns the step that `step_to_json` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    executable = None
+    if "peak_bytes" in given:
+        kinds = given.get("collectives")
+        if not isinstance(kinds, Mapping):
+            raise ValueError("no collectives")
+        collectives = {kind: _select(Exchange, each) for kind, each in kinds.items()}
+        executable = _select(Executable, given | {"collectives": collectives})
+    if executable is None and "needed_bytes" not in given:
+        raise ValueError("neither peak_bytes nor needed_bytes")
+    return _select(StepReport, {"needed_bytes": None} | given | {"executable": executable})
+
+
+def remember_step(step: StepReport) -> str:
+    """Returns what the cache keeps: what the compiler reported of a step."""
+    return json.dumps({key: value for key, value in step_to_json(step).items() if key not in ("flops", "remembered")})
+
+
+def remembered_step(text: str, flops: float) -> StepReport:
+    """Returns the step that `remember_step` wrote, with its FLOPs.
+
+    Raises:
+        ValueError: the text is damaged.
+    """
+    given = json.loads(text)
+    if not isinstance(given, dict):
+        raise ValueError("not an object")
+    return step_from_json(given | {"flops": flops, "remembered": True})
+
+
+def _select(kind: type[Record], given: Json) -> Record:
+    """Returns a record with those values that it has fields for."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if missing := [name for name in names if name not in given]:
+        raise ValueError(f"no {', '.join(missing)}")
+    return kind(**{name: given[name] for name in names})
+
+
+def _shallow(record: Any, *without: str) -> Json:
+    names = [field.name for field in dataclasses.fields(record)]
+    return {name: getattr(record, name) for name in names if name not in without}

@@ -1,0 +1,97 @@
+"""What a program is compiled for: a TPU slice that need not be here, `v5e:2x4`, or this machine's `cpu` or `gpu`."""
+
+import importlib.util
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from vit_jax import UserError
+from vit_jax.planning import chips
+
+# Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
+# TPU.
+NO_POD = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+POD_PREFIXES = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_NUM_P", "JAX_PROCESS_")
+
+
+def is_topology(target: str) -> bool:
+    """Returns whether a target is a TPU slice, and not this machine's devices."""
+    return ":" in target
+
+
+def emulated_device_flag(count: int) -> str:
+    """Returns the flag of XLA_FLAGS with which the CPU stands for several devices."""
+    return f"--xla_force_host_platform_device_count={count}"
+
+
+def compiler_environment(target: str, emulated_devices: int) -> dict[str, str]:
+    """Returns the variables under which the compiler's process finds the devices of a target."""
+    if is_topology(target):
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(POD_PREFIXES)}
+        return kept | NO_POD | {"JAX_PLATFORMS": "cpu"}
+    if target == "cpu":
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {emulated_device_flag(emulated_devices)}".strip()
+        return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    others = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    return others | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a run on these GPUs keeps its memory
+
+
+def find_devices(target: str, slices: int) -> list[jax.Device]:
+    """Returns the devices of a target that consists of so many slices.
+
+    Raises:
+        UserError: there is no such slice or device, or libtpu is not installed.
+    """
+    if not is_topology(target):
+        try:
+            return jax.devices(target)
+        except RuntimeError:
+            raise UserError(f"jax finds no {target} here; python -m vit_jax.doctor says why.") from None
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("compiling for TPUs needs libtpu (x86-64 Linux): pip install -e '.[plan]'.")
+    tpu = chips.parse_topology(target)
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if tpu.kind == "v4":
+        options["chip_config_name"] = "megacore"  # the two cores of a chip are one device, as on real hosts
+    if tpu.chips < tpu.chip.pod_chips_per_host:
+        options["chips_per_host_bounds"] = [*tpu.shape, 1, 1][:3]
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=target, **options)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"libtpu does not know the slice {target}: {str(error).splitlines()[0]}") from None
+    return list(topology.devices)
+
+
+def images_per_host(target: str, sharding: jax.sharding.Sharding, batch: int) -> int:
+    """Returns how many images of a batch the busiest host reads; an image that several devices share counts once."""
+    # libtpu divides every slice into machines of four chips, even one that a single machine holds.
+    single = is_topology(target) and chips.parse_topology(target).hosts == 1
+    parts: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
+    for device, (rows,) in sharding.devices_indices_map((batch,)).items():
+        host = getattr(device, "slice_index", 0), 0 if single else device.process_index
+        parts.setdefault(host, set()).add(rows.indices(batch))
+    return max(sum(len(range(*rows)) for rows in read) for read in parts.values())
+
+
+def device_memory(target: str, devices: list[jax.Device]) -> int:
+    """Returns the bytes that one of the devices has for a program.
+
+    Raises:
+        UserError: jax does not know.
+    """
+    if is_topology(target):
+        return chips.parse_topology(target).chip.hbm
+    if target == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None:
+        raise UserError(f"jax does not report how much memory a {devices[0].device_kind} has.")
+    return limit
