@@ -223,7 +223,7 @@ def test_loading_says_what_is_wrong(run, tmp_path):
     _, workdir, _ = run
     with pytest.raises(UserError, match="does not exist"):
         vit_jax.load(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"holds neither model\.npz nor checkpoints"):
+    with pytest.raises(UserError, match=r"contains neither model\.npz nor checkpoints"):
         vit_jax.load(tmp_path)
     model, params = vit_jax.load(workdir)
     params = {**params, "head": {"kernel": params["head"]["kernel"][:, :3]}, "more": params["position"]}
@@ -286,7 +286,7 @@ def test_what_differs_ends_with_the_flags_to_paste():
     target = models.create("ViT-B/16", num_classes=10)
     found = sentence(target)
     assert found.startswith(
-        "it holds a model with width 384, not 768, mlp_dim 1536, not 3072, num_heads 6, not 12, pool"
+        "it contains a model with width 384, not 768, mlp_dim 1536, not 3072, num_heads 6, not 12, pool"
     )
     assert found.endswith("; it fits with --config.model.name=ViT-S/16 --config.model.pooling=gap")
     assert sentence(target, True).endswith("-S/16 --config.model.pooling=gap --config.model.pre_logits=True")
@@ -294,7 +294,8 @@ def test_what_differs_ends_with_the_flags_to_paste():
     assert sentence(target).endswith("; it fits with --config.model.name=ViT-S/16 --config.model.depth=12")
     target = models.create("ViT-S/16", num_classes=10, pooling="gap", pre_logits=True)
     assert (
-        sentence(target, True) == "its head is for 1,000 classes, not 10; without --config.keep_head a new one starts."
+        sentence(target, True)
+        == "its head has 1,000 classes, not 10; without --config.keep_head the run starts with a new head."
     )
     source = models.create("ViT/8", width=64, depth=2, mlp_dim=128, num_heads=2, num_classes=10)
     flags = " ".join(
@@ -304,7 +305,7 @@ def test_what_differs_ends_with_the_flags_to_paste():
     source = models.create("R50+ViT-B/16")
     assert sentence(models.create("ViT-B/16")).endswith("; it fits with --config.model.name=R50+ViT-B/16")
     source = models.create("ViT-S/16", pooling="gap", patch_size=8)
-    assert sentence(models.create("ViT-S/16")).endswith("; no field of config.model gives patch_size 8")
+    assert sentence(models.create("ViT-S/16")).endswith("; no field of config.model sets patch_size 8")
 
 
 def test_positions_are_resampled_as_is_said():
@@ -529,8 +530,8 @@ def test_mistakes_that_would_train_for_nothing(quick, tmp_path):
 def test_a_head_is_for_its_classes_in_their_order(caplog):
     interop.check_class_order(["cat", "dog"], ("cat", "dog"))
     interop.check_class_order(None, ["cat"])
-    with pytest.raises(UserError, match="its class 'cat' is number 0, that of the data 1"):
+    with pytest.raises(UserError, match="class 'cat' is number 0 of its head, but number 1 of the data"):
         interop.check_class_order(["cat", "dog"], ["dog", "cat"])
     assert not caplog.text
     interop.check_class_order(["tench, Tinca tinca", "goldfish"], ["tench", "goldfish"])
-    assert "are they the same?" in caplog.text
+    assert "check that they are the same" in caplog.text

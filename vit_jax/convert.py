@@ -16,28 +16,28 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", help="whatever vit_jax.load reads: a workdir, a checkpoint, an npz, a published name")
-    parser.add_argument("target", help="the npz to write")
+    parser.add_argument("source", help="as in vit_jax.load: a workdir, a checkpoint, an .npz file or a published name")
+    parser.add_argument("target", help="the .npz file to write")
     parser.add_argument("--layout", default="ours", help=f"one of {', '.join(interop.LAYOUTS)} [ours]")
     parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
-    parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as FlexiViT's")
-    parser.add_argument("--resample", help="of positions: linear, as published, bicubic or flexi [linear]")
+    parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
+    parser.add_argument("--resample", help="of positions: linear, bicubic or flexi [linear; flexi with --patch-size]")
     args = parser.parse_args(argv[1:])
     choose("layout", args.layout, interop.LAYOUTS)
     if Path(args.source).resolve() == Path(args.target).resolve():
-        raise UserError(f"{args.target} is the source itself; write to another file.")
-    resolution = None if args.resolution is None else size(args.resolution)
+        raise UserError(f"{args.target} is the source itself; choose another file.")
+    resolution = None if args.resolution is None else parse_resolution(args.resolution)
     model, params = interop.load(args.source, resolution=resolution, patch_size=args.patch_size, resample=args.resample)
     interop.save(args.target, model, params, layout=args.layout)
     height, width = model.spec.position.image_size
     print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")
     if interop.LAYOUTS[args.layout] and model.class_names:
-        lost = f"the names of its {len(model.class_names):,} classes are lost: the layout {args.layout} holds none"
+        lost = f"the names of its {len(model.class_names):,} classes are lost, as the {args.layout} layout has none"
         print(f"vit_jax: {lost}; keep {args.source}, or convert it with --layout=ours.", file=sys.stderr)
 
 
-def size(text: str) -> int | tuple[int, ...]:
-    """Returns a resolution as `vit_jax.load` takes it.
+def parse_resolution(text: str) -> int | tuple[int, ...]:
+    """Returns a resolution in the form that `vit_jax.load` takes.
 
     Raises:
         UserError: it is not one or two whole numbers.

@@ -24,36 +24,37 @@ def predict(
 ) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
-    Probabilities are softmax or sigmoid of the logits, as the model was trained. Images are turned upright as their
-    EXIF data says, and preprocessed as in the evaluation of the run that made the checkpoint. An image may be RGB uint8
-    [height, width, 3] as well; its path is then its number. `batch` images are in memory and predicted at once.
+    Probabilities are the softmax or the sigmoid of the logits, depending on the loss that the model was trained with.
+    Images are turned upright according to their EXIF data, and preprocessed as in the evaluation of the run that wrote
+    the checkpoint. An image may also be an RGB uint8 array [height, width, 3]; its path is then its index. `batch`
+    images are read into memory and predicted at a time.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, or a number is too small.
     """
-    return list(results(checkpoint, images, top, batch))
+    return list(iterate_predictions(checkpoint, images, top, batch))
 
 
-def results(
+def iterate_predictions(
     checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5, batch: int = 8
 ) -> Iterator[dict]:
-    """Iterates over what `predict` returns, as it is known: what comes before an unreadable image is not lost."""
+    """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
     model, params = interop.load(checkpoint)
     if model.preprocess is None:
-        raise UserError(f"{checkpoint} does not say how its images are preprocessed.")
+        raise UserError(f"{checkpoint} does not state how images are preprocessed.")
     if not model.spec.head.num_classes:
-        raise UserError(f"{checkpoint} has no head: it names no classes.")
+        raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
     for name, number in (("top", top), ("batch", batch)):
         if number < 1:
             raise UserError(f"{name} must be at least 1, not {number}.")
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
     apply = jax.jit(lambda params, images: activation(model.apply(params, images)[0]))
-    params = jax.device_put(params)  # once, not with every batch
+    params = jax.device_put(params)  # once, not for every batch
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
         given = [data.load_image(image, model.preprocess) for image in images[start : start + size]]
-        full = np.stack(given + given[-1:] * (size - len(given)))  # of one shape, so that there is one compilation
+        full = np.stack(given + given[-1:] * (size - len(given)))  # all batches have one shape: one compilation
         for number, row in enumerate(np.asarray(apply(params, full))[: len(given)], start):
             order = np.argsort(-row, kind="stable")[:top]
             classes = [{"class": names[i], "probability": float(row[i])} for i in order]
@@ -66,21 +67,21 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="workdir, checkpoint folder or model.npz, local or remote")
+    parser.add_argument("checkpoint", help="a workdir, checkpoint folder or .npz file, local or remote")
     parser.add_argument(
-        "images", nargs="+", metavar="image", help="JPEG, PNG or WebP file, or a folder: all images in and below it"
+        "images", nargs="+", metavar="image", help="an image file, or a folder: all images in and below it"
     )
-    parser.add_argument("--top", type=int, default=5, help="how many classes to print [5]")
-    parser.add_argument("--batch", type=int, default=8, help="images to predict at once [8]")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object a line")
-    form.add_argument("--csv", action="store_true", help="print CSV, a line for each image and class, the best first")
+    parser.add_argument("--top", type=int, default=5, help="number of classes to print [5]")
+    parser.add_argument("--batch", type=int, default=8, help="images to predict at a time [8]")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object a line")
+    output.add_argument("--csv", action="store_true", help="print CSV: one line for each image and class, best first")
     args = parser.parse_args(argv[1:])
     images = [path for place in args.images for path in list_images(place)]
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])
-    for result in results(args.checkpoint, images, args.top, args.batch):
+    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch):
         if args.json:
             print(json.dumps(result))
             continue

@@ -3,11 +3,13 @@
 import base64
 import concurrent.futures
 import contextlib
+import csv
 import dataclasses
 import hashlib
 import http.server
 import os
 import re
+import resource
 import socket
 import threading
 import time
@@ -56,7 +58,7 @@ def test_the_list_is_consistent(one):
     assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and class_names.class_wnids(one.head)
     assert one.accuracy is None or 50 < one.accuracy < 95
     assert (one.accuracy is None) == (one.of == "") and one.source
-    assert catalog.find_listed(one.name) == one
+    assert catalog.find_entry(one.name) == one
 
 
 def test_names_and_addresses_are_unique():
@@ -75,10 +77,8 @@ def test_sizes_are_those_of_float32_parameters(one):
 
 def test_searching():
     assert [one.resolution for one in catalog.list_models("ViT-B/16-imagenet2012-*")] == [224, 384]
-    assert (
-        len(catalog.list_models("R*+ViT-*")) > 10 and catalog.find_listed("ViT-B/16-augreg-imagenet2012-384").accuracy
-    )
-    assert catalog.list_models("vit-b*") == () and catalog.find_listed("ViT-B/17") is None
+    assert len(catalog.list_models("R*+ViT-*")) > 10 and catalog.find_entry("ViT-B/16-augreg-imagenet2012-384").accuracy
+    assert catalog.list_models("vit-b*") == () and catalog.find_entry("ViT-B/17") is None
 
 
 def test_tables_are_aligned():
@@ -129,9 +129,17 @@ def held(tmp_path, monkeypatch):
     """Lists one checkpoint and puts a file where it would be downloaded to: `held(row, stored)` returns its name."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
 
+    flexible = dataclasses.asdict(catalog.find_entry("ViT-B/16-flexibase-imagenet21k-240"))
+
     def put(stored, **row):
-        one = dataclasses.replace(catalog.find_listed("ViT-B/16-flexibase-imagenet21k-240"), head=5, size="", **row)
-        monkeypatch.setattr(catalog, "_all", lambda: {one.name: one})
+        one = catalog.CatalogEntry(**(flexible | {"head": 5, "size": "", "flexi": True} | row))
+        cells = dataclasses.asdict(one) | {"flexi": "yes" if one.flexi else "", "accuracy": one.accuracy or ""}
+        file = tmp_path / f"{len(list(tmp_path.glob('*.csv')))}.csv"
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, cells)
+            writer.writeheader()
+            writer.writerow(cells)
+        monkeypatch.setattr(catalog, "CATALOG_FILE", file)
         params = jax.tree.map(
             lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
             jax.eval_shape(stored.init, jax.random.key(0), np.zeros((1, *stored.spec.position.image_size, 3))),
@@ -153,7 +161,7 @@ def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
     assert model.preprocess == "resize_small(272)|central_crop(240)|value_range(-1,1)"
     assert "resized from 32x32 to 16x16" in capsys.readouterr().err
     by_gs = "gs://big_vision/" + address.partition("/big_vision/")[2]
-    assert vit_jax.load(address)[0] == model and catalog.listed(by_gs) == catalog.listed(name)
+    assert vit_jax.load(address)[0] == model and catalog.find_entry(by_gs) == catalog.find_entry(name)
     assert vit_jax.load(name, patch_size=30)[0].spec.grid == (8, 8)
     assert vit_jax.load(path)[0].name == "ViT-mu/32"  # of a file of one's own, nothing is known
 
@@ -183,7 +191,9 @@ def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
 def test_what_is_not_the_listed_model_is_refused(held, stored, row):
     name, address, _ = held(models.create(stored, num_classes=5), **row)
     for path in (name, address):
-        with pytest.raises(UserError, match=rf"its file holds a {stored} .*, but listed is a .*; it is not loaded$"):
+        with pytest.raises(
+            UserError, match=rf"its file contains a {stored} .*, but the catalog lists a .*; it is not loaded$"
+        ):
             vit_jax.load(path)
     name, _, _ = held(
         models.create(stored, num_classes=5), **row | {"flexi": True, "model": stored, "layout": "big_vision"}
@@ -262,36 +272,41 @@ def here(folder):
 
 
 def test_a_file_is_downloaded_once(server, tmp_path, capsys):
-    path = download.download(f"{server.address}/a%2Bb/right", "3.00 MiB")
+    path = download.download_file(f"{server.address}/a%2Bb/right", "3.00 MiB")
     assert path == tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "a+b" / "right"
     assert path.read_bytes() == CONTENT and here(tmp_path) == ["right"]
     assert "100%" in capsys.readouterr().err
-    assert download.download(f"{server.address}/a%2Bb/right") == path and len(server.asked) == 1
+    assert download.download_file(f"{server.address}/a%2Bb/right") == path and len(server.asked) == 1
     path.write_bytes(b"damaged")
-    assert download.download(f"{server.address}/a%2Bb/right").read_bytes() == b"damaged"
+    assert download.download_file(f"{server.address}/a%2Bb/right").read_bytes() == b"damaged"
     assert (
-        download.download(f"{server.address}/a%2Bb/right", "3 MiB").read_bytes() == CONTENT and len(server.asked) == 2
+        download.download_file(f"{server.address}/a%2Bb/right", "3 MiB").read_bytes() == CONTENT
+        and len(server.asked) == 2
     )
-    assert download.download(f"{server.address}/unsaid").read_bytes() == CONTENT
+    assert download.download_file(f"{server.address}/unsaid").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
     ("name", "size", "sentence"),
     [
-        ("wrong", None, "^it was damaged on its way: its MD5 is not"),
-        ("hash", None, "^it was damaged on its way: its MD5 is not"),
-        ("short", None, rf"^it was cut short: {len(CONTENT)} of {len(CONTENT) + 7} bytes came; try again\.$"),
-        ("right", "3.02 MiB", rf"^it holds {len(CONTENT)} bytes, not the 3\.02 MiB that are listed"),
-        ("unsaid", "2 MiB", rf"^it holds {len(CONTENT)} bytes, not the 2 MiB that are listed"),
-        ("silent", None, r"^its server sent nothing for 0\.3 s; try again\.$"),
-        ("length", None, r"^its server announces a length of 'abc', which is none; try again later\.$"),
-        ("minus", None, r"^its server announces a length of '-1'"),
-        ("control", None, r"^its server announces a length of '\\x1b\[31m9{192}', which"),
-        ("page.npz", None, r"^what the address answered is no npz file; open it in a browser"),
-        ("page.npz?download=true", None, r"^what the address answered is no npz file"),
+        ("wrong", None, "^the download is damaged: its MD5 is not"),
+        ("hash", None, "^the download is damaged: its MD5 is not"),
+        (
+            "short",
+            None,
+            rf"^the download was cut short: {len(CONTENT)} of {len(CONTENT) + 7} bytes arrived; try again\.$",
+        ),
+        ("right", "3.02 MiB", rf"^the file has {len(CONTENT)} bytes, not the 3\.02 MiB of the catalog"),
+        ("unsaid", "2 MiB", rf"^the file has {len(CONTENT)} bytes, not the 2 MiB of the catalog"),
+        ("silent", None, r"^the server sent nothing for 0\.3 s: timed out; try again\.$"),
+        ("length", None, r"^the server announces a length of 'abc', which is not a number; try again later\.$"),
+        ("minus", None, r"^the server announces a length of '-1'"),
+        ("control", None, r"^the server announces a length of '\\x1b\[31m9{192}', which"),
+        ("page.npz", None, r"^the server's answer is not an \.npz file; open the address in a browser"),
+        ("page.npz?download=true", None, r"^the server's answer is not an \.npz file"),
         ("404", None, r"^there is no http://127\S+/404 \(HTTP status 404 Not Found\)\.$"),
         ("403", None, r"^no permission to read http://127\S+/403 \(HTTP status 403 Forbidden\)\.$"),
-        ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* at .*/503\.$"),
+        ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* as .*/503\.$"),
         ("elsewhere", None, r"^cannot download http://nobody\.invalid/x: give https://HOST/PATH"),
         (
             "loop",
@@ -300,27 +315,27 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
         ),
         ("bracket", None, r"^cannot reach http://127\S+/bracket: Invalid IPv6 URL; download it elsewhere"),
         ("dots", None, r"^cannot download https://a\.\.b/x: give https://HOST/PATH"),
-        ("secret", None, r"^cannot download this address, which may hold a password: give https://HOST/PATH"),
+        ("secret", None, r"^cannot download this address, which may contain a password: give https://HOST/PATH"),
         ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
     ],
 )
 def test_what_goes_wrong_is_told_and_leaves_nothing(server, tmp_path, monkeypatch, name, size, sentence):
     monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
     with pytest.raises(UserError, match=sentence) as told:
-        download.download(f"{server.address}/{name}", size)
+        download.download_file(f"{server.address}/{name}", size)
     assert here(tmp_path) == [] and str(told.value).isprintable()
 
 
 def test_an_npz_is_a_zip_and_capitals_do_not_matter(server):
-    path = catalog.download_listed(f"{server.address}/archive.npz".replace("http", "HTTP"))
+    path = catalog.download_entry(f"{server.address}/archive.npz".replace("http", "HTTP"))
     assert path.read_bytes() == ARCHIVE
-    assert catalog.download_listed("file://localhost/x") is None
+    assert catalog.download_entry("file://localhost/x") is None
 
 
 def test_strangers_do_not_send_one_to_this_machine(server):
     def sent_on(first):
         request = urllib.request.Request(first)
-        return download._Redirect().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
+        return download.SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
 
     assert sent_on(f"{server.address}/x").full_url == "http://localhost/x"
     with pytest.raises(UserError, match=r"^cannot download http://localhost/x: give https"):
@@ -334,12 +349,12 @@ def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
         port = gone.getsockname()[1]
     path = tmp_path / "published" / f"127.0.0.1%3A{port}" / "x.npz"
     with pytest.raises(UserError) as told:
-        download.download(f"http://127.0.0.1:{port}/x.npz")
-    reason = "Connection refused; download it elsewhere and put it at"
+        download.download_file(f"http://127.0.0.1:{port}/x.npz")
+    reason = "Connection refused; download it elsewhere and save it as"
     assert str(told.value) == f"cannot reach http://127.0.0.1:{port}/x.npz: {reason} {path}."
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")
-    assert download.download(f"http://127.0.0.1:{port}/x.npz") == path
+    assert download.download_file(f"http://127.0.0.1:{port}/x.npz") == path
 
 
 @pytest.mark.parametrize(
@@ -368,58 +383,60 @@ def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     monkeypatch.setattr(urllib.request, "build_opener", None)
     with pytest.raises(UserError, match=r"^cannot download \S+: .*\.$"):
-        download.download(address)
+        download.download_file(address)
 
 
 @pytest.mark.parametrize(
     "host", ["https://me:secret@host", "HTTPS://secret@host", "https://me:secret@[host", "ftp://secret@a"]
 )
 def test_passwords_are_refused_and_not_repeated(host):
-    with pytest.raises(UserError, match=r"^cannot download this address, which may hold a password: .*\.$") as told:
-        download.download(f"{host}/x.npz")
+    with pytest.raises(UserError, match=r"^cannot download this address, which may contain a password: .*\.$") as told:
+        download.download_file(f"{host}/x.npz")
     assert "secret" not in str(told.value)
 
 
 def test_what_lies_where():
     place = "storage.googleapis.com/vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
     address = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
-    assert download._https("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
-    assert str(download._place(address)) == place
-    assert str(download._place("https://host/a%2F..%2Fb c?d/e")) == "host/a%2F..%2Fb%20c%3Fd%2Fe"
+    assert download.https_address("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
+    assert str(download.relative_path(address)) == place
+    assert str(download.relative_path("https://host/a%2F..%2Fb c?d/e")) == "host/a%2F..%2Fb%20c%3Fd%2Fe"
 
 
 def test_several_at_once_do_not_disturb_each_other(server, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        paths = set(pool.map(lambda _: download.download(f"{server.address}/right"), range(4)))
+        paths = set(pool.map(lambda _: download.download_file(f"{server.address}/right"), range(4)))
     assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT and here(tmp_path) == ["right"]
 
 
 def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_path, monkeypatch):
-    old = tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "x.partial"
+    old = tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "right.1234.partial"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"1")
     os.utime(old, (0, 0))
 
-    def interrupted(answer):
-        raise KeyboardInterrupt
+    class Interrupted(download.tqdm):
+        def update(self, n=1):
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(download, "_read", interrupted)
+    monkeypatch.setattr(download, "tqdm", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        download.download(f"{server.address}/right")
+        download.download_file(f"{server.address}/right")
     assert here(tmp_path) == []
 
 
 def test_a_disk_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
-    def full(**kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(download.tempfile, "NamedTemporaryFile", full)
-        with pytest.raises(UserError, match=r"cannot write to .*/bucket: No space left on device; VIT_JAX_CACHE may"):
-            download.download(f"{server.address}/right")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, limit[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write to .*/bucket: File too large; VIT_JAX_CACHE may"):
+            download.download_file(f"{server.address}/right")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert here(tmp_path) == []
     with pytest.raises(UserError, match=r"cannot write to .*: File name too long"):
-        download.download(f"{server.address}/{'x' * 300}")
+        download.download_file(f"{server.address}/{'x' * 300}")
     (tmp_path / "published" / "file").touch()
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "published" / "file"))
     with pytest.raises(UserError, match=r"cannot write to .*file: File exists"):
-        download.download(f"{server.address}/right")
+        download.download_file(f"{server.address}/right")

@@ -49,7 +49,7 @@ JSON = st.recursive(
 
 
 def outcome(path: Path) -> str:
-    """Loads a file, cleanly or not at all."""
+    """Loads a file; it is loaded cleanly or refused in one line."""
     before = sorted(path.parent.iterdir())
     try:
         model, params = vit_jax.load(path)
@@ -134,9 +134,7 @@ PROFILE = settings(deadline=None, database=None, derandomize=True, suppress_heal
 def fuzz(kind, count, folder):
     function, strategies = KINDS[kind]
 
-    @settings(
-        max_examples=count, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(PROFILE, max_examples=count)
     @given(st.tuples(*strategies))
     def run(values):
         function(folder, *values)

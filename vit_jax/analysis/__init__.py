@@ -1,4 +1,4 @@
-"""What a notebook shows."""
+"""Plots and files for notebooks."""
 
 import lazy_loader
 

@@ -1,39 +1,39 @@
-"""Files to and from a notebook: by the browser in Colab, by their paths elsewhere."""
+"""Moves files to and from a notebook: through the browser in Colab, by their paths elsewhere."""
 
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif")  # of images
+from vit_jax import UserError, user_errors
+from vit_jax.data.images import IMAGE_SUFFIXES
 
 
 def upload(path: str | Path = "") -> list[Path]:
-    """Returns files: the path itself or, if it is a folder, the images in it; without a path, what is uploaded.
+    """Returns files: the path itself or, if it is a folder, the images in it; without a path, the uploaded files.
 
     Raises:
-        UserError: nothing is there, or nothing was uploaded; or there is no path, and this is not Colab.
+        UserError: there are no files, or no path is given outside Colab.
     """
     if not path:
-        found = sorted(Path(name) for name in _colab("give a path: there is no upload").upload())
+        found = sorted(Path(name) for name in _colab_files().upload())
     else:
         path = Path(path).expanduser()
-        found = [path] if path.is_file() else sorted(one for one in path.glob("*") if one.suffix.lower() in SUFFIXES)
+        inside = (file for file in path.glob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        found = [path] if path.is_file() else sorted(inside)
     if not found:
-        raise UserError(f"there are no files in {path}." if path else "nothing was uploaded.")
+        raise UserError(f"there are no images in {path}." if path else "no file was uploaded.")
     return found
 
 
 def dataset(source: str) -> str:
-    """Returns a data source as configs name it, and sees to it that its images are here.
+    """Returns a data source as configs name it, after its images were uploaded or unpacked if necessary.
 
     Args:
-        source: of the kind `folder:PATH`, the path may be a zip, which is unpacked beside itself, and if it is empty
-            a zip is uploaded; all others are returned as they are.
+        source: `folder:PATH`, where the path may be a zip file, which is unpacked beside itself; `folder:`, for which a
+            zip file is uploaded; any other source is returned unchanged.
 
     Raises:
-        UserError: as `upload`; or the file is no zip.
+        UserError: as `upload`; or the file is not a zip file.
     """
     kind, _, name = source.partition(":")
     if kind != "folder" or (name and Path(name).expanduser().is_dir()):
@@ -43,39 +43,36 @@ def dataset(source: str) -> str:
 
 
 def download(path: str | Path) -> None:
-    """Hands a file, and the JSON that describes it if that lies beside it, to the browser; elsewhere tells where it is.
+    """Downloads a file, with the JSON file beside it if there is one, by the browser; outside Colab prints the paths.
 
     Raises:
-        UserError: there is no such file.
+        UserError: the file does not exist.
     """
     path = Path(path).expanduser().resolve()
     if not path.is_file():
         raise UserError(f"there is no {path}.")
     beside = path.with_suffix(".json")
-    for one in [path, beside] if beside.is_file() else [path]:
+    for file in [path, beside] if beside.is_file() else [path]:
         try:
-            _colab("").download(str(one))
+            _colab_files().download(str(file))
         except UserError:
-            print(one)
+            print(file)
 
 
-def _colab(otherwise: str) -> Any:
-    try:
+def _colab_files() -> Any:
+    with user_errors("files can be uploaded in Colab only", ImportError, advice="give a path."):
         from google.colab import files
-    except ImportError as error:
-        raise UserError(f"{otherwise} outside Colab.") from error
     return files
 
 
 def _unpack(archive: Path) -> Path:
-    """Returns the folder that holds the classes or splits, however many folders are around it."""
+    """Returns the folder that contains the classes or splits, inside however many outer folders."""
     folder = archive.with_suffix("")
-    try:
-        with zipfile.ZipFile(archive) as file:
-            # What macOS adds would be a class.
-            file.extractall(folder, [name for name in file.namelist() if not name.startswith("__MACOSX/")])
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{archive} is no readable zip: {error}.") from error
-    while len(inside := [one for one in folder.iterdir() if not one.name.startswith(".")]) == 1 and inside[0].is_dir():
+    with user_errors(f"cannot unpack {archive}", OSError, zipfile.BadZipFile), zipfile.ZipFile(archive) as file:
+        # The folder that macOS adds would be taken for a class.
+        file.extractall(folder, [name for name in file.namelist() if not name.startswith("__MACOSX/")])
+    while len(inside := [path for path in folder.iterdir() if not path.name.startswith(".")]) == 1:
+        if not inside[0].is_dir():
+            break
         [folder] = inside
     return folder

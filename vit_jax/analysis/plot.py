@@ -1,4 +1,4 @@
-"""Pictures of a run while it trains, of predictions and of attention: the only user of matplotlib."""
+"""Plots of metrics during training, of predictions and of attention. Only this file uses matplotlib."""
 
 import io
 import os
@@ -17,41 +17,41 @@ from matplotlib.figure import Figure
 from vit_jax import models
 from vit_jax.data.images import read_image
 
-SECONDS = 2.0  # between two drawings of a live picture
-FEW = 40  # points of a line up to which each is marked
-BLOCKS = 6  # whose attention is shown, at most
-LETTERS = 34  # of a class's name
+DRAW_SECONDS = 2.0  # between two drawings of a live plot
+MAX_MARKERS = 40  # lines with more points have no markers
+MAX_BLOCKS = 6  # whose attention is plotted
+MAX_LETTERS = 34  # of a class name
 
-# Label of the axis -> what the names of the metrics drawn there end in, factor.
+# Label of the axis -> suffix of the metrics plotted there, factor.
 PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "learning rate": ("/lr", 1)}
 
 
-class Picture(Figure):
-    """A figure that notebooks show as it is, whatever their plotting backend."""
+class NotebookFigure(Figure):
+    """A figure that notebooks display without a plotting backend."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         file = io.BytesIO()
-        self.savefig(file, format="png", dpi=2 * self.dpi)  # sharp on fine screens, at the size of one
+        self.savefig(file, format="png", dpi=2 * self.dpi)  # sharp on high-density screens
         width, height = self.get_size_inches() * self.dpi
         return file.getvalue(), {"width": round(width), "height": round(height)}
 
 
 class Live:
-    """Draws losses, accuracies and the learning rate over steps while a run trains; in a notebook, in place.
+    """Plots losses, accuracies and the learning rate over steps while a run trains; in a notebook, in place.
 
     Use: `with Live() as live: train(config, workdir, watch=live)`. It is drawn every two seconds at most, and at the
-    end, however that comes.
+    end, also after an error.
 
     Attributes:
-        figure: the picture; elsewhere than in a notebook, `figure.savefig(path)` keeps it.
+        figure: the plot; outside a notebook, `figure.savefig(path)` saves it.
     """
 
     def __init__(self) -> None:
-        """Begins without a point."""
-        self.figure = Picture(figsize=(4, 3), layout="constrained")
+        """Starts without metrics."""
+        self.figure = NotebookFigure(figsize=(4, 3), layout="constrained")
         self._values: dict[str, dict[int, float]] = {}
         self._handle: Any = None
-        self._drawn = time.monotonic()
+        self._drawn_at = time.monotonic()
 
     def __enter__(self) -> "Live":
         return self
@@ -60,10 +60,10 @@ class Live:
         self._draw()
 
     def __call__(self, step: int, metrics: dict[str, float]) -> None:
-        """Takes the metrics of a step."""
+        """Adds the metrics of a step."""
         for name, value in metrics.items():
             self._values.setdefault(name, {})[step] = value
-        if time.monotonic() - self._drawn >= SECONDS:
+        if time.monotonic() - self._drawn_at >= DRAW_SECONDS:
             self._draw()
 
     def _draw(self) -> None:
@@ -76,26 +76,26 @@ class Live:
         self.figure.set_size_inches(4 * len(panels), 3)
         grid = self.figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
         for axes, (label, names) in zip(grid, panels.items(), strict=True):
-            self._lines(axes, names, groups, PANELS[label][1])
+            self._draw_lines(axes, names, groups, PANELS[label][1])
             axes.set(xlabel="step", ylabel=label)
             if label.startswith("accuracy"):
                 axes.set_ylim(top=min(axes.get_ylim()[1], 101))
-        self._show()
-        self._drawn = time.monotonic()
+        self._display()
+        self._drawn_at = time.monotonic()
 
-    def _lines(self, axes: Axes, names: list[str], groups: list[str], factor: int) -> None:
+    def _draw_lines(self, axes: Axes, names: list[str], groups: list[str], factor: int) -> None:
         for name in names:
             steps, values = zip(*self._values[name].items(), strict=True)
             colour = f"C{groups.index(_group(name))}"
-            marker = "o" if len(steps) <= FEW else ""
+            marker = "o" if len(steps) <= MAX_MARKERS else ""
             label = f"{name} {values[-1] * factor:.4g}"
             axes.plot(steps, np.multiply(values, factor), color=colour, marker=marker, markersize=3, label=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         axes.locator_params(axis="x", nbins=5, integer=True)
 
-    def _show(self) -> None:
-        ipython = sys.modules.get("IPython")  # it is imported where it runs
+    def _display(self) -> None:
+        ipython = sys.modules.get("IPython")  # a notebook has imported it
         if ipython is None or ipython.get_ipython() is None:
             return
         if self._handle is None:
@@ -106,20 +106,20 @@ class Live:
 
 def predictions(
     images: Sequence[str | os.PathLike | np.ndarray], results: list[dict], truth: Sequence[str] | None = None
-) -> Picture:
-    """Returns a picture of images beside bars of their most probable classes.
+) -> NotebookFigure:
+    """Returns a figure of images, each beside a bar chart of its most probable classes.
 
     Args:
         images: files, or RGB uint8 arrays [height, width, 3].
-        results: what `vit_jax.predict.predict` says of them.
-        truth: the names of their classes, if known; their bars are green.
+        results: the results of `vit_jax.predict.predict` for them.
+        truth: the names of their true classes, if known, whose bars are green.
 
     Raises:
         UserError: an image cannot be read.
     """
     columns = min(len(images), 2)
     rows = -(-len(images) // columns)
-    figure = Picture(figsize=(4.8 * columns, 1.9 * rows), layout="constrained")
+    figure = NotebookFigure(figsize=(4.8 * columns, 1.9 * rows), layout="constrained")
     grid = figure.subplots(rows, 2 * columns, squeeze=False, width_ratios=[1.6, 3.2] * columns).reshape(-1, 2)
     for left, right in grid:
         left.set_axis_off()
@@ -131,53 +131,53 @@ def predictions(
         title = Path(image).name if name is None and not isinstance(image, np.ndarray) else name
         if title is not None:
             left.set_title(textwrap.shorten(title, 24, placeholder="…"), fontsize="small")
-        _bars(right, result["classes"], name)
+        _draw_bars(right, result["classes"], name)
     return figure
 
 
 def attention(
     model: models.Model, image: Float[np.ndarray, "height width 3"], weights: Float[Any, "depth heads tokens tokens"]
-) -> Picture:
-    """Returns a picture of where the blocks of a model look: the attention of the class token or, without one, of the
-    patches on average; mean of the heads.
+) -> NotebookFigure:
+    """Returns a figure of the attention in the blocks of a model, averaged over heads: that of the class token or,
+    without one, the average of the patches'.
 
     Args:
-        model: what computed the weights.
-        image: as preprocessed for it.
+        model: the model that computed the weights.
+        image: the preprocessed image.
         weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
     """
     first = model.spec.class_rows
-    asking = np.asarray(weights)[:, :, :first] if first else np.asarray(weights)
-    maps = 100 * asking.mean((1, 2))[:, first:].reshape(-1, *model.spec.grid)
-    shown = np.unique(np.linspace(0, len(maps) - 1, BLOCKS).round().astype(int))
-    figure = Picture(figsize=(1.6 * len(shown) + 2.6, 2.0), layout="constrained")
-    picture, *others = figure.subplots(1, len(shown) + 1)
-    picture.imshow((image - image.min()) / max(np.ptp(image), 1e-9))
-    picture.set_title("image", fontsize="small")
-    for axes, block in zip(others, shown, strict=True):
-        drawn = axes.imshow(maps[block], vmin=0, vmax=maps[shown].max())
+    queries = np.asarray(weights)[:, :, :first] if first else np.asarray(weights)
+    maps = 100 * queries.mean((1, 2))[:, first:].reshape(-1, *model.spec.grid)
+    chosen = np.unique(np.linspace(0, len(maps) - 1, MAX_BLOCKS).round().astype(int))
+    figure = NotebookFigure(figsize=(1.6 * len(chosen) + 2.6, 2.0), layout="constrained")
+    input_axes, *others = figure.subplots(1, len(chosen) + 1)
+    input_axes.imshow((image - image.min()) / max(np.ptp(image), 1e-9))
+    input_axes.set_title("image", fontsize="small")
+    for axes, block in zip(others, chosen, strict=True):
+        image_artist = axes.imshow(maps[block], vmin=0, vmax=maps[chosen].max())
         axes.set_title(f"block {block + 1} of {len(maps)}", fontsize="small")
-    for axes in (picture, *others):
+    for axes in (input_axes, *others):
         axes.set_axis_off()
-    asker = "class token" if first else "patches (mean)"
-    bar = figure.colorbar(drawn, ax=others, pad=0.02)
-    bar.set_label(f"attention of the\n{asker} (%)", fontsize="small")
+    name = "class token" if first else "patches (mean)"
+    bar = figure.colorbar(image_artist, ax=others, pad=0.02)
+    bar.set_label(f"attention of the\n{name} (%)", fontsize="small")
     bar.ax.tick_params(labelsize="small")
     return figure
 
 
-def _bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
-    """Draws a bar for each class, with its name on it, so that no name is cut or moves the bars."""
+def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
+    """Draws a bar for each class with its name on the bar, so that long names neither are cut nor move the bars."""
     values = [entry["probability"] for entry in classes]
     names = [entry["class"] for entry in classes]
     colours = ["#9bd39b" if name == truth else "#b8cfe8" for name in names]
     axes.barh(range(len(names)), values, color=colours)
     for row, (name, value) in enumerate(zip(names, values, strict=True)):
-        text = f"{value:.1%}  {textwrap.shorten(name, LETTERS, placeholder='…')}"
+        text = f"{value:.1%}  {textwrap.shorten(name, MAX_LETTERS, placeholder='…')}"
         axes.text(0.01, row, text, va="center", fontsize="small", clip_on=True)
     axes.set(xlim=(0, 1), ylim=(max(len(names), 5) - 0.5, -0.5))
 
 
 def _group(name: str) -> str:
-    """Returns what tells, of a metric's name, whose it is: train, or an evaluation."""
+    """Returns the first part of a metric's name: train, or the name of an evaluation."""
     return name.partition("/")[0]

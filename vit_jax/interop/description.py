@@ -1,59 +1,84 @@
-"""What a model is, as JSON: beside the npz of our own layout, and in every checkpoint."""
+"""The description of a model as JSON: in a file beside the .npz of our own layout, and in every checkpoint."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from vit_jax import UserError, models
+from vit_jax import UserError, models, user_errors
 from vit_jax.config_fields import EXECUTION
 
 MODEL_FILE = "model.npz"
+MAX_BYTES = 2**24  # of a JSON file
 
-LARGEST = 2**24  # bytes of a JSON file
-KINDS = {"model": str, "fields": dict, "preprocess": str | None, "class_names": list | None, "loss": str}
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model as JSON states it.
+
+    Attributes:
+        model: its name, as `vit_jax.create` takes it.
+        fields: what the name does not say, by flat keyword, without the fields that only say how it is computed.
+        preprocess: the pipe of operations that prepares its images, if known.
+        class_names: the names of its logits, if known.
+        loss: the loss that it was trained with, softmax or sigmoid.
+    """
+
+    model: str
+    fields: dict
+    preprocess: str | None
+    class_names: list | None
+    loss: str
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords with which `vit_jax.create` makes the model."""
+        return self.fields | {"preprocess": self.preprocess, "class_names": self.class_names, "loss": self.loss}
+
+
+TYPES = get_type_hints(ModelDescription)
 
 
 def describe_model(model: models.Model) -> dict[str, Any]:
-    """Returns what a model is, as JSON, without how it was made to run."""
+    """Returns the description of a model as JSON."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
-    use = {"preprocess": model.preprocess, "class_names": names, "loss": model.loss}
-    return {"model": model.name, "fields": fields, **use}
+    return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss))
 
 
-def arguments(about: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the keywords with which `models.create` makes the model that `about` tells of.
+def check_description(description: Any) -> ModelDescription:
+    """Returns a description from JSON.
 
     Raises:
-        UserError: it tells of none.
+        UserError: a field is missing or has another type.
     """
-    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in KINDS.items()):
-        raise UserError(f"what is said of its model is not {', '.join(KINDS)}")
-    if not all(isinstance(name, str) for name in about["class_names"] or ()):
-        raise UserError("its class names are not words")
-    use = {key: about[key] for key in ("preprocess", "class_names", "loss")}
-    return about["model"], about["fields"] | use
+    known = isinstance(description, dict)
+    if not known or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
+        raise UserError(f"the description of its model must have the fields {', '.join(TYPES)}")
+    if not all(isinstance(name, str) for name in description.get("class_names") or ()):
+        raise UserError("the class names in the description of its model must be strings")
+    return ModelDescription(**{key: description.get(key) for key in TYPES})
 
 
-def described(path: Path) -> Any:
-    """Returns what the JSON file beside an npz says.
+def read_description(path: Path) -> ModelDescription:
+    """Returns the description in the JSON file beside an .npz file.
 
     Raises:
-        UserError: it is missing or is no JSON.
+        UserError: the file is missing or does not describe a model.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise UserError(
-            f"its arrays are in no layout known here, and no {beside.name} beside it says that they are in ours"
+            f"the names of its arrays are of no known layout, and there is no {beside.name} beside it, as there is in "
+            "the layout of vit_jax"
         )
-    if beside.stat().st_size > LARGEST:
-        raise UserError(f"{beside.name} is too large to be the description of a model")
-    try:
-        return json.loads(beside.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{beside.name} is no JSON: {error}") from error
+    if beside.stat().st_size > MAX_BYTES:
+        raise UserError(f"{beside.name} is too large to describe a model")
+    with user_errors(f"{beside.name} is not JSON", ValueError, RecursionError):
+        description = json.loads(beside.read_text())
+    return check_description(description)
 
 
-def write(path: Path, model: models.Model) -> None:
-    """Writes what a model is into a file."""
+def write_description(path: Path, model: models.Model) -> None:
+    """Writes the description of a model into a file."""
     path.write_text(json.dumps(describe_model(model), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Where the values of our arrays lie in a file of another layout: read and written by the same table."""
+"""Tables from our parameters to the arrays of another layout, by which files are both read and written."""
 
 import math
 import os
@@ -11,82 +11,82 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop.npz import Archive
 
-READERS = min(os.cpu_count() or 1, 4)  # threads
-MOST = 1000  # names in one message
-LARGEST = 2**40  # elements of an array: no file holds more
+READ_THREADS = min(os.cpu_count() or 1, 4)
+MAX_NAMES = 1000  # in one message
+MAX_ELEMENTS = 2**40  # of an array
 
 
 class Leaf(NamedTuple):
-    """An array of theirs; `ones` dimensions of 1 stand before ours."""
+    """One array of the file that is one of ours, with `ones` leading dimensions of 1 that ours lacks."""
 
     name: str
     ones: int = 0
 
 
 class Stack(NamedTuple):
-    """Arrays of theirs that are one of ours, side by side along an axis."""
+    """Several arrays of the file that are one of ours, stacked along an axis."""
 
     axis: int
     parts: list[Any]  # of Leaf or Stack
 
 
 Part = Leaf | Stack
-Table = dict[str, Part]  # our name -> where its values lie
+ParameterTable = dict[str, Part]  # our name -> the arrays of the file
 Shapes = dict[str, tuple[int, ...]]
 
 
-def read(archive: Archive, table: Table, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
-    """Returns our arrays by name, in float32. Each value is copied once, from the file to where it stays.
+def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
+    """Returns our parameters by name, in float32. Each value is copied once, from the file to its final place.
 
     Args:
         archive: the file.
-        table: where the values lie.
-        shapes: of our arrays.
-        prefix: of all names of theirs; what lies beside it (an optimizer's state) is left alone.
+        table: the arrays of the file that our parameters consist of.
+        shapes: of our parameters.
+        prefix: of all names in the file; arrays without it (an optimizer's state) are ignored.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
     wanted: dict[str, np.ndarray] = {}
     for name, part in table.items():
-        if math.prod(shapes[name]) > LARGEST:
-            raise UserError(f"no model is so large: {name} would be {list(shapes[name])}")
-        wanted |= dict(pieces(part, np.broadcast_to(np.float32(0), shapes[name]), prefix))
+        if math.prod(shapes[name]) > MAX_ELEMENTS:
+            raise UserError(f"the model is too large: {name} would be {list(shapes[name])}")
+        wanted |= dict(_views_of_part(part, np.broadcast_to(np.float32(0), shapes[name]), prefix))
     found = {name: archive[name] for name in archive if name.startswith(prefix)}
     wrong = [f"missing {name}" for name in wanted if name not in found]
     wrong += [f"unexpected {name}" for name in found if name not in wanted]
     for name in [name for name in wanted if name in found]:
         shape = found[name].shape
-        if _bare(shape) != _bare(wanted[name].shape):
+        if _without_leading_ones(shape) != _without_leading_ones(wanted[name].shape):
             wrong.append(f"{name} is {list(shape)}, not {list(wanted[name].shape)}")
         elif not found[name].is_weights:
             wrong.append(f"{name} is {found[name].dtype}, not float32")
     if wrong:
-        more = f"; and {len(wrong) - MOST:,} more" if len(wrong) > MOST else ""
-        raise UserError("; ".join(wrong[:MOST]) + more)
-    arrays: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
-    parts = split(table, arrays, prefix)
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(archive.read, parts.keys(), parts.values()))
-    return arrays
+        more = f"; and {len(wrong) - MAX_NAMES:,} more" if len(wrong) > MAX_NAMES else ""
+        raise UserError("; ".join(wrong[:MAX_NAMES]) + more)
+    parameters: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
+    views = file_views(table, parameters, prefix)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        list(pool.map(archive.read_array, views.keys(), views.values()))
+    return parameters
 
 
-def pieces(part: Part, array: np.ndarray, prefix: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields their names, and the views of an array of ours that are their values."""
+def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of the file by name, as views of our parameters."""
+    parts = ((part, parameters[ours]) for ours, part in table.items())
+    return {name: view for part, array in parts for name, view in _views_of_part(part, array, prefix)}
+
+
+def _views_of_part(part: Part, array: np.ndarray, prefix: str) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(part, Stack):
-        for one, view in zip(part.parts, np.moveaxis(array, part.axis, 0), strict=True):
-            yield from pieces(one, view, prefix)
+        for inner, view in zip(part.parts, np.moveaxis(array, part.axis, 0), strict=True):
+            yield from _views_of_part(inner, view, prefix)
     else:
         yield prefix + part.name, array[(np.newaxis,) * part.ones]
 
 
-def split(table: Table, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns arrays of theirs by name: views of ours."""
-    return {name: view for ours, part in table.items() for name, view in pieces(part, arrays[ours], prefix)}
-
-
-def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a shape without dimensions of 1 before it: old files have more of them."""
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a shape without leading dimensions of 1, of which old files have more."""
     while shape[:1] == (1,):
         shape = shape[1:]
     return shape
