@@ -54,38 +54,13 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
         spot: use cheaper machines, which may be taken away at any time.
         account: Kubernetes service account that may write to the bucket; None: that of the namespace.
     """
-    selector = {
-        f"{NODE_LABEL}tpu-accelerator": clouds.CHIP_NAMES[tpu.kind].label,
-        f"{NODE_LABEL}tpu-topology": "x".join(map(str, tpu.shape)),
-    }
-    container = {
-        "name": "main",
-        "image": image,
-        "command": [*SHELL, *(word.replace("$", "$$") for word in job.command)],  # Kubernetes would expand it
-        "resources": {"limits": {"google.com/tpu": tpu.chips_per_host}},
-        "securityContext": {"privileged": True},  # it may raise the limit of locked memory
-    }
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",  # one host alone cannot rejoin the others
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "hostNetwork": True,  # for the gradients between slices
-        "dnsPolicy": "ClusterFirstWithHostNet",
-        "nodeSelector": selector | ({f"{NODE_LABEL}spot": "true"} if spot else {}),
-        "containers": [container],
-    }
-    if account:
-        pod["serviceAccountName"] = account
-    if spot:
-        pod["tolerations"] = [
-            {"key": f"{NODE_LABEL}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-        ]
     machines = {
         "completionMode": "Indexed",
         "parallelism": tpu.hosts,
         "completions": tpu.hosts,
         "backoffLimit": 0,  # one lost host ends the Job, and with it all Jobs
         "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in POD_ENDS]},
-        "template": {"spec": pod},
+        "template": {"spec": _make_pod(job.command, tpu, image, spot, account)},
     }
     # What matches no rule is a fault: all Jobs start again, at most maxRestarts times, once all old ones have ended (or
     # they would not find each other). If several Jobs have failed, any of them may match the first rule.
@@ -108,6 +83,35 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
         },
         "spec": {"failurePolicy": failures, "replicatedJobs": [slices]},
     }
+
+
+def _make_pod(command: tuple[str, ...], tpu: Slice, image: str, spot: bool, account: str | None) -> dict[str, Any]:
+    selector = {
+        f"{NODE_LABEL}tpu-accelerator": clouds.CHIP_NAMES[tpu.kind].label,
+        f"{NODE_LABEL}tpu-topology": "x".join(map(str, tpu.shape)),
+    }
+    container = {
+        "name": "main",
+        "image": image,
+        "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand it
+        "resources": {"limits": {"google.com/tpu": tpu.chips_per_host}},
+        "securityContext": {"privileged": True},  # it may raise the limit of locked memory
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",  # one host alone cannot rejoin the others
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "hostNetwork": True,  # for the gradients between slices
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "nodeSelector": selector | ({f"{NODE_LABEL}spot": "true"} if spot else {}),
+        "containers": [container],
+    }
+    if account:
+        pod["serviceAccountName"] = account
+    if spot:
+        pod["tolerations"] = [
+            {"key": f"{NODE_LABEL}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        ]
+    return pod
 
 
 def _match_ends(*indices: int) -> dict[str, list[str]]:
