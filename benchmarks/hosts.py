@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from launch.local import NUMBERS, environments
+from launch.local import JAX_VARIABLES, process_environments
 
 ROOT = Path(__file__).parent.parent
 SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")
@@ -51,7 +51,7 @@ class Hosts:
         """
         self.workdir, self.hosts = workdir, hosts
         command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
-        environment = environments(hosts, devices) if hosts > 1 else [single(devices)]
+        environment = process_environments(hosts, devices) if hosts > 1 else [single(devices)]
         self.logs = [workdir.with_name(f"{workdir.name}.{host}.log") for host in range(hosts)]
         self.processes = []
         for host in range(hosts):
@@ -108,8 +108,8 @@ class Hosts:
 
 def single(devices: int) -> dict[str, str]:
     """Returns the environment of a process that is alone."""
-    [environment] = environments(1, devices)
-    return {name: value for name, value in environment.items() if name not in NUMBERS}
+    [environment] = process_environments(1, devices)
+    return {name: value for name, value in environment.items() if name not in JAX_VARIABLES}
 
 
 def metrics(workdir: Path) -> list[dict[str, Any]]:

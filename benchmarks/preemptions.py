@@ -5,13 +5,16 @@ table and the tests.
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launch import slurm, tpu_vm
+from launch import slurm
 from launch.job import Job
-from vit_jax.planning.chips import parse_topology
+from launch.queued_resource import QueuedResource, make_steps
+from launch.tpu_vm import Launcher
+from vit_jax.planning import parse_topology
 
 TAKEN = "taken"  # how a start ends whose machines the cloud takes away; else its exit code
 
@@ -70,29 +73,42 @@ def prepare(folder: Path, ends: Sequence[str], **programs: str) -> None:
         (folder / name).chmod(0o755)
 
 
-def cloud_tpu(folder: Path, ends: Sequence[str], restarts: int) -> Launched:
+def cloud_tpu(
+    folder: Path,
+    ends: Sequence[str],
+    restarts: int,
+    clock: Callable[[], float] = time.monotonic,
+    on_pause: Callable[[], object] = lambda: None,
+) -> Launched:
     """Launches on Cloud TPU.
 
     Args:
         folder: to be made.
         ends: of the starts: exit codes, or `TAKEN`.
         restarts: after faults, at most.
+        clock: of the launcher.
+        on_pause: called when the launcher would have waited.
     """
     prepare(folder, ends, gcloud=GCLOUD)
     (folder / "state").write_text("none\n")
     job = Job("run", ("x",), 1, restarts)
-    steps = tpu_vm.plan(job, parse_topology("v5e:2x4"), "zone")
+    steps = make_steps(job, parse_topology("v5e:2x4"), "zone")
     steps = {step: [str(folder / "gcloud"), *argv[1:]] for step, argv in steps.items()} | {"pack": ["true"]}
     pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        on_pause()
+
     with (folder / "log").open("w") as log, contextlib.redirect_stderr(log):
-        code = tpu_vm.Launcher(job, steps, 1, pauses.append).run()
+        code = Launcher(job, QueuedResource(job.name, steps, 1, sleep), sleep, clock).run()
     return Launched(code, int((folder / "starts").read_text()), pauses)
 
 
 def on_slurm(folder: Path, ends: Sequence[str], restarts: int) -> Launched:
     """Submits to Slurm, which starts the job again as often as it asks for that; the arguments as of `cloud_tpu`."""
     prepare(folder, ends, srun=SRUN, scontrol=SCONTROL)
-    script = slurm.script(Job("run", ("x",), 1, restarts), 1, 1, 1, "1:00:00", [])
+    script = slurm.make_script(Job("run", ("x",), 1, restarts), 1, 1, 1, "1:00:00", [])
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
     count, again = 0, True
     while again:

@@ -1,11 +1,11 @@
-"""Runs a command on TPU slices of a GKE cluster, as a JobSet that is started again when machines are taken away.
+"""Runs a command on TPU slices of a GKE cluster, as a JobSet that is restarted when machines are taken away.
 
 Example:
   python -m launch.gke l16 --topology=v5e:16x16 --image=REGISTRY/vit_jax -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --config.data.source=array_record:gs://my-bucket/jft --workdir=gs://my-bucket/l16
 
-Hands a manifest to kubectl, which knows the cluster; the cluster knows JobSet, and has a node pool for each slice or
-makes them itself. launch/Dockerfile makes the image. The same command, given again, changes nothing.
+It gives a manifest to kubectl, which is connected to the cluster. The cluster has JobSet installed, and a node pool for
+each slice, or creates them itself. launch/Dockerfile makes the image. The same command, given again, changes nothing.
 """
 
 from typing import Any
@@ -13,75 +13,63 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.job import PREEMPTED, Job, add_arguments, again, call, check_config, check_output, make, parser, split
-from vit_jax import UserError, cli, planning
+from launch.checks import check_config, check_output
+from launch.job import (
+    PREEMPTED,
+    Job,
+    add_job_arguments,
+    make_job,
+    make_parser,
+    run_command,
+    should_restart,
+    split_command_line,
+)
+from vit_jax import UserError, cli
+from vit_jax.planning import Slice, parse_topology
 
-NODES = "cloud.google.com/gke-"
-FINAL = [code for code in range(1, 256) if not again(code)]  # somebody should look
-# The ends of a pod that are no fault; Kubernetes tries them in this order.
-ENDS: list[dict[str, Any]] = [
-    {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},  # its machine goes, whatever the exit code
+NODE_LABEL = "cloud.google.com/gke-"
+FINAL_CODES = [code for code in range(1, 256) if not should_restart(code)]  # somebody should look
+# The ends of a pod that are not faults, in the order in which Kubernetes tries them.
+POD_ENDS: list[dict[str, Any]] = [
+    {
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]
+    },  # its machine is taken away; the exit code does not matter
     {"onExitCodes": {"containerName": "main", "operator": "In", "values": [PREEMPTED]}},
-    {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL}},
+    {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL_CODES}},
 ]
-# Seconds between SIGTERM and SIGKILL. A save waits for the step that is under way, compiling perhaps, and for the one
-# before it to be written. Maintenance leaves that long; machines that are taken away leave less, whatever stands here.
-GRACE = 300
-# TPUs read and write the memory of programs directly: it is locked. The shell becomes the command, which gets SIGTERM.
+# Seconds between SIGTERM and SIGKILL. A save waits for the current step, which may still be compiling, and for the
+# previous save. Maintenance allows that long; machines that are taken away allow less, whatever is set here.
+GRACE_SECONDS = 300
+# TPUs access the memory of programs directly, so it is locked. The shell becomes the command, which gets SIGTERM.
 SHELL = ["sh", "-c", 'ulimit -l 68719476736; exec "$@"', "sh"]
 
 
-def manifest(
-    job: Job, tpu: planning.Slice, image: str, spot: bool = False, account: str | None = None
-) -> dict[str, Any]:
+def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account: str | None = None) -> dict[str, Any]:
     """Returns the JobSet (jobset.x-k8s.io/v1alpha2) of a run.
 
     Args:
         job: what to run.
-        tpu: each of its slices: a Job, whose pods are the slice's machines.
-        image: of the container, with the command's program in it.
-        spot: on machines that may be taken away at any time, and cost less.
-        account: Kubernetes' service account, which may write to the bucket; None is the namespace's own.
+        tpu: each of its slices; a slice is a Job, and its machines are the pods.
+        image: of the container, which contains the program.
+        spot: use cheaper machines, which may be taken away at any time.
+        account: Kubernetes service account that may write to the bucket; None: that of the namespace.
     """
-    selector = {
-        f"{NODES}tpu-accelerator": clouds.CLOUDS[tpu.kind].label,
-        f"{NODES}tpu-topology": "x".join(map(str, tpu.shape)),
-    }
-    container = {
-        "name": "main",
-        "image": image,
-        "command": [*SHELL, *(word.replace("$", "$$") for word in job.command)],  # which Kubernetes would expand
-        "resources": {"limits": {"google.com/tpu": clouds.chips_per_host(tpu)}},
-        "securityContext": {"privileged": True},  # may raise the limit of locked memory
-    }
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",  # a host does not come back alone
-        "terminationGracePeriodSeconds": GRACE,
-        "hostNetwork": True,  # between slices pass gradients
-        "dnsPolicy": "ClusterFirstWithHostNet",
-        "nodeSelector": selector | ({f"{NODES}spot": "true"} if spot else {}),
-        "containers": [container],
-    }
-    if account:
-        pod["serviceAccountName"] = account
-    if spot:
-        pod["tolerations"] = [{"key": f"{NODES}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}]
     machines = {
         "completionMode": "Indexed",
-        "parallelism": clouds.hosts(tpu),
-        "completions": clouds.hosts(tpu),
-        "backoffLimit": 0,  # one lost host ends the Job, and with it all of them
-        "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in ENDS]},
-        "template": {"spec": pod},
+        "parallelism": tpu.hosts,
+        "completions": tpu.hosts,
+        "backoffLimit": 0,  # one lost host ends the Job, and with it all Jobs
+        "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in POD_ENDS]},
+        "template": {"spec": _make_pod(job.command, tpu, image, spot, account)},
     }
-    # What fits no rule is a fault: all Jobs start again, once none of the old ones lives (they would not find each
-    # other), but maxRestarts times at most. Of several failed Jobs any may fit the first rule.
+    # What matches no rule is a fault: all Jobs start again, at most maxRestarts times, once all old ones have ended (or
+    # they would not find each other). If several Jobs have failed, any of them may match the first rule.
     failures = {
         "maxRestarts": job.restarts,
         "restartStrategy": "BlockingRecreate",
         "rules": [
-            {"name": "final", "action": "FailJobSet", **_ended(2)},
-            {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", **_ended(0, 1)},
+            {"name": "final", "action": "FailJobSet", **_match_ends(2)},
+            {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", **_match_ends(0, 1)},
         ],
     }
     slices = {"name": "slice", "replicas": job.slices, "template": {"spec": machines}}
@@ -90,18 +78,49 @@ def manifest(
         "kind": "JobSet",
         "metadata": {
             "name": job.name,
-            # Each Job has a node pool, that is a slice, of its own.
-            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": f"{NODES}nodepool"},
+            # Each Job has a node pool, which is a slice, of its own.
+            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": f"{NODE_LABEL}nodepool"},
         },
         "spec": {"failurePolicy": failures, "replicatedJobs": [slices]},
     }
 
 
-def _ended(*places: int) -> dict[str, list[str]]:
-    """Returns what a rule of a JobSet asks of a failed Job for one of these `ENDS` of a pod to be the reason: that is
-    in the Job's message only, "Container main for pod ... failed with exit code 42 matching FailJob rule at index 1".
+def _make_pod(command: tuple[str, ...], tpu: Slice, image: str, spot: bool, account: str | None) -> dict[str, Any]:
+    selector = {
+        f"{NODE_LABEL}tpu-accelerator": clouds.CHIP_NAMES[tpu.kind].label,
+        f"{NODE_LABEL}tpu-topology": "x".join(map(str, tpu.shape)),
+    }
+    container = {
+        "name": "main",
+        "image": image,
+        "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand it
+        "resources": {"limits": {"google.com/tpu": tpu.chips_per_host}},
+        "securityContext": {"privileged": True},  # it may raise the limit of locked memory
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",  # one host alone cannot rejoin the others
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "hostNetwork": True,  # for the gradients between slices
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "nodeSelector": selector | ({f"{NODE_LABEL}spot": "true"} if spot else {}),
+        "containers": [container],
+    }
+    if account:
+        pod["serviceAccountName"] = account
+    if spot:
+        pod["tolerations"] = [
+            {"key": f"{NODE_LABEL}spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        ]
+    return pod
+
+
+def _match_ends(*indices: int) -> dict[str, list[str]]:
+    """Returns the conditions of a JobSet's rule that match a Job which failed because of one of these `POD_ENDS`.
+
+    Only the Job's message has the reason: "Container main for pod ... failed with exit code 42 matching FailJob rule at
+    index 1".
     """
-    patterns = [f"FailJob rule at index {place}$" for place in places]
+    patterns = [f"FailJob rule at index {index}$" for index in indices]
     return {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": patterns}
 
 
@@ -109,28 +128,29 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make` and `chips.parse_topology`; several slices of one machine each; the cluster refuses.
+        UserError: see `make_job`, `parse_topology` and the checks; there are several slices of one machine each; or the
+            cluster refuses.
     """
-    options, command = split(argv)
-    flags = parser("gke", __doc__)
-    flags.add_argument("--topology", required=True, metavar="SLICE", help="each slice, v5e:16x16 for example")
+    options, command = split_command_line(argv)
+    flags = make_parser("gke", __doc__)
+    flags.add_argument("--topology", required=True, metavar="SLICE", help="each slice, for example v5e:16x16")
     flags.add_argument("--image", required=True, help="of the container")
-    flags.add_argument("--spot", action="store_true", help="cheaper machines, which may be taken away at any time")
-    flags.add_argument("--service-account", metavar="NAME", help="Kubernetes', that may write to the bucket")
-    add_arguments(flags)
+    flags.add_argument("--spot", action="store_true", help="use cheaper machines, which may be taken away at any time")
+    flags.add_argument("--service-account", metavar="NAME", help="of Kubernetes, which may write to the bucket")
+    add_job_arguments(flags)
     args = flags.parse_args(options)
-    job, tpu = make(args, command), planning.parse_topology(args.topology)
-    check_output(job, shared=False, allowed=args.allow_local_output)
-    check_config(job, shared=False, devices=tpu.chips * job.slices)
-    if job.slices > 1 and clouds.hosts(tpu) == 1:
-        raise UserError(f"GKE joins slices of several machines only, and {tpu} is one; choose larger slices.")
-    jobset = manifest(job, tpu, args.image, args.spot, args.service_account)
+    job, tpu = make_job(args, command), parse_topology(args.topology)
+    check_output(job, shared_disk=False, allowed=args.allow_local_output)
+    check_config(job, shared_disk=False, devices=tpu.chips * job.slices)
+    if job.slices > 1 and tpu.hosts == 1:
+        raise UserError(f"GKE joins only slices of several machines, and {tpu} is one machine; choose larger slices.")
+    jobset = make_manifest(job, tpu, args.image, args.spot, args.service_account)
     text = yaml.safe_dump(jobset, sort_keys=False, default_flow_style=None, width=120)
     if args.dry_run:
         print(text, end="")
         return
-    if call(["kubectl", "apply", "--filename=-"], input=text).returncode:
-        raise UserError("the cluster refuses, for the reason above.")
+    if run_command(["kubectl", "apply", "--filename=-"], input=text).returncode:
+        raise UserError("the cluster refuses the manifest, for the reason above.")
     print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
     print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")
 

@@ -1,11 +1,11 @@
-"""Starts several processes of a program on this machine, as the hosts of a pod: to try what a pod does, on a laptop.
+"""Starts several processes of a program on this machine, as if they were the hosts of a pod: to try one on a laptop.
 
 Example:
   python launch/local.py -n 4 -- python -m vit_jax.main --config=configs/smoke.py --config.mesh.fsdp=2
 
-Each process has its share of the emulated CPU devices and writes lines that begin with its number. When one fails, the
-others have some time to end by themselves. SIGTERM and Ctrl-C go to all of them. The exit code is that of the process
-that failed first, 128 and the signal's number if a signal ended it.
+Each process has emulated CPU devices of its own, and its lines are printed after its number. When one fails, the others
+have some time to end by themselves. SIGTERM and Ctrl-C are forwarded to all of them. The exit code is that of the first
+process that failed, or 128 plus the number of the signal that ended it.
 """
 
 import argparse
@@ -20,20 +20,20 @@ import threading
 import time
 from typing import IO
 
-NUMBERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-COUNT = "--xla_force_host_platform_device_count"
+JAX_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
-def environments(processes: int, devices: int) -> list[dict[str, str]]:
+def process_environments(processes: int, devices: int) -> list[dict[str, str]]:
     """Returns the environment of each process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = re.sub(rf"{COUNT}=\d+ ?", "", os.environ.get("XLA_FLAGS", ""))
+    flags = re.sub(rf"{DEVICE_COUNT_FLAG}=\d+ ?", "", os.environ.get("XLA_FLAGS", ""))
     common = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{flags} {COUNT}={devices}".strip(),
+        "XLA_FLAGS": f"{flags} {DEVICE_COUNT_FLAG}={devices}".strip(),
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_COORDINATOR_BIND_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(processes),
@@ -41,15 +41,15 @@ def environments(processes: int, devices: int) -> list[dict[str, str]]:
     return [{**common, "JAX_PROCESS_ID": str(number)} for number in range(processes)]
 
 
-def forward(number: int, stream: IO[str]) -> None:
-    """Prints the lines of a process with its number."""
+def print_lines(number: int, stream: IO[str]) -> None:
+    """Prints the lines of a process, each after its number."""
     for line in stream:
-        if not line.startswith("[Gloo]"):  # the transport's own remarks
+        if not line.startswith("[Gloo]"):  # messages of the transport
             print(f"[{number}] {line}", end="", file=sys.stderr, flush=True)
 
 
-def told(code: int) -> str:
-    """Returns an exit code in words."""
+def describe_exit(code: int) -> str:
+    """Returns an exit code, as `subprocess` reports it, in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -65,19 +65,19 @@ def run(command: list[str], processes: int, devices: int, grace: float) -> int:
             text=True,
             start_new_session=True,
         )
-        for environment in environments(processes, devices)
+        for environment in process_environments(processes, devices)
     ]
 
-    def pass_on(kind: int, frame: object) -> None:
+    def forward_signal(kind: int, frame: object) -> None:
         for number, process in enumerate(started):
             if number not in ends:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has just ended
                     os.killpg(process.pid, kind)
 
     for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, pass_on)
+        signal.signal(kind, forward_signal)
     readers = [
-        threading.Thread(target=forward, args=[number, process.stdout]) for number, process in enumerate(started)
+        threading.Thread(target=print_lines, args=[number, process.stdout]) for number, process in enumerate(started)
     ]
     for reader in readers:
         reader.start()
@@ -88,11 +88,11 @@ def run(command: list[str], processes: int, devices: int, grace: float) -> int:
                 ends[number] = process.returncode
                 if process.returncode and not first:
                     first, deadline = process.returncode, time.monotonic() + grace
-                    print(f"process {number} ended first, with {told(first)}", file=sys.stderr, flush=True)
+                    print(f"process {number} ended first, with {describe_exit(first)}", file=sys.stderr, flush=True)
         if time.monotonic() > deadline:
             left = [number for number in range(processes) if number not in ends]
             print(f"killed after {grace:g} s: process {', '.join(map(str, left))}", file=sys.stderr, flush=True)
-            pass_on(signal.SIGKILL, None)
+            forward_signal(signal.SIGKILL, None)
             deadline = float("inf")
         time.sleep(0.02)
     for reader in readers:
@@ -105,13 +105,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python launch/local.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-n", type=int, required=True, metavar="PROCESSES", help="how many to start")
-    parser.add_argument("--devices", type=int, default=1, help="emulated devices of each [1]")
+    parser.add_argument("-n", type=int, required=True, metavar="PROCESSES", help="number of processes")
+    parser.add_argument("--devices", type=int, default=1, help="emulated devices of each process [1]")
     parser.add_argument("--grace", type=float, default=60.0, help="seconds for the others to end after a failure [60]")
-    parser.add_argument("command", nargs="+", help="after --, what each of them runs")
+    parser.add_argument("command", nargs="+", help="after --, the command that each process runs")
     args = parser.parse_args(argv)
     if args.n < 1 or args.devices < 1:
-        parser.error("-n and --devices are at least 1")
+        parser.error("-n and --devices must be at least 1")
     return run(args.command, args.n, args.devices, args.grace)
 
 

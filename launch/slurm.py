@@ -1,37 +1,48 @@
-"""Runs a command on the GPUs of a Slurm cluster, and again when the time is over or machines are taken away.
+"""Runs a command on the GPUs of a Slurm cluster, and again when its time is up or machines are taken away.
 
 Example:
   python -m launch.slurm l16 --nodes=4 --gpus=8 --option=partition=gpu -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --config.data.source=array_record:/shared/jft --workdir=/shared/l16
 
-Hands a script to sbatch, in the folder of the code and the environment that the command needs, which the cluster's
-machines see too. Each GPU has a process, as JAX wants it there. The same command, given again, waits for the first to
-end.
+Start it in the folder of the code and in the environment that the command needs; the machines of the cluster see both.
+It gives a script to sbatch. Each GPU has a process, as JAX requires on Slurm. The same command, given again, waits for
+the first one to end.
 """
 
 import re
 
-from launch.job import PREEMPTED, Job, add_arguments, call, check_config, check_output, line, make, parser, split
+from launch.checks import check_config, check_output
+from launch.job import (
+    INFRASTRUCTURE,
+    PREEMPTED,
+    Job,
+    add_job_arguments,
+    make_job,
+    make_parser,
+    run_command,
+    shell_line,
+    split_command_line,
+)
 from vit_jax import UserError, cli
 
-NOTICE = 120  # seconds before the end of its time that a run gets SIGTERM, to save
+NOTICE_SECONDS = 120  # between SIGTERM, after which a run saves, and the end of its time
 
-# The shell has no trap, and is not sent the notice: `scancel` ends it before it could ask for a restart. Of many exit
-# codes srun gives the largest: where a process fails before it has found the others, that is their 134: tried again.
+# The shell has no trap and does not get the notice, so that `scancel` ends it before it asks for a restart. Of several
+# exit codes srun returns the largest: if a process fails before it has found the others, that is their 134, a restart.
 SCRIPT = """\
 #!/bin/bash
 {options}
 
-# Processes that lose another one end by themselves, and say why.
+# Processes that lose another one end by themselves and say why.
 srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task={cpus} {command}
 code=$?
 
-# Infrastructure: again, {restarts} times at most. They are counted in a file that stays when the job is queued again.
+# A fault of the machines: again, at most {restarts} times. Faults are counted in a file, which outlives a requeue.
 faults={name}-$SLURM_JOB_ID.faults
-if [ "$code" -ge 128 ]; then
+if [ "$code" -ge {infrastructure} ]; then
   echo "$code" >> "$faults" || exit "$code"
   again=$(($(wc -l < "$faults") <= {restarts}))
-else # Preempted and saved: again, however often. After all else somebody should look.
+else # Preempted and saved: again, however often. After all other codes somebody should look.
   again=$((code == {preempted}))
 fi
 if [ "$again" -eq 1 ]; then
@@ -44,16 +55,16 @@ fi
 """
 
 
-def script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: list[str]) -> str:
+def make_script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: list[str]) -> str:
     """Returns the batch script of a run.
 
     Args:
         job: what to run.
-        nodes: machines.
-        gpus: of each of them, and processes.
+        nodes: number of machines.
+        gpus: GPUs, and processes, of each machine.
         cpus: cores of each process.
-        time: after which Slurm ends the run, as Slurm writes it.
-        extra: more of sbatch's options, without their dashes.
+        time: after which Slurm ends the run, in Slurm's notation.
+        extra: other options of sbatch, without their dashes.
     """
     options = [
         f"job-name={job.name}",
@@ -64,16 +75,17 @@ def script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: list[st
         f"gpus-per-node={gpus}",
         f"cpus-per-task={cpus}",
         f"time={time}",
-        f"signal=TERM@{NOTICE}",
+        f"signal=TERM@{NOTICE_SECONDS}",
         "requeue",
-        "dependency=singleton",  # one of this name at a time
+        "dependency=singleton",  # one job of this name at a time
         *extra,
     ]
     return SCRIPT.format(
         name=job.name,
         options="\n".join(f"#SBATCH --{option}" for option in options),
         cpus=cpus,
-        command=line(job.command),
+        command=shell_line(job.command),
+        infrastructure=INFRASTRUCTURE,
         preempted=PREEMPTED,
         restarts=job.restarts,
     )
@@ -83,31 +95,31 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `job.make`; numbers and options that cannot be; Slurm refuses.
+        UserError: see `make_job` and the checks; a number or an option is invalid; or Slurm refuses.
     """
-    options, command = split(argv)
-    flags = parser("slurm", __doc__)
-    flags.add_argument("--nodes", type=int, default=1, help="machines [1]")
-    flags.add_argument("--gpus", type=int, required=True, help="of each machine")
+    options, command = split_command_line(argv)
+    flags = make_parser("slurm", __doc__)
+    flags.add_argument("--nodes", type=int, default=1, help="number of machines [1]")
+    flags.add_argument("--gpus", type=int, required=True, help="GPUs of each machine")
     flags.add_argument("--cpus", type=int, default=8, help="cores for each GPU's process [8]")
-    flags.add_argument("--time", default="24:00:00", help="after which it is started again [24:00:00]")
-    flags.add_argument("--option", action="append", default=[], help="of sbatch, partition=gpu for example; repeatable")
-    add_arguments(flags)
+    flags.add_argument("--time", default="24:00:00", help="after which the run is started again [24:00:00]")
+    flags.add_argument("--option", action="append", default=[], help="of sbatch, for example partition=gpu; repeatable")
+    add_job_arguments(flags)
     args = flags.parse_args(options)
-    job = make(args, command)
-    check_output(job, shared=True, allowed=args.allow_local_output)
+    job = make_job(args, command)
+    check_output(job, shared_disk=True, allowed=args.allow_local_output)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
-        raise UserError("--nodes, --gpus and --cpus are at least 1, and --nodes a multiple of --slices.")
-    check_config(job, shared=True, devices=args.nodes * args.gpus)
+        raise UserError("--nodes, --gpus and --cpus must be at least 1, and --nodes a multiple of --slices.")
+    check_config(job, shared_disk=True, devices=args.nodes * args.gpus)
     for option in (f"time={args.time}", *args.option):
         if not re.fullmatch(r"[a-z][a-z-]*(=\S+)?", option):
-            raise UserError(f"{option!r} is not an option of sbatch; write it as in --option=partition=gpu.")
-    text = script(job, args.nodes, args.gpus, args.cpus, args.time, args.option)
+            raise UserError(f"{option!r} is not an option of sbatch; write it like --option=partition=gpu.")
+    text = make_script(job, args.nodes, args.gpus, args.cpus, args.time, args.option)
     if args.dry_run:
         print(text, end="")
         return
-    if call(["sbatch"], input=text).returncode:
-        raise UserError("Slurm refuses, for the reason above.")
+    if run_command(["sbatch"], input=text).returncode:
+        raise UserError("Slurm refuses the script, for the reason above.")
     print(f"follow: tail --follow=name --retry {job.name}-*.log")
     print(f"end it: scancel --name={job.name}")
 

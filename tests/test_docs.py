@@ -95,7 +95,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
     assert subprocess.run(["bash", "-n", "-c", line]).returncode == 0
     for name, *words in commands(line):
         if name == "vit_jax.sweep":
-            for run in sweep.combinations([name, *words]):
+            for run in sweep.list_combinations([name, *words]):
                 check_config(run.config)
         if name == "vit_jax.main":
             config, _ = parse_command_line([name, *words])

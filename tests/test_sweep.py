@@ -31,7 +31,10 @@ def words(workdir, *more):
 
 
 def rows(workdir, *more):
-    return [dataclasses.replace(row, seconds=0.0) for row in sweep.sweep(sweep.combinations(words(workdir, *more)))]
+    return [
+        dataclasses.replace(outcome, seconds=0.0)
+        for outcome in sweep.train_combinations(sweep.list_combinations(words(workdir, *more)))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_what_is_printed(whole, capsys):
     sweep.main(words(workdir, RATES, "--json"))
     told = json.loads(capsys.readouterr().out)
     assert (told["metric"], told["best"], told["command"]) == ("test/accuracy", best, None)
-    assert [sweep.Row(**{**row, "seconds": 0.0}) for row in told["runs"]] == found
+    assert [sweep.Outcome(**{**row, "seconds": 0.0}) for row in told["runs"]] == found
     with pytest.raises(NonFiniteLoss, match="every combination diverged"):
         sweep.main(words(workdir, "--sweep.base_lr=1e30"))
     sweep.main(["sweep.py", "--help"])
@@ -102,7 +105,8 @@ def test_what_is_printed(whole, capsys):
 def test_another_configuration_in_the_folder_is_refused(whole):
     workdir, _ = whole
     with pytest.raises(
-        UserError, match=r"base_lr=0\.02 was run with another optim\.beta1, warmup_steps; choose a new --workd"
+        UserError,
+        match=r"base_lr=0\.02 holds a run with other values of optim\.beta1, warmup_steps; choose another --workd",
     ):
         rows(workdir, "--sweep.base_lr=0.02", "--config.warmup_steps=2", "--config.optim.beta1=0.8")
 
@@ -127,7 +131,7 @@ def test_another_configuration_in_the_folder_is_refused(whole):
         (["--sweep.base_lr=0.1", "--workdir=http://host/sweep"], "the workdir http://host/sweep is neither a local"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(more, sentence, tmp_path):
+def test_mistakes_are_refused_before_anything_starts(more, sentence, tmp_path):
     given = [word for word in words(tmp_path / "run") if not (word.startswith("--workdir") and "http" in str(more))]
     with pytest.raises(UserError, match=re.escape(sentence)):
         sweep.main([*given, *more])
@@ -135,7 +139,7 @@ def test_mistakes_are_told_before_anything_starts(more, sentence, tmp_path):
 
 
 def test_a_number_written_twice_is_one_configuration(tmp_path):
-    runs = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1,0.10,1e-1,0.2", "--sweep.seed=1,01"))
+    runs = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1,0.10,1e-1,0.2", "--sweep.seed=1,01"))
     assert [run.name for run in runs] == ["base_lr=0.1,seed=1", "base_lr=0.2,seed=1"]
 
 
@@ -152,34 +156,40 @@ def test_a_number_written_twice_is_one_configuration(tmp_path):
         ("sweep.json", '{"name": "other", "last": 0.5, "best": 0.5, "steps": 1, "seconds": 1.0}'),
     ],
 )
-def test_files_that_are_not_ours_are_told(tmp_path, monkeypatch, file, text):
-    [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(train, "prepare", lambda config: (config, None, None))
+def test_files_that_a_sweep_did_not_write_are_refused(tmp_path, monkeypatch, file, text):
+    [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
+    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
     folder = Path(run.folder)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(run.config.to_dict()))
     (folder / file).write_text(text, errors="surrogateescape")
-    with pytest.raises(UserError, match=rf"/{re.escape(file)} is (not what a run leaves there; remove it|damaged)"):
-        sweep.finished(run)
+    with pytest.raises(UserError, match=rf"/{re.escape(file)}(: a sweep did not write it; remove it| is damaged)"):
+        sweep.read_outcome(run)
 
 
-def test_a_pipe_may_be_written_otherwise(tmp_path):
-    [run] = sweep.combinations(words(tmp_path, "--sweep.base_lr=0.1"))
+def test_preprocessing_may_be_written_in_another_way(tmp_path, monkeypatch):
+    [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
+    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
     before = run.config.copy_and_resolve_references()
     before.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop(16)|value_range(-1,1)"
+    Path(run.folder).mkdir()
+    (Path(run.folder) / "config.json").write_text(json.dumps(before.to_dict()))
     run.config.evals.test.preprocess = "resize_small(18)|central_crop({resolution})|value_range(-1,1)"
-    assert sweep._meaning(before) == sweep._meaning(run.config)
+    assert sweep.read_outcome(run) is None  # it is the same run, and has not finished
+    run.config.evals.test.preprocess = "resize_small(19)|central_crop({resolution})|value_range(-1,1)"
+    with pytest.raises(UserError, match=r"other values of evals\.test\.preprocess;"):
+        sweep.read_outcome(run)
 
 
 def test_folders_and_the_command_of_the_whole_split(tmp_path):
     flags = [f"--config={ROOT}/configs/finetune.py:dataset=cifar10,split=dev", "--config.accum_steps=8"]
     flags += ["--sweep.model.name=ViT-B/16,ViT-B/32", "--sweep.base_lr=0.003,0.01", "--workdir=runs"]
-    runs = sweep.combinations(["sweep.py", *flags])
+    runs = sweep.list_combinations(["sweep.py", *flags])
     assert [run.folder for run in runs] == [
         f"runs/base_lr={rate},model.name=ViT-B_{patch}" for patch in (16, 32) for rate in ("0.003", "0.01")
     ]
     assert [(run.config.model.name, run.config.base_lr) for run in runs][1] == ("ViT-B/16", 0.01)
-    assert sweep.command(runs[1]) == (
+    assert sweep.full_split_command(runs[1]) == (
         f"python -m vit_jax.main --config={ROOT}/configs/finetune.py:dataset=cifar10,split=full --config.accum_steps=8 "
         "--config.model.name=ViT-B/16 --config.base_lr=0.01 --workdir=runs/full"
     )

@@ -1,16 +1,16 @@
-"""Trains with every combination of some fields' values, one after the other, and tells which is best.
+"""Trains with every combination of the values of some fields, one after the other, and reports which is best.
 
 Example:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=5
 
   --config   as for vit_jax.main; likewise --config.KEY=VALUE
-  --sweep.KEY=VALUE,VALUE,...   the values of a field to try; several fields: all combinations
+  --sweep.KEY=VALUE,VALUE,...   values of a field to try; of several fields, all combinations are tried
   --workdir  folder of the sweep, local, gs:// or s3:// [workdirs/<config name>]; each combination trains in a folder
-             in it
-  --json     print one JSON object, that of sweep.json in the workdir
+             inside it
+  --json     print one JSON object, the same as in sweep.json in the workdir
 
-The same command goes on where it was stopped: what is finished, or has diverged, is not run again. The best is that of
-the largest checkpoint.best_metric at the end. Exit codes as of vit_jax.main.
+The same command continues where it was stopped: combinations that have finished or diverged are not run again. The best
+one has the largest checkpoint.best_metric at the end. The exit codes are those of vit_jax.main.
 """
 
 import dataclasses
@@ -27,28 +27,28 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-import vit_jax
-from vit_jax import NonFiniteLoss, UserError, cli, data
+from vit_jax import NonFiniteLoss, UserError, cli, data, train
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import Supervisor
 from vit_jax.main import supervised
-from vit_jax.storage import filesystem
+from vit_jax.program import prepare
+from vit_jax.storage import check_workdir, filesystem
 
-RESULT = "sweep.json"  # in the folder of a combination, once it is finished; of all together in the sweep's own
-Grid = dict[str, list[str]]  # field -> values as written
+RESULT_FILE = "sweep.json"  # one in the folder of each finished combination, and one of all in that of the sweep
+Grid = dict[str, list[str]]  # field -> its values, as written
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """What came of a combination; of one that diverged, up to then.
+class Outcome:
+    """What became of a combination; if it diverged, until then.
 
     Attributes:
-        name: KEY=VALUE,... as written, and the name of its folder.
-        last: the metric at the end; None: it diverged.
-        best: the largest value of the metric on the way; None: it was never evaluated.
-        steps: that it ran.
-        seconds: that it took, without those before an interruption.
+        name: KEY=VALUE,... as written, which is also the name of its folder.
+        last: the metric at the end; None: the training diverged.
+        best: the largest value of the metric during the training; None: it was never evaluated.
+        steps: of the training.
+        seconds: of the training, without those before an interruption.
     """
 
     name: str
@@ -59,8 +59,15 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A combination: its name, the command line that asks for it, its configuration and its folder."""
+class Combination:
+    """One value of each field that is varied.
+
+    Attributes:
+        name: see `Outcome`.
+        words: the flags of `vit_jax.main` that train with it.
+        config: its configuration.
+        folder: in which it trains.
+    """
 
     name: str
     words: list[str]
@@ -68,114 +75,133 @@ class Run:
     folder: str
 
 
-def sweep(runs: list[Run], supervisor: Supervisor | None = None) -> list[Row]:
-    """Trains what is not finished, and returns a row for each run, best first.
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a sweep prints and writes.
+
+    Attributes:
+        metric: the name of the metric that is compared.
+        runs: the outcomes, best first.
+        best: the name of the best combination.
+        workdir: its folder.
+        command: that trains with it on the whole training split; None: no part of the split was held out.
+    """
+
+    metric: str
+    runs: list[Outcome]
+    best: str
+    workdir: str
+    command: str | None
+
+
+def train_combinations(combinations: list[Combination], supervisor: Supervisor | None = None) -> list[Outcome]:
+    """Trains the combinations that have not finished, and returns the outcomes of all, best first.
 
     Raises:
-        UserError: one of the configurations is wrong, or a folder holds another; then nothing was begun. Or: something
-            in the data or the workdir is wrong.
+        UserError: one of the configurations is wrong or a folder holds a run of another one, and nothing was started;
+            or something in the data or the workdir is wrong.
     """
-    done = [finished(run) for run in runs]
-    rows = []
-    for number, (run, row) in enumerate(zip(runs, done, strict=True), start=1):
-        print(f"[{number}/{len(runs)}] {run.name}{'' if row is None else ': done before'}", file=sys.stderr, flush=True)
-        rows.append(train(run, supervisor) if row is None else row)
-    return sorted(rows, key=lambda row: (row.last is None, -(row.last or 0.0)))
+    done = [read_outcome(combination) for combination in combinations]
+    outcomes = []
+    for number, (combination, outcome) in enumerate(zip(combinations, done, strict=True), start=1):
+        note = "" if outcome is None else ": already done"
+        print(f"[{number}/{len(combinations)}] {combination.name}{note}", file=sys.stderr, flush=True)
+        outcomes.append(train_combination(combination, supervisor) if outcome is None else outcome)
+    return sorted(outcomes, key=lambda outcome: (outcome.last is None, -(outcome.last or 0.0)))
 
 
-def finished(run: Run) -> Row | None:
-    """Returns the row that `train` left, or None if it did not come to its end.
+def read_outcome(combination: Combination) -> Outcome | None:
+    """Returns the outcome that `train_combination` wrote, or None if it has not finished.
 
     Raises:
-        UserError: the configuration is wrong, the folder holds a run of another or a file that is not ours, or it is
-            remote, and the store refuses or does not answer.
+        UserError: the configuration is wrong; the folder holds a run of another configuration or an invalid file; or it
+            is remote, and the store refuses or does not answer.
     """
-    config, _, _ = vit_jax.train.prepare(run.config)
-    begun, result = (filesystem.join_path(run.folder, name) for name in ("config.json", RESULT))
+    config, _, _ = prepare(combination.config)
+    begun, result = (filesystem.join_path(combination.folder, name) for name in ("config.json", RESULT_FILE))
     if not filesystem.exists(begun):
         return None
-    old, new = _meaning(parse_config(filesystem.read_bytes(begun), begun)), _meaning(config)
+    old, new = (_comparable_fields(each) for each in (parse_config(filesystem.read_bytes(begun), begun), config))
     if differ := [key for key in new if old.get(key) != new[key]]:
-        raise UserError(f"{run.folder} was run with another {', '.join(differ)}; choose a new --workdir.")
-    return _row(run, result) if filesystem.exists(result) else None
+        raise UserError(
+            f"{combination.folder} holds a run with other values of {', '.join(differ)}; choose another --workdir."
+        )
+    return _parse_outcome(combination, result) if filesystem.exists(result) else None
 
 
-def _meaning(config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields by name, the pipes of evaluations with the resolution filled in: they may be written anew."""
-    pipes = {f"evals.{name}.preprocess": told["preprocess"] for name, told in data.describe_evals(config).items()}
-    return flatten_config(config) | pipes
+def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields by name, those of evaluations' preprocessing with the resolution filled in.
+
+    The same preprocessing may be written in several ways.
+    """
+    told = data.describe_evals(config)
+    return flatten_config(config) | {f"evals.{name}.preprocess": fields["preprocess"] for name, fields in told.items()}
 
 
-def _row(run: Run, path: str) -> Row:
-    told = _read(path)
+def _parse_outcome(combination: Combination, path: str) -> Outcome:
     number = int | float
     kinds = {"name": str, "last": number | None, "best": number | None, "steps": int, "seconds": number}
-    fits = told.keys() == kinds.keys() and all(isinstance(told[key], kind) for key, kind in kinds.items())
-    if not fits or told["name"] != run.name:
-        raise _foreign(path)
-    return Row(**told)
-
-
-def _read(path: str) -> dict[str, Any]:
-    content = filesystem.read_bytes(path)
     try:
-        told = json.loads(content)
-    except ValueError as error:
-        raise _foreign(path) from error
-    if not isinstance(told, dict):
-        raise _foreign(path)
-    return told
+        fields = json.loads(filesystem.read_bytes(path))
+    except ValueError:
+        fields = None
+    valid = isinstance(fields, dict) and fields.keys() == kinds.keys()
+    if not valid or not all(isinstance(fields[key], kind) for key, kind in kinds.items()):
+        raise _invalid(path)
+    if fields["name"] != combination.name:
+        raise _invalid(path)
+    return Outcome(**fields)
 
 
-def _foreign(path: str) -> UserError:
-    return UserError(f"{path} is not what a run leaves there; remove it, or choose another --workdir.")
+def _invalid(path: str) -> UserError:
+    return UserError(f"cannot read {path}: a sweep did not write it; remove it, or choose another --workdir.")
 
 
-def train(run: Run, supervisor: Supervisor | None = None) -> Row:
-    """Trains a combination, from where it stands, and leaves its row in its folder."""
-    gc.collect()  # what the run before left on the devices
-    metric, start = run.config.checkpoint.best_metric, time.monotonic()
+def train_combination(combination: Combination, supervisor: Supervisor | None = None) -> Outcome:
+    """Trains a combination from its last checkpoint on, and writes the outcome to its folder."""
+    gc.collect()  # frees the arrays that the run before left on the devices
+    metric, start = combination.config.checkpoint.best_metric, time.monotonic()
     try:
-        last = vit_jax.train.train(run.config, run.folder, supervisor=supervisor)[metric]
+        last = train.train(combination.config, combination.folder, supervisor=supervisor)[metric]
     except NonFiniteLoss as error:
-        print(f"{run.name}: {error}", file=sys.stderr, flush=True)
+        print(f"{combination.name}: {error}", file=sys.stderr, flush=True)
         last = None
-    log = filesystem.join_path(run.folder, "metrics.jsonl")
+    log = filesystem.join_path(combination.folder, "metrics.jsonl")
     lines = [json.loads(line) for line in filesystem.read_bytes(log).splitlines()] if filesystem.exists(log) else []
     best = max((line[metric] for line in lines if line.get(metric) is not None), default=last)
     steps = max((line["step"] for line in lines), default=0)
-    row = Row(run.name, last, best, steps, round(time.monotonic() - start, 1))
+    outcome = Outcome(combination.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
-        told = json.dumps(dataclasses.asdict(row)) + "\n"
-        filesystem.write_bytes(filesystem.join_path(run.folder, RESULT), told.encode())
-    return row
+        text = json.dumps(dataclasses.asdict(outcome)) + "\n"
+        filesystem.write_bytes(filesystem.join_path(combination.folder, RESULT_FILE), text.encode())
+    return outcome
 
 
-def combinations(argv: list[str]) -> list[Run]:
-    """Returns the combinations that a command line asks for, each configuration once, however its numbers are written.
+def list_combinations(argv: list[str]) -> list[Combination]:
+    """Returns the combinations that a command line asks for; equal configurations, such as of 0.1 and 1e-1, count once.
 
     Raises:
-        UserError: nothing or no field is varied, one is varied twice, two combinations would share a folder, nothing
-            can be written to the workdir, or as `vit_jax.config_flags.parse_command_line`.
+        UserError: no field or an unknown field is varied, one is varied twice, two combinations would share a folder,
+            the workdir cannot be written to, or see `vit_jax.config_flags.parse_command_line`.
     """
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
-    grid = _grid(argv, words)
-    runs: dict[str, Run] = {}
-    for chosen in itertools.product(*grid.values()):
-        pairs = [f"{key}={value}" for key, value in zip(grid, chosen, strict=True)]
+    grid = _parse_grid(argv, words)
+    found: dict[str, Combination] = {}
+    for values in itertools.product(*grid.values()):
+        pairs = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
         config, workdir = parse_command_line(given)
         name = ",".join(sorted(pairs))
-        folder = filesystem.join_path(vit_jax.train.check_workdir(workdir), re.sub(r"[^\w.,=+-]", "_", name))
-        if any(run.config == config for run in runs.values()):
+        folder = filesystem.join_path(check_workdir(workdir), re.sub(r"[^\w.,=+-]", "_", name))
+        if any(other.config == config for other in found.values()):
             continue
-        if folder in runs:
-            raise UserError(f"{runs[folder].name} and {name} would share {folder}; sweep them in two --workdirs.")
-        runs[folder] = Run(name, given[1:], config, folder)
-    return list(runs.values())
+        if folder in found:
+            raise UserError(f"{found[folder].name} and {name} would share {folder}; sweep them in two --workdirs.")
+        found[folder] = Combination(name, given[1:], config, folder)
+    return list(found.values())
 
 
-def _grid(argv: list[str], words: list[str]) -> Grid:
+def _parse_grid(argv: list[str], words: list[str]) -> Grid:
     grid: Grid = {}
     for word in argv:
         if word.startswith("--sweep."):
@@ -190,33 +216,34 @@ def _grid(argv: list[str], words: list[str]) -> Grid:
     return grid
 
 
-def command(run: Run) -> str | None:
-    """Returns the command that trains as a run did, but on the whole training split; None if that held nothing back,
-    by split=dev in the config's argument.
+def full_split_command(combination: Combination) -> str | None:
+    """Returns the command that trains with a combination on the whole training split.
+
+    Returns None unless split=dev in the argument of the config held a part of the split out.
     """
-    words = [word for word in run.words if not word.startswith("--workdir=")]
+    words = [word for word in combination.words if not word.startswith("--workdir=")]
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
     if whole == words:
         return None
-    workdir = f"--workdir={filesystem.join_path(posixpath.dirname(run.folder), 'full')}"
+    workdir = f"--workdir={filesystem.join_path(posixpath.dirname(combination.folder), 'full')}"
     return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
 
 
-def report(rows: list[Row], runs: list[Run]) -> dict[str, Any]:
-    """Returns what there is to tell, as JSON."""
-    [best] = [run for run in runs if run.name == rows[0].name]
-    told = {"metric": best.config.checkpoint.best_metric, "runs": [dataclasses.asdict(row) for row in rows]}
-    return told | {"best": best.name, "workdir": best.folder, "command": command(best)}
+def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Report:
+    """Returns the report of a sweep, whose outcomes are given best first."""
+    [best] = [combination for combination in combinations if combination.name == outcomes[0].name]
+    metric = best.config.checkpoint.best_metric
+    return Report(metric, outcomes, best.name, best.folder, full_split_command(best))
 
 
-def table(rows: list[Row]) -> str:
-    """Returns a line for each row."""
-    width = max(len(row.name) for row in rows)
+def format_table(outcomes: list[Outcome]) -> str:
+    """Returns a line for each outcome."""
+    width = max(len(outcome.name) for outcome in outcomes)
     lines = [f"{'':{width}}  {'at the end':>10}  {'best':>8}  {'steps':>7}  {'seconds':>9}"]
-    for row in rows:
-        last, best = ("-" if value is None else f"{value:.4f}" for value in (row.last, row.best))
-        last = "diverged" if row.last is None else last
-        lines.append(f"{row.name:{width}}  {last:>10}  {best:>8}  {row.steps:>7,}  {row.seconds:>9,.1f}")
+    for outcome in outcomes:
+        last, best = ("-" if value is None else f"{value:.4f}" for value in (outcome.last, outcome.best))
+        last = "diverged" if outcome.last is None else last
+        lines.append(f"{outcome.name:{width}}  {last:>10}  {best:>8}  {outcome.steps:>7,}  {outcome.seconds:>9,.1f}")
     return "\n".join(lines)
 
 
@@ -224,28 +251,27 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `combinations` and `sweep`.
+        UserError: see `list_combinations` and `train_combinations`.
         NonFiniteLoss: every combination diverged.
     """
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
         return
-    runs = combinations(argv)
+    combinations = list_combinations(argv)
     with supervised() as supervisor:
-        rows = sweep(runs, supervisor)
-    told = report(rows, runs)
+        outcomes = train_combinations(combinations, supervisor)
+    report = make_report(outcomes, combinations)
     if jax.process_index() == 0:
-        filesystem.write_bytes(
-            filesystem.join_path(posixpath.dirname(runs[0].folder), RESULT),
-            (json.dumps(told, indent=2) + "\n").encode(),
-        )
-        print(json.dumps(told) if "--json" in argv else f"{told['metric']}\n{table(rows)}")
-    if rows[0].last is None:
-        raise NonFiniteLoss("every combination diverged; try lower rates, or set grad_norm_clip.")
+        fields = dataclasses.asdict(report)
+        path = filesystem.join_path(posixpath.dirname(combinations[0].folder), RESULT_FILE)
+        filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
+        print(json.dumps(fields) if "--json" in argv else f"{report.metric}\n{format_table(outcomes)}")
+    if outcomes[0].last is None:
+        raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
-        print(f"Best: {told['best']}, in {told['workdir']}")
-        if told["command"]:
-            print(f"On the whole training split: {told['command']}")
+        print(f"Best: {report.best}, in {report.workdir}")
+        if report.command:
+            print(f"On the whole training split: {report.command}")
 
 
 if __name__ == "__main__":

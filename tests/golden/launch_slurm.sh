@@ -12,16 +12,16 @@
 #SBATCH --dependency=singleton
 #SBATCH --partition=gpu
 
-# Processes that lose another one end by themselves, and say why.
+# Processes that lose another one end by themselves and say why.
 srun --kill-on-bad-exit=0 --wait=0 --gpu-bind=none --cpus-per-task=8 python -m vit_jax.main --config=configs/vit_b16_imagenet21k.py --config.data.source=array_record:/shared/imagenet21k --workdir=/shared/b16
 code=$?
 
-# Infrastructure: again, 10 times at most. They are counted in a file that stays when the job is queued again.
+# A fault of the machines: again, at most 10 times. Faults are counted in a file, which outlives a requeue.
 faults=b16-$SLURM_JOB_ID.faults
 if [ "$code" -ge 128 ]; then
   echo "$code" >> "$faults" || exit "$code"
   again=$(($(wc -l < "$faults") <= 10))
-else # Preempted and saved: again, however often. After all else somebody should look.
+else # Preempted and saved: again, however often. After all other codes somebody should look.
   again=$((code == 42))
 fi
 if [ "$again" -eq 1 ]; then

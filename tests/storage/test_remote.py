@@ -254,7 +254,10 @@ def test_a_run_on_a_bucket_is_not_overwritten_but_started_again_if_nothing_was_s
 def swept(workdir):
     """The rows of a sweep of two rates, the first of which diverges, but for the seconds that they took."""
     given = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", "--sweep.base_lr=1e30,0.01", *SWEPT]
-    return [dataclasses.replace(row, seconds=0.0) for row in sweep.sweep(sweep.combinations(["sweep.py", *given]))]
+    return [
+        dataclasses.replace(row, seconds=0.0)
+        for row in sweep.train_combinations(sweep.list_combinations(["sweep.py", *given]))
+    ]
 
 
 SWEPT = ["--config.total_steps=3", "--config.eval_every=2", "--config.warmup_steps=1", "--config.log_every=1"]

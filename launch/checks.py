@@ -1,0 +1,178 @@
+"""Checks of a command before machines cost: where it writes, and whether its configuration is valid there."""
+
+import dataclasses
+import itertools
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from launch.job import Job, run_command
+from vit_jax import UserError, list_models
+
+BUCKET = re.compile(r"gs://.")  # s3:// takes checkpoints from a single host only, and Google's machines do not need it
+SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
+SHELLS = ("sh", "bash", "dash", "zsh")
+PYTHON = re.compile(r"python[\d.]*")
+PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # one whose value is not a word of its own
+TRAINERS = ("vit_jax.main", "vit_jax.sweep")
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a command writes the results that are to be kept.
+
+    Attributes:
+        flag: that says where; None: a word without a flag does.
+        bucket: whether that can be a bucket. A command that can write to one writes also without the flag, to a folder
+            of its own choice. The others write to local folders; those that have a flag write only if it is given.
+    """
+
+    flag: str | None = None
+    bucket: bool = False
+
+
+# Every command of the project -> where it writes; None: it only prints.
+OUTPUTS: dict[str, Output | None] = {
+    "vit_jax.main": Output("workdir", bucket=True),
+    "vit_jax.sweep": Output("workdir", bucket=True),
+    "vit_jax.pack": Output(),
+    "vit_jax.convert": Output(),
+    "benchmarks.faults": Output("write"),
+    "benchmarks.plans": Output("write"),
+    **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
+    **dict.fromkeys([f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "train_step")]),
+}
+
+
+def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
+    """Checks that the results of a command do not vanish with its machines.
+
+    A shell or another program may write anywhere. It is accepted if the machines share a disk, since it starts on that
+    disk; otherwise the user must answer for it.
+
+    Args:
+        job: the run.
+        shared_disk: whether its machines share a disk that outlives them.
+        allowed: whether the user answers for what the command writes.
+
+    Raises:
+        UserError: the command writes, or may write, to a folder of its own machine.
+    """
+    name, words = parse_program(job.command) or (job.command[0], [])
+    output = OUTPUTS.get(name)
+    if allowed or (name in OUTPUTS and output is None):
+        return
+    if output and output.bucket:
+        if not (SHARED_PLACE if shared_disk else BUCKET).match(_flag_value(words, str(output.flag))):
+            reason = f"what {name} writes would be deleted with the machine that wrote it"
+            place = ", or the absolute path of a shared disk" if shared_disk else ""
+            raise UserError(f"{reason}; say --{output.flag}=gs://BUCKET/FOLDER{place}.")
+    elif not shared_disk and not (output and output.flag and not _flag_value(words, output.flag)):
+        reason = f"{name} writes to local folders only" if output else "it is unknown where this command writes"
+        hint = "if it writes nothing worth keeping or copies it elsewhere itself, say --allow-local-output"
+        raise UserError(f"{reason}, and the disks of the machines are deleted with them; {hint}.")
+
+
+def check_config(job: Job, shared_disk: bool, devices: int) -> None:
+    """Parses the configuration of a command that trains, and checks what needs no data.
+
+    Args:
+        job: the run.
+        shared_disk: whether its machines share the disk of this machine.
+        devices: of all its machines.
+
+    Raises:
+        UserError: the run would end with this error, or look for data on the disk of a new machine.
+    """
+    name, words = parse_program(job.command) or ("", [])
+    if name not in TRAINERS or {"--help", "-h"} & set(words):
+        return
+    # These import all that trains, which takes seconds; other commands do not need it.
+    from vit_jax import data, models, sharding, sweep
+    from vit_jax.config import check_config
+    from vit_jax.config_flags import parse_command_line
+    from vit_jax.data import sources
+
+    argv = [name, *words]
+    if name == "vit_jax.sweep":
+        configs = [combination.config for combination in sweep.list_combinations(argv)]
+    else:
+        configs = [parse_command_line(argv)[0]]
+    for config in configs:
+        check_config(config)
+        models.create(config.model.name)
+        shape = data.train_preprocessor(config).shape
+        for evaluation in config.evals:
+            data.eval_preprocessor(config, evaluation, shape)
+        sharding.axis_sizes(config, devices)
+        kind, _ = sources.parse_source(config.data.source)
+        if not shared_disk:
+            bucket = "gs://BUCKET/FOLDER"
+            _check_place("--config", _flag_value(words, "config"), "a path in the folder of the code", inside=True)
+            if kind in ("folder", "array_record"):
+                _check_place("data.source", config.data.source, f"{kind}:{bucket}")
+            if config.data.data_dir:
+                _check_place("data.data_dir", config.data.data_dir, bucket)
+            if config.init_from and config.init_from not in {one.name for one in list_models()}:
+                _check_place("init_from", config.init_from, bucket)
+
+
+def _check_place(field: str, value: str, instead: str, inside: bool = False) -> None:
+    """Refuses a path that only this machine has; an absolute one may be a disk that the new machines mount, too.
+
+    Args:
+        field: that has the path.
+        value: the path, after the kind of a data source.
+        instead: to suggest.
+        inside: whether it must lie in the folder of the code, which is copied to the machines.
+
+    Raises:
+        UserError: only this machine has it.
+    """
+    path = value if inside or "://" in value else value.rpartition(":")[2]
+    if "://" not in value and (path.startswith(("~", "..")) or PurePath(path).is_absolute() == inside):
+        raise UserError(f"{field}={value} is not on the new machines; say {instead}.")
+
+
+def check_config_in_git(job: Job) -> None:
+    """Checks that git tracks the config file of a command that trains, for launchers that copy only such files.
+
+    Raises:
+        UserError: it does not.
+    """
+    name, words = parse_program(job.command) or ("", [])
+    file = _flag_value(words, "config").partition(":")[0]
+    if name in TRAINERS and file:
+        listed = run_command(
+            ["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        if listed.returncode == 1:  # 128: this is not a repository, which is reported when the code is packed
+            raise UserError(f"git does not track {file}, so it would not be copied to the machines; git add {file}.")
+
+
+def _flag_value(words: Sequence[str], flag: str) -> str:
+    """Returns the last value of a flag, written --flag=VALUE or --flag VALUE; an empty text if there is none."""
+    value = ""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if match := re.fullmatch(rf"--?{flag}(?:=(.*))?", word, re.S):
+            value = following if match[1] is None else match[1]
+    return value
+
+
+def parse_program(command: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Returns the module that a command's Python runs and the module's words; None if there is no such module.
+
+    The module is written `python -m MODULE` or `python FOLDER/MODULE.py`. Anything but a shell may start that Python:
+    env, timeout, a profiler.
+    """
+    names = [PurePath(word).name for word in command]
+    first = next((i for i, name in enumerate(names) if name in SHELLS or PYTHON.fullmatch(name)), None)
+    if first is None or names[first] in SHELLS:
+        return None
+    words = list(itertools.dropwhile(PYTHON_OPTION.fullmatch, command[first + 1 :]))
+    if words[:1] == ["-m"] and len(words) > 1:
+        return words[1], words[2:]
+    if words and words[0].endswith(".py"):
+        return ".".join(PurePath(words[0]).with_suffix("").parts[-2:]), words[1:]
+    return None

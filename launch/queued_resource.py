@@ -1,0 +1,232 @@
+"""The machines of a run on Cloud TPU: a queued resource, to which gcloud talks."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+from launch import clouds
+from launch.job import Job, run_command, shell_line
+from vit_jax import UserError
+from vit_jax.planning import Slice
+
+POLL_SECONDS = 30.0  # between two looks at something that takes minutes
+MAX_ATTEMPTS = 10  # looks in vain, after which machines count as lost and the cloud as unreachable
+UNREACHABLE = 255  # ssh's exit code if the connection failed
+DEAD_STATES = ("FAILED", "SUSPENDED")  # of a queued resource: it does not become ACTIVE again
+WORKER_ANSWER = re.compile(r"^worker \S+: (.*)$", re.M)
+
+Steps = dict[str, list[str]]  # name of a step -> command
+
+# What the steps are for, in the order in which they are taken.
+STEP_NOTES = {
+    "describe": "repeated until it says ACTIVE; what is FAILED or SUSPENDED is deleted and requested again",
+    "create": "if nothing has that name",
+    "status": "if the command is already running, it is only followed",
+    "pack": "the files that git tracks, as they are here",
+    "copy": "to all workers",
+    "install": "on all workers",
+    "start": "on all workers, without a session, so that it outlives the connection",
+    "follow": "the first worker; then status again, and from the top after 42, 128 or more, or lost machines",
+    "delete": "after 0; until then the machines cost",
+}
+
+
+def make_steps(
+    job: Job, tpu: Slice, zone: str, project: str | None = None, spot: bool = False, runtime: str | None = None
+) -> Steps:
+    """Returns the commands that a run on Cloud TPU takes, by the names of their steps.
+
+    Args:
+        job: what to run.
+        tpu: each of its slices.
+        zone: of the cloud.
+        project: of the cloud; None: the one that gcloud is set to.
+        spot: use cheaper machines, which may be taken away at any time.
+        runtime: version of the machines' software; None: the usual one of the chip.
+    """
+    nodes = [f"--node-count={job.slices}", f"--node-prefix={job.name}"] if job.slices > 1 else [f"--node-id={job.name}"]
+    archive, files = f"{job.name}.tgz", f"workdirs/{job.name}.files"
+    code = f"{job.name}/code"
+    worker = f"bash {code}/launch/worker.sh"
+    unpack = f"rm -rf {code} && mkdir -p {code} && tar -xzf {archive} -C {code} && rm {archive}"
+    where = [f"--zone={zone}", *([f"--project={project}"] if project else [])]
+    every = ["--node=all", "--worker=all", "--batch-size=all"]
+    # Without these ssh would wait for a lost host.
+    alive = ["--ssh-flag=-oConnectTimeout=20", "--ssh-flag=-oServerAliveInterval=20"]
+
+    def gcloud(verb: str, *words: str) -> list[str]:
+        return ["gcloud", "compute", "tpus", "queued-resources", verb, *words, *where, "--quiet"]
+
+    def on_all(command: str) -> list[str]:
+        return gcloud("ssh", job.name, *every, *alive, f"--command={command}")
+
+    return {
+        "describe": gcloud("describe", job.name, "--format=value(state.state)"),
+        "create": gcloud(
+            "create",
+            job.name,
+            *nodes,
+            *clouds.accelerator_flags(tpu),
+            f"--runtime-version={runtime or clouds.CHIP_NAMES[tpu.kind].runtime}",
+            *(["--spot"] if spot else []),
+        ),
+        "status": on_all(f"{worker} status || echo worker here: new"),
+        "pack": [
+            "sh",
+            "-c",
+            f"mkdir -p workdirs && git ls-files -z > {files} && tar -czf workdirs/{archive} --null -T {files}",
+        ],
+        "copy": gcloud("scp", f"workdirs/{archive}", f"{job.name}:{archive}", *every),
+        "install": on_all(f"{unpack} || exit {UNREACHABLE}; {worker} install"),
+        "start": on_all(f"{worker} start {command_id(job)} {shell_line(job.command)}"),
+        "follow": gcloud("ssh", job.name, "--node=0", "--worker=0", *alive, f"--command={worker} follow"),
+        "delete": gcloud("delete", job.name, "--force"),
+    }
+
+
+def command_id(job: Job) -> str:
+    """Returns the text by which the workers tell the command of a run from others."""
+    return hashlib.sha256(shell_line(job.command).encode()).hexdigest()[:8]
+
+
+class QueuedResource:
+    """The machines of a run, which may exist or not.
+
+    Attributes:
+        name: of the run and of its machines.
+        workers: the number of machines, of all slices.
+        may_cost: whether there may be machines, as far as is known.
+    """
+
+    def __init__(self, name: str, steps: Steps, workers: int, sleep: Callable[[float], None]):
+        """Creates nothing yet.
+
+        Args:
+            name: of the run.
+            steps: see `make_steps`.
+            workers: the number of machines, of all slices.
+            sleep: waits for seconds.
+        """
+        self.name, self.workers = name, workers
+        self.may_cost = self._packed = False
+        self._steps, self._sleep = steps, sleep
+
+    def state(self) -> str | None:
+        """Returns the state of the machines together, or None if there are none.
+
+        Raises:
+            UserError: gcloud fails again and again.
+        """
+        for _ in range(MAX_ATTEMPTS):
+            described = run_command(self._steps["describe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            if not described.returncode:
+                self.may_cost = True
+                return described.stdout.strip()
+            if "NOT_FOUND" in described.stderr:
+                return None
+            self._sleep(POLL_SECONDS)
+        raise UserError(f"gcloud cannot describe {self.name}: {last_line(described.stderr)}")
+
+    def wait_until_active(self) -> None:
+        """Waits until the machines are ready; creates them if there are none.
+
+        Raises:
+            UserError: the cloud refuses, or cannot provide the machines.
+        """
+        last, created = "", False
+        while (state := self.state()) != "ACTIVE":
+            if state is None:
+                self._create()
+                created = True
+            elif state == "FAILED" and created:
+                words = [word for word in self._steps["describe"] if not word.startswith(("--format", "--quiet"))]
+                raise UserError(f"the cloud cannot provide the machines; to see why: {shell_line(words)}.")
+            elif state in DEAD_STATES:
+                self._request("delete")
+            if (state or "requested") != last:
+                last = state or "requested"
+                log(f"{self.name} is {last}")
+            self._sleep(POLL_SECONDS)
+
+    def delete(self) -> None:
+        """Deletes the machines, if there are any.
+
+        Raises:
+            UserError: the cloud refuses.
+        """
+        if self.state() is not None:
+            self._request("delete")
+        log(f"{self.name} is deleted")
+
+    def statuses(self) -> list[str]:
+        """Returns the answers of those workers that can be reached: new, running ID, ended CODE or lost."""
+        asked = run_command(self._steps["status"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return WORKER_ANSWER.findall(asked.stdout)
+
+    def wait_for_statuses(self) -> list[str]:
+        """Returns the answers of all workers; those of new machines become reachable minutes after each other."""
+        for _ in range(MAX_ATTEMPTS):
+            answers = self.statuses()
+            if len(answers) == self.workers:
+                break
+            self._sleep(POLL_SECONDS)
+        return answers
+
+    def start_command(self) -> bool:
+        """Copies the code to all workers, installs it and starts the command; returns False if some were not reached.
+
+        Raises:
+            UserError: the code cannot be packed or installed.
+        """
+        return self._pack() and all(map(self._take_on_workers, ("copy", "install", "start")))
+
+    def follow(self) -> bool:
+        """Prints what the first worker prints; returns whether its run has ended, and not the connection."""
+        return run_command(self._steps["follow"], stderr=subprocess.DEVNULL).returncode == 0
+
+    def _create(self) -> None:
+        self.may_cost = True  # even if the cloud's answer does not arrive
+        try:
+            self._request("create")
+        except UserError:
+            described = run_command(self._steps["describe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.may_cost = "NOT_FOUND" not in described.stderr
+            raise
+
+    def _request(self, step: str) -> None:
+        """Takes a step that only the cloud may refuse."""
+        done = run_command(self._steps[step], stdout=sys.stderr, stderr=subprocess.PIPE)
+        if done.returncode and not re.search("ALREADY_EXISTS|NOT_FOUND", done.stderr):
+            raise UserError(f"the cloud refuses to {step} {self.name}: {last_line(done.stderr)}")
+
+    def _pack(self) -> bool:
+        if not self._packed:  # once: later edits of the code are not for this run
+            log("pack")
+            if run_command(self._steps["pack"], stdout=sys.stderr).returncode:
+                raise UserError(
+                    "cannot pack the code; start in its folder, and see git status for files that are gone."
+                )
+            self._packed = True
+        return True
+
+    def _take_on_workers(self, step: str) -> bool:
+        """Takes a step on all workers, and returns False if some were not reached."""
+        log(step)
+        done = run_command(self._steps[step], stdout=subprocess.PIPE)
+        if output := WORKER_ANSWER.sub("", done.stdout).strip():
+            print(output, file=sys.stderr)
+        if step == "install" and done.returncode not in (0, UNREACHABLE):
+            raise UserError("cannot install the code on a worker, for the reason above.")
+        return not done.returncode and (step == "copy" or len(WORKER_ANSWER.findall(done.stdout)) == self.workers)
+
+
+def log(text: str) -> None:
+    """Prints what happens."""
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def last_line(text: str) -> str:
+    """Returns the last line of what a program printed."""
+    return ([row.strip() for row in text.splitlines() if row.strip()] or ["it does not say why"])[-1]

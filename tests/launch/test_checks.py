@@ -1,0 +1,170 @@
+"""Checks before machines cost: where a command writes, its configuration, its config file."""
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from launch import checks, job, tpu_vm
+from tests.conftest import ROOT
+from tests.launch.helpers import MAINS, make_run
+from vit_jax import UserError
+
+
+def refused(line, shared_disk=False):
+    """What a command is refused for; None if it is not."""
+    try:
+        checks.check_output(make_run(*shlex.split(line)), shared_disk, allowed=False)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("module", ["vit_jax.main", "vit_jax.sweep"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "python -m {}",
+        "python3.11 -u -m {}",
+        "/venv/bin/python {path}",
+        "env A=1 B= python -m {}",
+        "timeout 9h python {path}",
+    ],
+)
+def test_checkpoints_must_not_vanish_with_the_machine(module, start):
+    command = start.format(module, path=f"./{module.replace('.', '/')}.py")
+    local = ["", "--workdir=run", "--workdir=gs://b/r --workdir run", "--workdir=", "--workdir", "--workdir=file:///d"]
+    assert "writes would be deleted with the machine" in refused(
+        f"{command} --workdir=s3://b/r"
+    )  # one host alone can write there
+    for words in local:
+        for shared_disk in (False, True):
+            assert f"{module} writes would be deleted with the machine" in refused(
+                f"{command} --config=c {words}", shared_disk
+            )
+    for words in ("--workdir=gs://b/r", "--workdir gs://b", "--workdir=run --workdir=gs://b/r"):
+        assert refused(f"{command} {words} --json") is None and refused(f"{command} {words}", shared_disk=True) is None
+    assert refused(f"{command} --workdir=/d/run", shared_disk=True) is None
+    assert refused(f"{command} --workdir=/d/run").endswith("say --workdir=gs://BUCKET/FOLDER.")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m vit_jax.pack digits gs://b/packed",
+        "python -m vit_jax.convert --layout=google ViT-B_16 /d/x.npz",
+        "python -m benchmarks.plans --write docs/plans.md",
+        "bash -c 'python -m vit_jax.main --workdir=gs://b/r'",
+        "sh -c 'cd /; true' python -m vit_jax.main --workdir=gs://b/r",
+        "timeout 9h /bin/bash -c 'true' python -m vit_jax.main --workdir=gs://b/r",
+        "python -c 'import vit_jax.main' --workdir=gs://b/r",
+        "python mine.py --workdir=gs://b/r",
+        "python",
+        "./train.sh",
+    ],
+)
+def test_where_a_command_writes_is_known_or_the_user_answers_for_it(command, capsys):
+    assert re.fullmatch(
+        r"(it is unknown where this command writes|(vit_jax|benchmarks)\.\w+ writes to local folders only), .*"
+        r"say --allow-local-output\.",
+        refused(command),
+    )
+    assert refused(command, shared_disk=True) is None  # it starts on the disk that stays
+    argv = ["--topology=v5e:2x4", "--dry-run", "--", *shlex.split(command)]
+    for way in (["gke", "r", "--image=i"], ["tpu_vm", "run", "r", "--zone=z"]):
+        with pytest.raises(UserError, match="say --allow-local-output"):
+            MAINS[way[0]]([*way, *argv])
+        MAINS[way[0]]([*way, "--allow-local-output", *argv])
+        assert capsys.readouterr().out
+
+
+REMOTE = "--config=configs/folder.py --config.batch=512 --config.data.source=folder:gs://b/d"
+MISTAKES = [
+    ("--config=configs/foldr.py", "did you mean 'configs/folder.py'"),
+    (f"{REMOTE} --config.batch_size=512", "unknown config field 'batch_size'; did you mean 'batch'"),
+    (f"{REMOTE} --config.base_lr=-1", "base_lr=-1.0 must be at least 0"),
+    (f"{REMOTE} --config.model.name=ViT-B16", "unknown model 'ViT-B16'"),
+    (f"{REMOTE} --config.data.preprocess=resise(224)", "did you mean 'resize'"),
+    (f"{REMOTE} --config.data.source=fodler:gs://b/d", "unknown data source 'fodler'"),
+    (f"{REMOTE} --config.mesh.fsdp=3", "does not multiply to the 16 devices"),
+    (f"{REMOTE} --config.batch=12", "batch=12 is not divisible by"),
+]
+NOT_THERE = [
+    (
+        "--config=configs/folder.py --config.data.source=folder:photos",
+        "data.source=folder:photos is not on the new machines",
+    ),
+    (f"{REMOTE} --config.data.source=folder:~/photos", "say folder:gs://BUCKET/FOLDER."),
+    ("--config=configs/vit_b16_imagenet21k.py", "data.source=array_record:imagenet21k is not on the new machines"),
+    (f"{REMOTE} --config.data.data_dir=tfds", "data.data_dir=tfds is not on the new machines"),
+    (f"{REMOTE} --config.init_from=workdirs/b16", "init_from=workdirs/b16 is not on the new machines"),
+    (REMOTE.replace("configs", f"{ROOT}/configs"), "say a path in the folder of the code."),
+]
+FINE = [
+    REMOTE,
+    f"{REMOTE} --config.data.source=folder:/mnt/photos --config.init_from=ViT-B/16-imagenet21k",
+    f"{REMOTE} --config.init_from=gs://b/run",
+    "--config=configs/smoke.py --config.data.source=digits --config.batch_eval=None",
+    "--help",
+]
+
+
+@pytest.mark.parametrize("module", ["main", "sweep"])
+@pytest.mark.parametrize(("words", "sentence"), [*MISTAKES, *NOT_THERE, *[(words, None) for words in FINE]])
+def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, sentence, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    git = SimpleNamespace(returncode=0)  # knows every file
+    monkeypatch.setattr(job.subprocess, "run", lambda argv, **_: git if argv[0] == "git" else pytest.fail("asked"))
+    command = ["python", "-m", f"vit_jax.{module}", *words.split(), "--workdir=gs://b/r"]
+    command += ["--sweep.seed=1,2"] if module == "sweep" else []
+    ways = [["tpu_vm", "run", "r", "--zone=z", "--topology=v5e:4x4"], ["gke", "r", "--image=i", "--topology=v5e:4x4"]]
+    ways += [["slurm", "r", "--nodes=2", "--gpus=8"]]
+    for way in ways:
+        fails = sentence if way[0] != "slurm" or (words, sentence) in MISTAKES else None  # its disk is this one
+        for dry in ([], ["--dry-run"]) if fails else (["--dry-run"],):
+            with pytest.raises(UserError, match=re.escape(fails)) if fails else contextlib.nullcontext():
+                MAINS[way[0]]([*way, *dry, "--", *command])
+
+
+def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "tpu_vm",
+        "run",
+        "r",
+        "--zone=z",
+        "--topology=v5e:4x4",
+        "--dry-run",
+        "--",
+        "python",
+        "-m",
+        "vit_jax.main",
+    ]
+    command += [*REMOTE.split(), "--workdir=gs://b/r"]
+    tpu_vm.main(command)  # no repository
+    subprocess.run(["git", "init", "-q"], check=True)
+    with pytest.raises(UserError, match=r"git does not track configs/folder\.py, .*; git add configs/folder\.py\."):
+        tpu_vm.main(command)
+    subprocess.run(["git", "add", "configs"], check=True)
+    tpu_vm.main(command)
+
+
+def test_the_output_of_every_command_of_the_project_is_listed():
+    inner = {"vit_jax.planning.worker", "benchmarks.inject", "benchmarks.input_others"}  # started by the others
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("vit_jax", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if "__main__" in path.read_text()
+    }
+    assert set(checks.OUTPUTS) == found - inner
+    for name, output in checks.OUTPUTS.items():
+        source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
+        assert (output is not None and output.flag == "write") == ('"--write"' in source), name
+        if output is None:
+            assert refused(f"python -m {name} --workdir=run") is None
