@@ -1,15 +1,15 @@
 """AugReg ("How to train your ViT?", arXiv 2106.10270) as in big_vision: Adam, weight decay 0.1 of kernels, no dropout.
 
 The augmentation has named levels; a recipe's argument chooses another one, `--config=FILE.py:aug=medium1`. big_vision's
-`mixup.p` is the parameter of the Beta distribution, `task.mixup` here; every step mixes.
+`mixup.p` is the parameter of the Beta distribution, here `task.mixup`; every step mixes.
 
-Learned positions start with deviation 0.02 as in the release, in big_vision with 1 / sqrt(width). Some released
-checkpoints had other weight decay, S/16 and Ti/16 on ImageNet-21k 0.03: `--config.optim.weight_decay=3e-5`.
+Learned positions start with a standard deviation of 0.02, as in the release; big_vision uses 1 / sqrt(width). Some
+released checkpoints had another weight decay, S/16 and Ti/16 on ImageNet-21k 0.03: `--config.optim.weight_decay=3e-5`.
 """
 
 from ml_collections import ConfigDict
 
-# Level -> (MixUp's alpha, RandAugment's layers and magnitude). Magnitude 0 is not nothing.
+# Level -> (MixUp's alpha, RandAugment's layers and magnitude). Magnitude 0 still changes images.
 LEVELS = {
     "none": (0.0, None),
     "light1": (0.0, (2, 0)),
@@ -22,7 +22,7 @@ LEVELS = {
 
 
 def apply(config: ConfigDict, arg: str) -> ConfigDict:
-    """Turns the start of a recipe into AugReg's, at the level that `arg` names: aug=LEVEL.
+    """Changes the common part of a recipe into AugReg's, at the level that `arg` names: aug=LEVEL.
 
     Raises:
         ValueError: `arg` is something else.

@@ -1,7 +1,7 @@
 """A small ViT from scratch on CIFAR-10, on two CPU cores.
 
-Ours: 69.06 % of the 10,000 test images after 41 minutes on two CPU cores that did other work besides (160 to 460 images
-a second, 0.7 % of the time waiting for data); 1.796e14 training FLOPs (6 x 38.14e6 MACs x 784,896 images). After each
+Ours: 69.06 % of the 10,000 test images after 41 minutes on two CPU cores that also did other work (160 to 460 images a
+second, 0.7 % of the time waiting for data); 1.796e14 training FLOPs (6 x 38.14e6 MACs x 784,896 images). After each
 epoch: 46.8, 50.8, 53.3, 57.1, 57.8, 60.5, 61.2, 62.4, 64.3, 65.9, 67.0, 68.0, 68.3, 69.0, 69.1, 69.1 %.
     python -m vit_jax.main --config=configs/cifar10.py --config.data.data_dir=FOLDER
 

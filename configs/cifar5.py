@@ -1,12 +1,12 @@
 """A small ViT pre-trained on half of CIFAR-10's classes at 32 pixels and fine-tuned on the other half at 48.
 
-Its learned position embeddings are resampled from 8x8 to 12x12 patches, its head starts at zero.
+Its learned position embeddings are resampled from 8x8 to 12x12 patches; its head starts at zero.
 
 Ours: 80.52 % of the 5,000 test images of the classes 5-9 after 300 steps of fine-tuning; 71.24 % after the same 300
-steps from random weights; pre-training ends at 74.42 % of those of the classes 0-4. 6, 5 and 17 minutes on two CPU
-cores that did other work besides (67 to 186, 118 to 179 and 151 to 494 images a second). Both were tried for 150 steps
-on 90 % of the images, with these accuracies on the other 10 %: fine-tuning at 1e-3 and 3e-3 78.88 and 79.56 %; from
-scratch at 1e-3, 3e-3 and 1e-2 62.76, 64.52 and 45.52 %.
+steps from random weights; pre-training ends at 74.42 % of those of the classes 0-4. These took 6, 5 and 17 minutes on
+two CPU cores that also did other work (67 to 186, 118 to 179 and 151 to 494 images a second). The learning rates were
+chosen in 150 steps on 90 % of the images, by the accuracy on the other 10 %: fine-tuning at 1e-3 and 3e-3, 78.88 and
+79.56 %; from scratch at 1e-3, 3e-3 and 1e-2, 62.76, 64.52 and 45.52 %.
     python -m vit_jax.pack tfds:cifar10 packed/cifar10_0-4 --classes=0-4 --data-dir=FOLDER
     python -m vit_jax.pack tfds:cifar10 packed/cifar10_5-9 --classes=5-9 --data-dir=FOLDER
     python -m vit_jax.main --config=configs/cifar5.py --workdir=RUN
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from configs import cifar10
 
-# Stage -> classes of CIFAR-10, pixels on a side, pixels that a crop is cut from.
+# Stage -> classes of CIFAR-10, pixels on a side, pixels on a side that a crop is taken from.
 STAGES = {"pretrain": ("0-4", 32, 36), "finetune": ("5-9", 48, 54)}
 
 

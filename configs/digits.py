@@ -11,7 +11,7 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns the recipe: 16 patches of 4x4 pixels, the digits twice enlarged, 4 blocks of width 64."""
+    """Returns the recipe: digits enlarged to 16 pixels, 16 patches of 4x4 pixels, 4 blocks of width 64."""
     config = base.get_config()
     config.resolution = 16
     config.batch = 128

@@ -4,17 +4,17 @@
     python -m vit_jax.main --config=configs/finetune.py:model=ViT-L/16,dataset=cifar10 --config.init_from=WEIGHTS
 
 The argument holds any of
-    model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS want it
-    dataset=NAME     [folder:.] imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, all of TFDS; any
-                     other classification data set of TFDS, tfds:NAME; or your own images, folder:PATH or
+    model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS need it
+    dataset=NAME     [folder:.] imagenet2012, cifar10, cifar100, oxford_iiit_pet or oxford_flowers102, all of TFDS; any
+                     other classification dataset of TFDS, tfds:NAME; or your own images, folder:PATH or
                      array_record:PATTERN
-    split=full|dev   full: the whole split train, evaluated on test (of ImageNet, validation); dev: a part of train is
-                     held out and evaluated as val, to choose the rate by (10 % of Pets, Flowers and own images, 2 % of
-                     CIFAR, 1 % of ImageNet). Own images need splits train and test for full, so for them dev is usual;
-                     tfds:NAME likewise
+    split=full|dev   full: trains on the whole split train and evaluates on test (ImageNet: validation); dev: holds out
+                     a part of train and evaluates it as val, to choose the learning rate (10 % of Pets, Flowers and own
+                     images, 2 % of CIFAR, 1 % of ImageNet). The default is full, but dev for own images and tfds:NAME,
+                     which need splits train and test for full
     polyak=yes       ImageNet in Table 2: a moving average of the weights (0.9999), 512 pixels; H/14 518
 
-                                steps   warm-up   rates to choose from
+                                steps   warm-up   learning rates to choose from
     imagenet2012               20,000       500   0.003, 0.01, 0.03, 0.06 (0.06 for hybrids and ResNets)
     cifar10, cifar100          10,000       500   0.001, 0.003, 0.01, 0.03
     Pets, Flowers, own images     500       100   0.001, 0.003, 0.01, 0.03
@@ -22,22 +22,22 @@ The argument holds any of
 Paper, from ImageNet-21k, on ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers (Table 5): B/16 83.97, 98.95, 91.67, 94.43,
 99.38 %; B/32 81.28, 98.79, 91.97, 93.02, 99.11 %; L/16 85.15, 99.16, 93.44, 94.73, 99.61 %; L/32 80.99, 99.13, 93.04,
 93.09, 99.19 %; H/14 85.13, 99.27, 93.82, 94.82, 99.51 %. With polyak=yes, L/16 85.30 % of ImageNet (Table 2).
-Ours: not run. Hardware and time are not stated; one accelerator wants --config.accum_steps=8, as in the release.
+Ours: not run. Hardware and time are not stated; a single accelerator needs --config.accum_steps=8, as in the release.
 
-Of the authors' release, not of the paper: the warm-up; momentum in bfloat16; the rate 0.03 unless given, 0.01 for B/16
-on CIFAR-10; dropout 0.1 for L/16, H/14 and R50+B/16; inception crops, while the paper speaks of BiT's. H/14 sees 378
-pixels, 27 patches a side: the release's convolution leaves out the rest of 384. UNCONFIRMED, so chosen here: Flowers'
-train is TFDS's, 1,020 images, as in big_vision's transfer.py; the 1,020 of its validation are not used.
+From the authors' release, not from the paper: the warm-up; momentum in bfloat16; the learning rate 0.03 unless given,
+0.01 for B/16 on CIFAR-10; dropout 0.1 for L/16, H/14 and R50+B/16; inception crops, where the paper mentions BiT's.
+H/14 uses 378 pixels, 27 patches on a side: the release's convolution ignores the rest of 384. UNCONFIRMED, so chosen
+here: Flowers' train is TFDS's, 1,020 images, as in big_vision's transfer.py; the 1,020 of its validation are not used.
 
-Own images and tfds:NAME, of which the paper says nothing: Pets' steps with batches of 128 at 0.01, about 13 epochs of
-5,000 images.
+For own images and tfds:NAME, which are not in the paper: as many steps as for Pets, with batches of 128 at 0.01, about
+13 epochs of 5,000 images.
 """
 
 from ml_collections import ConfigDict
 
 from configs import base
 
-# Dataset -> steps, warm-up, classes, images of train, split to evaluate, percent of train that dev keeps.
+# Dataset -> steps, warm-up, classes, images in train, split to evaluate, percent of train that dev trains on.
 DATASETS = {
     "imagenet2012": (20_000, 500, 1000, 1_281_167, "validation", 99),
     "cifar10": (10_000, 500, 10, 50_000, "test", 98),
@@ -54,16 +54,16 @@ def get_config(arg: str = "") -> ConfigDict:
     """Returns the row of Table 4 that `arg` asks for.
 
     Raises:
-        ValueError: `arg` is something else.
+        ValueError: `arg` is not of that form.
     """
-    given = {"model": "ViT-B/16", "dataset": "folder:.", "polyak": "no"} | parse(arg)
+    given = {"model": "ViT-B/16", "dataset": "folder:.", "polyak": "no"} | parse_argument(arg)
     name, dataset = given["model"], given["dataset"]
     if dataset.removeprefix("tfds:") in DATASETS:
         dataset = dataset.removeprefix("tfds:")
     own = dataset.startswith(OWN)
     if not own and dataset not in DATASETS:
         raise ValueError(f"unknown dataset {dataset!r}; choose from {', '.join(DATASETS)}, tfds:NAME, folder:PATH")
-    steps, warmup, classes, images, tested, kept = DATASETS.get(dataset, (500, 100, None, None, "test", 90))
+    steps, warmup, classes, images, eval_split, kept = DATASETS.get(dataset, (500, 100, None, None, "test", 90))
     dev = given.get("split", "dev" if own else "full") == "dev"
     polyak = given["polyak"] == "yes"
     if polyak and dataset != "imagenet2012":
@@ -88,7 +88,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optim.name = "sgd"
     config.optim.moment_dtype = "bfloat16"
     config.optim.ema_decay = 0.9999 if polyak else 0.0
-    config.evals.test.split = f"train[{kept}%:]" if dev else tested
+    config.evals.test.split = f"train[{kept}%:]" if dev else eval_split
     config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
     if dev:
         with config.unlocked():
@@ -98,8 +98,8 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def parse(arg: str) -> dict[str, str]:
-    """Returns what `KEY=VALUE,...` gives, or raises ValueError."""
+def parse_argument(arg: str) -> dict[str, str]:
+    """Returns the pairs of `KEY=VALUE,...`, or raises ValueError."""
     given = dict(part.partition("=")[::2] for part in arg.split(",") if part)
     for key, value in given.items():
         if key not in ("model", "dataset", *CHOICES) or not value:
@@ -110,6 +110,6 @@ def parse(arg: str) -> dict[str, str]:
 
 
 def patch_size(name: str) -> int | None:
-    """Returns what a model's name says behind the slash, if anything."""
+    """Returns the number after the slash in a model's name, if there is one."""
     _, _, size = name.rpartition("/")
     return int(size) if size.isdigit() else None

@@ -1,6 +1,6 @@
 """ViT-S/16 on your own folder of images, `<class>/<image>` or `train/<class>/<image>`; a tenth is held out.
 
-Ours: no number, it depends on the images. Hardware: a GPU or a TPU; on a laptop take a smaller model and resolution.
+Ours: no number, it depends on the images. Hardware: a GPU or a TPU; on a laptop use a smaller model and resolution.
     python -m vit_jax.main --config=configs/folder.py --config.data.source=folder:PATH
     python -m vit_jax.main --config=configs/folder.py --config.data.source=folder:PATH --config.init_from=WORKDIR
 """
@@ -11,7 +11,7 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns a recipe for some thousands of images: 50 epochs of AdamW with mild augmentation."""
+    """Returns a recipe for some thousand images: 50 epochs of AdamW with mild augmentation."""
     config = base.get_config()
     config.batch = 128
     config.total_epochs = 50.0

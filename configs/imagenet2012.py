@@ -1,8 +1,8 @@
 """What the recipes on ImageNet-1k share: the data; and Table 3's row ViT-*.
 
-UNCONFIRMED, so chosen here, in Table 3's row: sigmoid loss with smoothing 1e-4, head bias -10 and the tanh layer are
-not in the paper but of its authors (their recipe in scenic), whose cosine ends at 1e-5, this one at 0 as in the
-release; all parameters decay, times the rate, as by the Adam of its time.
+UNCONFIRMED, so chosen here, for Table 3's row: the sigmoid loss with smoothing 1e-4, the head bias -10 and the tanh
+layer are not in the paper but in its authors' recipe in scenic; the cosine ends at 0 as in the release, theirs at 1e-5;
+all parameters decay, by a multiple of the learning rate, as with the Adam of that time.
 """
 
 from ml_collections import ConfigDict
@@ -11,7 +11,7 @@ from configs import augreg, base
 
 
 def table3(name: str) -> ConfigDict:
-    """Returns the row for the model `name`: 300 epochs, weight decay 0.3, dropout 0.1."""
+    """Returns the row of the model `name`: 300 epochs, weight decay 0.3, dropout 0.1."""
     config = start(name)
     config.total_epochs = 300.0
     config.base_lr = 3e-3
@@ -46,7 +46,7 @@ def held_out(name: str) -> ConfigDict:
 
 
 def start(name: str) -> ConfigDict:
-    """Returns what does not depend on the recipe."""
+    """Returns what all recipes share."""
     config = base.get_config()
     config.warmup_steps = 10_000
     config.grad_norm_clip = 1.0

@@ -1,10 +1,10 @@
 """What the recipes on ImageNet-21k share: the data, the sigmoid loss, the head's bias; and Table 3's two rows.
 
-No prepared copy is public: `--config.data.source` names a folder of ArrayRecord files with the one split train, of
-which the first 51,200 images are held out, as in big_vision.
+No prepared copy is public: `--config.data.source` names a folder of ArrayRecord files with one split, train, of which
+the first 51,200 images are held out, as in big_vision.
 
-UNCONFIRMED, so chosen here: that the copy has ImageNet's 14,197,122 images (the paper: 14 million); in Table 3's rows,
-that all parameters decay, times the rate, as by the Adam of its time.
+UNCONFIRMED, so chosen here: the copy has ImageNet's 14,197,122 images (the paper: 14 million); in Table 3's rows all
+parameters decay, by a multiple of the learning rate, as with the Adam of that time.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from configs import augreg, base
 def table3(name: str) -> ConfigDict:
     """Returns the row of the model `name`: 90 epochs, linear decay, weight decay 0.03, dropout 0.1.
 
-    A hybrid trains with exactly the setup of the ViT under it (appendix B.1).
+    A hybrid trains exactly as the ViT that it contains (appendix B.1).
     """
     config = start(name)
     config.total_epochs = 90.0
@@ -39,7 +39,7 @@ def augmented(name: str, arg: str) -> ConfigDict:
 
 
 def start(name: str) -> ConfigDict:
-    """Returns what does not depend on the recipe."""
+    """Returns what all recipes share."""
     config = base.get_config()
     config.warmup_steps = 10_000
     config.eval_every = 10_000

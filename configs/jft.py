@@ -3,9 +3,9 @@
 JFT is not public: `--config.data.source` names a folder of ArrayRecord files with the splits train and test;
 `synthetic` runs the same program on random images.
 
-UNCONFIRMED, so chosen here: the 303 million images and 18,291 classes are those that reproduce the paper's compute; all
-parameters decay, times the rate, as by the Adam of its time; the rate ends at 1e-5 and the head's bias starts at -10,
-both the authors' for ImageNet-21k.
+UNCONFIRMED, so chosen here: 303 million images and 18,291 classes, which reproduce the paper's compute; all parameters
+decay, by a multiple of the learning rate, as with the Adam of that time; the learning rate ends at 1e-5 and the head's
+bias starts at -10, as in the authors' recipe for ImageNet-21k.
 """
 
 from ml_collections import ConfigDict

@@ -12,7 +12,7 @@ from configs import imagenet21k
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Returns the recipe; `arg` is `aug=LEVEL`, another augmentation."""
+    """Returns the recipe; `arg`, aug=LEVEL, chooses another augmentation."""
     config = imagenet21k.augmented("R50+ViT-L/32", arg or "aug=medium1")
     config.model.dropout_rate = 0.1
     config.model.stochastic_depth = 0.1

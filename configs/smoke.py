@@ -1,4 +1,4 @@
-"""Does everything work? A tiny model on the embedded digits, a few seconds, no number worth quoting.
+"""Checks that everything works: a tiny model on the embedded digits, in a few seconds; no number worth quoting.
 
 python -m vit_jax.main --config=configs/smoke.py
 """

@@ -11,5 +11,5 @@ from configs import imagenet21k
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Returns the recipe; `arg` is `aug=LEVEL`, another augmentation."""
+    """Returns the recipe; `arg`, aug=LEVEL, chooses another augmentation."""
     return imagenet21k.augmented("ViT-B/16", arg or "aug=light2")

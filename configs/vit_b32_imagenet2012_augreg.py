@@ -10,5 +10,5 @@ from configs import imagenet2012
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Returns the recipe; `arg` is `aug=LEVEL`, another augmentation."""
+    """Returns the recipe; `arg`, aug=LEVEL, chooses another augmentation."""
     return imagenet2012.augmented("ViT-B/32", arg or "aug=medium2")

@@ -1,6 +1,6 @@
 """ViT-L/32 on ImageNet-21k: Table 3, 90 epochs.
 
-Paper: 80.99 % on ImageNet after fine-tuning at 384 pixels (Table 5). Before it, 45.42 % of held-out ImageNet-21k (the
+Paper: 80.99 % on ImageNet after fine-tuning at 384 pixels (Table 5). Before fine-tuning, 45.42 % of held-out ImageNet-21k (the
 authors, vision_transformer issue 62). Hardware and time are not stated. Ours: not run.
     python -m vit_jax.main --config=configs/vit_l32_imagenet21k.py --config.data.source=array_record:DATA --workdir=RUN
 

@@ -1,6 +1,6 @@
 """ViT-S/16 on ImageNet-21k: AugReg, 300 epochs, augmentation `light1`.
 
-Paper: no row. AugReg: 83.73 % on ImageNet after fine-tuning at 384 pixels (the README of vision_transformer). Hardware
+Paper: no row. AugReg: 83.73 % on ImageNet after fine-tuning at 384 pixels (README of vision_transformer). Hardware
 and time are not stated. Ours: not run.
     python -m vit_jax.main --config=configs/vit_s16_imagenet21k.py --config.data.source=array_record:DATA --workdir=RUN
 """
@@ -11,5 +11,5 @@ from configs import imagenet21k
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Returns the recipe; `arg` is `aug=LEVEL`, another augmentation."""
+    """Returns the recipe; `arg`, aug=LEVEL, chooses another augmentation."""
     return imagenet21k.augmented("ViT-S/16", arg or "aug=light1")

@@ -38,6 +38,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.sweep": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
+    "benchmarks.architecture": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.plans": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),

@@ -2,17 +2,21 @@
 a cloud or data that is not here, parsed and dry-run.
 """
 
+import datetime
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 
 import jax
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
-from benchmarks import faults, input, load, loader, overhead, plans, train_step
+import vit_jax
+from benchmarks import architecture, faults, input, load, loader, overhead, plans, train_step
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
@@ -225,6 +229,38 @@ def test_the_last_paragraph_says_what_is_not_covered():
 
 
 def test_links_lead_somewhere():
-    for page, text in PAGES.items():
-        for target in re.findall(r"\]\(([\w./]+)\)", text):
-            assert (page.parent / target).exists(), target
+    for page, text in (PAGES | {path: path.read_text() for path in ROOT.glob("*.md")}).items():
+        for target in re.findall(r"\]\(([\w./]+)(?:#\w+)?\)", text):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_repository_has_one_address():
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    name = address.removeprefix("https://github.com/")
+    places = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    for place in places:
+        stated = re.findall(
+            r"(?:git clone -q https://github\.com|google\.com/github)/([\w-]+/[\w-]+)", place.read_text()
+        )
+        assert set(stated) <= {name}, f"{place} states another repository than pyproject.toml"
+    assert any(f"github/{name}/blob/main/notebooks" in place.read_text() for place in places)
+
+
+def test_ci_runs_what_contributors_run_and_badges_are_of_what_exists():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]
+    assert workflow["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert workflow["steps"][-1] == {"run": ".ci/run"}
+    badges = re.findall(r"\[!\[([^]]+)\]", README)
+    assert set(badges) == {"Open in Colab"}
+
+
+def test_the_picture_is_that_of_the_imports():
+    """`python -m benchmarks.architecture` draws it anew."""
+    assert set(architecture.read_graph()) <= architecture.CAPTIONS.keys()
+    assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
+
+
+def test_the_first_version_is_dated():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    [date] = re.findall(rf"^## {re.escape(vit_jax.__version__)} - (\d{{4}}-\d\d-\d\d)$", text, re.M)
+    assert datetime.date.fromisoformat(date)

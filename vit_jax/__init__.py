@@ -1,8 +1,8 @@
 """The Vision Transformer paper (arXiv 2010.11929) in JAX/Flax.
 
-`create(name, **fields)` makes a model, `load(path)` reads one with its weights, `list_models()` shows the published
-ones, `save(path, model, params)` writes one;
-`vit_jax.train.train(config, workdir)` trains one. Nothing heavy is imported before it is used.
+`create(name, **fields)` makes a model, `load(path)` reads one with its weights, `list_models()` lists the published
+ones, `save(path, model, params)` writes one, and `vit_jax.train.train(config, workdir)` trains one. Nothing heavy is
+imported before it is used.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from vit_jax.errors import shown as shown
 from vit_jax.errors import user_errors as user_errors
 
 __version__ = "0.1.0"
-# What users need; the names imported above beside it are for the package itself.
+# What users need; the other names imported above are for the package itself.
 __all__ = ["LostHosts", "NonFiniteLoss", "Preempted", "UserError", "create", "list_models", "load", "save", "train"]
 
 

@@ -1,4 +1,4 @@
-"""Errors that a run may end with, told in one sentence."""
+"""Errors that a run may end with, each stated in one sentence."""
 
 import contextlib
 import difflib
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-# What no store and no file says, whatever library speaks with it: these keep their traceback.
+# What no storage library raises because of a store or a file: these are bugs and keep their traceback.
 BUGS = (AssertionError, AttributeError, KeyError, TypeError)
 
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
@@ -17,15 +17,15 @@ class UserError(Exception):
 
 
 class NoAnswer(UserError):
-    """A server did not answer in time; what it was asked to do it may still do."""
+    """A server did not answer in time; it may still do what it was asked to."""
 
 
 class LostHosts(Exception):
-    """Hosts did not come where the others waited: command lines print the sentence and exit with code 134."""
+    """Hosts did not arrive where the others waited: command lines print the sentence and exit with code 134."""
 
 
 class Preempted(Exception):
-    """The machine is wanted back; what was learnt is saved: command lines print the sentence and exit with code 42."""
+    """The machine is being taken away; the state is saved: command lines print the sentence and exit with code 42."""
 
 
 class NonFiniteLoss(Exception):
@@ -36,13 +36,13 @@ CODES: dict[type[BaseException], int] = {
     UserError: 2,
     NonFiniteLoss: 1,
     Preempted: 42,
-    LostHosts: 134,  # as SIGABRT: infrastructure
+    LostHosts: 134,  # that of SIGABRT: a fault of the infrastructure
     KeyboardInterrupt: 130,
 }
 
 
 def exit_code(error: BaseException) -> int:
-    """Returns the exit code of a command that an error ends; 1 for a bug."""
+    """Returns the exit code of a command that ends with an error; 1 for a bug."""
     return next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
 
 
@@ -77,17 +77,17 @@ def reason(error: BaseException) -> str:
 
 
 def shown(text: object, most: int = 20_000) -> str:
-    """Returns a text that may be a stranger's as one line that does nothing to a terminal, cut to `most` characters."""
+    """Returns text from an unknown source as one line without control characters, of at most `most` characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
 
 
 def choose(
     what: str, word: str, options: Iterable[str], where: str = "", synonyms: Mapping[str, str] = NO_SYNONYMS
 ) -> str:
-    """Returns `word` if it is one of `options`; `where` says where they are listed, if they are many.
+    """Returns `word` if it is one of `options`; `where` says where they are listed, if there are many.
 
     Raises:
-        UserError: `word` is none of them; names the nearest, or all of them if none is near.
+        UserError: `word` is not among them; it names the nearest, or all of them if none is near.
     """
     options = list(options)
     if word in options:
@@ -99,12 +99,12 @@ def choose(
 
 
 def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_SYNONYMS) -> str | None:
-    """Returns the option that a word which is none may stand for, or None.
+    """Returns the option that an unknown word probably stands for, or None.
 
     Args:
-        word: as typed; of GROUP.NAME the name counts where the group is wrong.
-        options: what there is.
-        synonyms: what is called otherwise elsewhere -> an option, or a sentence to return instead of one.
+        word: as typed; in GROUP.NAME, the name counts if the group is wrong.
+        options: the known words.
+        synonyms: name used elsewhere -> an option, or a sentence to return instead.
     """
     folded = {**synonyms, **{option.lower(): option for option in options}}
     word = str(word).lower()
@@ -116,7 +116,7 @@ def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_
 
 
 def nearest_path(path: Path) -> Path | None:
-    """Returns the path here that one which does not exist may stand for, or None."""
+    """Returns the existing path that one which does not exist probably stands for, or None."""
     found, suffix = Path(path.anchor), path.suffix
     for part in path.relative_to(path.anchor).parts:
         try:
@@ -124,7 +124,7 @@ def nearest_path(path: Path) -> Path | None:
         except OSError:
             return None
         if part not in names:
-            # Without their suffixes, which are alike of most files; one of the same suffix comes before others.
+            # Compared without suffixes, which most files share; a file with the same suffix is preferred.
             stems = {Path(name).stem.lower(): name for name in sorted(names, key=lambda n: n.endswith(suffix))}
             names = [stems[one] for one in difflib.get_close_matches(Path(part).stem.lower(), stems, n=1)]
             if not names:

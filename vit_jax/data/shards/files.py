@@ -130,8 +130,8 @@ def check_cache_room(shards: Iterable[Shard]) -> None:
     if remote and size > cache.max_bytes():
         raise UserError(
             f"the {len(remote)} shards to read, such as {next(iter(remote))}, take {size / 1e9:.3g} GB, more than the "
-            f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB to more, and VIT_JAX_CACHE "
-            "to a folder with enough room"
+            f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB to more, and "
+            "VIT_JAX_CACHE to a folder with enough room"
         )
 
 
