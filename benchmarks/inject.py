@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader
-from vit_jax.distributed import monitor, supervisor
+from vit_jax.distributed import monitor
 from vit_jax.evals import classify
 
 FOR_EVER = 3600
@@ -85,7 +85,7 @@ def large_evaluation(when: str) -> None:
 
 def impatient(seconds: str) -> None:
     """A silent host is lost sooner than usual."""
-    monitor.LOST = supervisor.LOST = float(seconds)
+    monitor.LOST = float(seconds)
 
 
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

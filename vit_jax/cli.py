@@ -1,17 +1,19 @@
 """What the command lines share: errors become exit codes, and compiled programs are cached."""
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.extend.backend import register_backend_factory
 
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
+from vit_jax.distributed import Supervisor
 from vit_jax.machine import has_tpu
 from vit_jax.storage import cache
 
@@ -104,3 +106,16 @@ def use_compilation_cache() -> None:
         with cache.write_errors():
             folder.mkdir(exist_ok=True, mode=0o700)
         jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+@contextlib.contextmanager
+def supervised() -> Iterator[Supervisor]:
+    """Joins the other hosts and supervises what is done with them; keeps compiled programs.
+
+    Raises:
+        UserError: see `distributed.join_cluster`.
+    """
+    with Supervisor() as supervisor:
+        supervisor.join()
+        use_compilation_cache()
+        yield supervisor

@@ -13,13 +13,9 @@ Exit codes: 0 done, 1 internal error or non-finite loss, 2 wrong usage, 42 preem
 or stuck host; see docs/reliability.md.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 from vit_jax import cli
 from vit_jax.config_flags import parse_command_line
 from vit_jax.config_print import print_config
-from vit_jax.distributed import Supervisor
 from vit_jax.train import train
 
 
@@ -36,22 +32,9 @@ def main(argv: list[str]) -> None:
     if "--print" in argv:
         print_config([word for word in argv if word != "--print"])
         return
-    with supervised() as supervisor:
+    with cli.supervised() as supervisor:
         config, workdir = parse_command_line(argv)
         train(config, workdir, supervisor=supervisor)
-
-
-@contextlib.contextmanager
-def supervised() -> Iterator[Supervisor]:
-    """Joins the other hosts and supervises what is done with them.
-
-    Raises:
-        UserError: see `coordination.join_cluster`.
-    """
-    with Supervisor() as supervisor:
-        supervisor.join()
-        cli.use_compilation_cache()
-        yield supervisor
 
 
 if __name__ == "__main__":

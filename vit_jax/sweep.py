@@ -31,7 +31,6 @@ from vit_jax import NonFiniteLoss, UserError, cli, data, train
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import Supervisor
-from vit_jax.main import supervised
 from vit_jax.program import prepare
 from vit_jax.storage import check_workdir, filesystem
 
@@ -258,7 +257,7 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     combinations = list_combinations(argv)
-    with supervised() as supervisor:
+    with cli.supervised() as supervisor:
         outcomes = train_combinations(combinations, supervisor)
     report = make_report(outcomes, combinations)
     if jax.process_index() == 0:

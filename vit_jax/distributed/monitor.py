@@ -3,9 +3,11 @@ the other hosts, so that nothing hangs with a host that does not answer.
 """
 
 import dataclasses
+import faulthandler
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -20,6 +22,7 @@ PERIOD = 1.0  # seconds between two exchanges with the other hosts
 MANY = 128  # hosts; more of them exchange less often
 SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
 STUCK = exit_code(LostHosts())
+OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
 STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
 
 
@@ -82,11 +85,13 @@ class HostMonitor:
         """Starts no thread yet."""
         self.watched, self.timer = watched, timer
         self.joining, self._terminated = False, False
-        self._over = threading.Event()
+        self._over, self._termination = threading.Event(), TerminationSignal()
 
-    def start_watching(self, termination: TerminationSignal) -> None:
-        """Starts the thread that looks at the clock and at the signal."""
-        threading.Thread(target=self._watch, args=[termination], daemon=True).start()
+    def start(self) -> None:
+        """Starts the thread that looks at the clock and at SIGTERM; in the main thread."""
+        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host, shows where it was
+        self._termination.take_over()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def join(self, watched: Watched) -> None:
         """Goes over to another group, and starts the thread that exchanges messages with its hosts."""
@@ -99,11 +104,33 @@ class HostMonitor:
     def stop(self) -> None:
         """Ends the threads."""
         self._over.set()
+        self._termination.give_back()
 
-    def _watch(self, termination: TerminationSignal) -> None:
+    def depart(self, error: BaseException | None, all_gather: Callable[[str], object]) -> None:
+        """Leaves together with the other hosts, or tells them why this one ends.
+
+        Args:
+            error: that ended the run on this host, if any.
+            all_gather: waits for all hosts.
+        """
+        departure, preempted = self.watched.departure, isinstance(error, Preempted)
+        if error is None or preempted:
+            all_gather("the end")
+        elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
+            # A lost host looks like this: then the watching thread ends this process.
+            print(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?", file=sys.stderr, flush=True)
+            time.sleep(LOST + 3 * PARTING)
+        if error is not None and not preempted:
+            code, text = exit_code(error), str(error)
+            ours = code != 1 or type(error).__module__.startswith("vit_jax")
+            departure.announce(text if ours else f"{type(error).__name__}: {text}", code)
+        self._over.set()
+        departure.depart()
+
+    def _watch(self) -> None:
         announced = False
         while not self._over.is_set():
-            if termination.wait(PERIOD / 2):
+            if self._termination.wait(PERIOD / 2):
                 self._terminated = True
                 self.watched.agreement.request("stop")
             if not self.joining:

@@ -1,34 +1,24 @@
 """Supervises a run for its main thread: SIGTERM, hosts that fail, vanish or hang, the time to save, agreements."""
 
 import contextlib
-import faulthandler
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
-from vit_jax import Preempted, exit_code
-from vit_jax.distributed.agreement import Json
-from vit_jax.distributed.coordination import ProcessGroup, current_group, join_cluster
-from vit_jax.distributed.departure import PARTING
+from vit_jax import Preempted
+from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
 from vit_jax.distributed.monitor import HostMonitor, SaveTimer, watch_group
-from vit_jax.distributed.termination import TerminationSignal
-from vit_jax.distributed.watchdog import LOST, Clock
 
 PREEMPTED = "preempted; nothing was left to be saved: the same command goes on."
-OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
 
 
 class Supervisor:
     """Watches while it is entered; outside of a `with` it only counts. A `Coordinator`."""
 
-    def __init__(self, group: ProcessGroup | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, group: ProcessGroup | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Supervises the processes of `group`, or else of those that JAX knows of; `clock` gives seconds."""
         self._clock, self._timer = clock, SaveTimer(clock)
         self._monitor = HostMonitor(watch_group(group or current_group(), clock), self._timer)
-        self._termination = TerminationSignal()
         self._entered = False
         self._error: Exception | None = None
 
@@ -44,9 +34,7 @@ class Supervisor:
 
     def __enter__(self) -> "Supervisor":
         """Begins to watch; in the main thread."""
-        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host, shows where it was
-        self._termination.__enter__()
-        self._monitor.start_watching(self._termination)
+        self._monitor.start()
         self._entered = True
         return self
 
@@ -65,11 +53,10 @@ class Supervisor:
         """Ends, and lets the other hosts know how."""
         try:
             if self.hosts > 1:
-                self._depart(error)
+                self._monitor.depart(error, self.all_gather)
         finally:
             self._entered = False
             self._monitor.stop()
-            self._termination.__exit__()
 
     def set_limits(self, stall: float, save_every: float | None) -> None:
         """Sets the seconds without progress after which the run is ended, and those between two saves, if any."""
@@ -130,19 +117,3 @@ class Supervisor:
         error, self._error = self._error, None
         if error:
             raise error
-
-    def _depart(self, error: BaseException | None) -> None:
-        """Leaves together with the other hosts, or tells them why this one ends."""
-        departure, preempted = self._monitor.watched.departure, isinstance(error, Preempted)
-        if error is None or preempted:
-            self.all_gather("the end")
-        elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
-            # A lost host looks like this: then the watching thread ends this process.
-            print(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?", file=sys.stderr, flush=True)
-            time.sleep(LOST + 3 * PARTING)
-        if error is not None and not preempted:
-            code, text = exit_code(error), str(error)
-            ours = code != 1 or type(error).__module__.startswith("vit_jax")
-            departure.announce(text if ours else f"{type(error).__name__}: {text}", code)
-        self._monitor.stop()
-        departure.depart()

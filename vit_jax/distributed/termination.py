@@ -3,22 +3,20 @@
 import os
 import select
 import signal
-from typing import Any
 
 
 class TerminationSignal:
-    """Takes SIGTERM over in a `with`: the main thread, which may be compiling or waiting for other hosts, goes on."""
+    """SIGTERM, taken over from the main thread, which may be compiling or waiting for other hosts."""
 
-    def __enter__(self) -> "TerminationSignal":
+    def take_over(self) -> None:
         """Replaces the handler; in the main thread."""
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._handler_before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        """Puts the handler before back."""
+    def give_back(self) -> None:
+        """Puts the handler before back; in the main thread."""
         signal.signal(signal.SIGTERM, self._handler_before)
         signal.set_wakeup_fd(self._wakeup_before)
 
