@@ -20,7 +20,7 @@ from vit_jax import UserError, pack
 from vit_jax.data import loader, shards
 from vit_jax.data.images import decode, encode
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import files, manifest, packing
+from vit_jax.data.shards import files, packing
 from vit_jax.data.sources import array_record
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
@@ -263,7 +263,7 @@ def test_other_settings_are_refused(photos, tmp_path, finished, monkeypatch):
         packed(source, out, "--shards=2")
     else:
         with monkeypatch.context() as patch, pytest.raises(TypeError):
-            patch.setattr(manifest, "write_manifest", None)
+            patch.setattr(packing, "write_manifest", None)
             packed(source, out, "--shards=2")
     before = contents(out)
     for words, sentence in [
@@ -368,7 +368,7 @@ def test_changed_files_are_packed_anew(photos, tmp_path, finished, monkeypatch, 
     bad.write_bytes(good[:-40])
     with monkeypatch.context() as patch, contextlib.suppress(TypeError):
         if not finished:
-            patch.setattr(manifest, "write_manifest", None)
+            patch.setattr(packing, "write_manifest", None)
         packed(source, out, *words)
     bad.write_bytes(good)
     Image.fromarray(np.full((8, 8, 3), 7, np.uint8)).save(other)
@@ -407,7 +407,7 @@ def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^cannot write /proc/x: "):
         files.write_shard("/proc/x", [])
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^cannot write .*out: .*No space"):
-        patch.setattr(manifest, "write_manifest", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        patch.setattr(packing, "write_manifest", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
         packed("digits", tmp_path / "out", "--shards=1")
 
 

@@ -1,4 +1,4 @@
-"""Encoding of images for packing: an image keeps its own bytes wherever no pixel changes."""
+"""Encoding of images for packing: an image keeps its bytes if no pixel changes."""
 
 import dataclasses
 import io

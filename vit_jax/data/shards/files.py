@@ -175,7 +175,7 @@ def count_records(path: str, size: int | None = None) -> int:
 
 @functools.cache
 def local_path(path: str) -> str:
-    """Returns the path of a shard or of its local copy, which stays while this process runs: a store is asked once."""
+    """Returns the path of a shard or of its local copy, which stays while this process runs."""
     return filesystem.local_copy(path)
 
 

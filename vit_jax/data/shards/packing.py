@@ -5,30 +5,28 @@
 
 import array
 import concurrent.futures
-import contextlib
 import dataclasses
-import fcntl
 import itertools
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError, EncodeOptions
-from vit_jax.data.shards import atomic_write, class_selection, files, manifest
+from vit_jax.data.shards import files
+from vit_jax.data.shards.class_selection import parse_class_selection
+from vit_jax.data.shards.manifest import MANIFEST_NAME, LeftOut, Manifest, ShardEntry, write_manifest
+from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished, resume_progress
 from vit_jax.data.sources import Label, Source, SourceConfig, list_splits, open_split
 
 SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
 LABEL_CHUNK = 1000  # labels, likewise
-PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a line for each finished shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Packing:
     sources: dict[str, Source]
     rows: dict[str, Sequence[int]]
     labels: dict[int, int]
-    manifest: manifest.Manifest
+    manifest: Manifest
     encode: EncodeOptions
     skip_unreadable: bool
     workers: int
@@ -113,7 +111,7 @@ class Packing:
             counts = {split: self.count_shards(split) for split in self.sources}
             with files.report_write_errors(out):
                 finished = resume_progress(out, self.manifest, counts)
-            splits: dict[str, list[manifest.ShardEntry]] = {split: [] for split in counts}
+            splits: dict[str, list[ShardEntry]] = {split: [] for split in counts}
             for job in self.shard_jobs(counts):
                 entry = finished.get(job.name)
                 if entry and self.is_finished(out, job, entry):
@@ -125,7 +123,7 @@ class Packing:
             packed = {split: tuple(entries) for split, entries in splits.items()}
             with files.report_write_errors(out):
                 complete = dataclasses.replace(self.manifest, splits=packed)
-                manifest.write_manifest(f"{out}/{manifest.MANIFEST_NAME}", complete)
+                write_manifest(f"{out}/{MANIFEST_NAME}", complete)
                 os.remove(f"{out}/{PROGRESS}")
         return summarize(packed, read)
 
@@ -138,7 +136,7 @@ class Packing:
                 stamp = source.file_stamp(split, rows) if source.file_stamp else ""
                 yield ShardJob(split, files.file_name(split, number, count), rows, stamp)
 
-    def is_finished(self, out: str, job: ShardJob, entry: manifest.ShardEntry) -> bool:
+    def is_finished(self, out: str, job: ShardJob, entry: ShardEntry) -> bool:
         """Returns whether a shard is as its entry states, made from the same files and with nothing left out now."""
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
@@ -149,13 +147,12 @@ class Packing:
 
     def run_job(
         self, out: str, job: ShardJob, pool: concurrent.futures.Executor, advance: Callable[[int], None]
-    ) -> manifest.ShardEntry:
+    ) -> ShardEntry:
         """Writes a shard and records that it is finished; returns its entry in the manifest."""
-        left_out: list[manifest.LeftOut] = []
+        left_out: list[LeftOut] = []
         shard = files.write_shard(f"{out}/{job.name}", self.encode_examples(pool, job, left_out, advance))
-        entry = manifest.ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, tuple(left_out))
-        with files.report_write_errors(out), open(f"{out}/{PROGRESS}", "a") as progress:
-            progress.write(json.dumps(entry.to_json()) + "\n")
+        entry = ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, tuple(left_out))
+        record_finished(out, entry)
         return entry
 
     def count_shards(self, split: str) -> int:
@@ -167,7 +164,7 @@ class Packing:
         sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
         return max(1, round(total * np.mean(sizes) / SHARD_BYTES))
 
-    def encode_example(self, split: str, index: int) -> EncodedExample | manifest.LeftOut:
+    def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut:
         """Reads and encodes an example; one that is unreadable is returned as left out, if that is allowed."""
         source = self.sources[split]
         try:
@@ -176,7 +173,7 @@ class Packing:
         except DecodeError as error:
             if not self.skip_unreadable:
                 raise UserError(f"{error}; repair it, or leave such images out with --bad-images=skip") from error
-            return manifest.LeftOut(index, str(error))
+            return LeftOut(index, str(error))
         except OSError as error:  # reported here, so that the output is not blamed for it
             raise UserError(f"cannot read image {index} of the split {split}: {error}") from error
         labels = label_list(label)
@@ -191,12 +188,12 @@ class Packing:
         self,
         pool: concurrent.futures.Executor,
         job: ShardJob,
-        left_out: list[manifest.LeftOut],
+        left_out: list[LeftOut],
         advance: Callable[[int], None],
     ) -> Iterator[EncodedExample]:
         """Iterates over a shard's examples in order, encoded ahead by the threads; fills `left_out`."""
 
-        def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | manifest.LeftOut]:
+        def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | LeftOut]:
             return [self.encode_example(job.split, index) for index in chunk]
 
         def submit(chunk: Sequence[int]) -> concurrent.futures.Future:
@@ -208,7 +205,7 @@ class Packing:
             examples = ahead.popleft().result()
             ahead.extend(map(submit, itertools.islice(chunks, 1)))
             for example in examples:
-                if isinstance(example, manifest.LeftOut):
+                if isinstance(example, LeftOut):
                     left_out.append(example)
                 else:
                     yield example
@@ -249,10 +246,10 @@ def plan_packing(
     rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in sources.items()}
     if classes is not None:
         names = first.class_ids or first.class_names
-        selected = class_selection.parse_class_selection(classes, names, first.num_classes, source_config.source)
+        selected = parse_class_selection(classes, names, first.num_classes, source_config.source)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             rows = {split: rows_with_classes(source, split, set(selected), pool) for split, source in sources.items()}
-    described = manifest.Manifest(
+    manifest = Manifest(
         name=first.name.removeprefix("array_record:"),
         num_classes=len(selected),
         class_names=first.class_names and tuple(first.class_names[label] for label in selected),
@@ -265,7 +262,7 @@ def plan_packing(
         },
     )
     labels = {old: new for new, old in enumerate(selected)}
-    return Packing(sources, rows, labels, described, encode, skip_unreadable, workers, shards)
+    return Packing(sources, rows, labels, manifest, encode, skip_unreadable, workers, shards)
 
 
 def label_list(label: Label) -> list[int]:
@@ -302,86 +299,7 @@ def rows_with_classes(
     return found
 
 
-@contextlib.contextmanager
-def lock_folder(out: str) -> Iterator[None]:
-    """Makes a folder and keeps other processes from packing into it, if the file system has locks.
-
-    Raises:
-        UserError: the folder cannot be written, or another process is packing into it.
-    """
-    with files.report_write_errors(out):
-        os.makedirs(out, exist_ok=True)
-        folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is packing into {out}") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(folder)
-
-
-def resume_progress(
-    out: str, described: manifest.Manifest, counts: Mapping[str, int]
-) -> dict[str, manifest.ShardEntry]:
-    """Returns the finished shards by name, removes unfinished files and records what is going to be packed.
-
-    Raises:
-        UserError: the folder contains something else.
-    """
-    plan = packing_plan(described, counts)
-    lines = read_json_lines(f"{out}/{PROGRESS}")
-    plans, finished = lines[:1], list(map(manifest.ShardEntry.from_json, lines[1:]))
-    if complete := manifest.read_manifest(f"{out}/{manifest.MANIFEST_NAME}"):
-        plans.append(packing_plan(complete, {split: len(entries) for split, entries in complete.splits.items()}))
-        finished = [*itertools.chain(*complete.splits.values()), *finished]  # later entries replace earlier ones
-    if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
-        raise UserError(f"{out} contains shards that this command did not write; choose another folder")
-    for old in plans:
-        before, after = flatten_json(old), flatten_json(plan)
-        keys = [key for key in {**before, **after} if key != "made_from.source"]
-        changed = [key for key in keys if before.get(key) != after.get(key)]
-        if changed:
-            details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
-            raise UserError(
-                f"{out} was packed with other settings ({details}); restore them, choose another folder or remove this "
-                "one"
-            )
-    for leftover in Path(out).glob(f"*{atomic_write.SUFFIX}"):
-        leftover.unlink()
-    with atomic_write.atomic_write(f"{out}/{PROGRESS}") as temporary, open(temporary, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in (plan, *(entry.to_json() for entry in finished)))
-    return {entry.name: entry for entry in finished}
-
-
-def packing_plan(described: manifest.Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Returns what must be equal for packing to resume, in JSON values; `counts` are the shards of each split."""
-    fields = described.to_json()
-    del fields["splits"]
-    return {**fields, "shards": dict(counts)}
-
-
-def read_json_lines(path: str) -> list[dict]:
-    """Returns the lines of a file of JSON, up to one that was not written completely."""
-    lines: list[dict] = []
-    if os.path.exists(path):
-        with open(path) as file, contextlib.suppress(ValueError):
-            lines.extend(map(json.loads, file))
-    return lines
-
-
-def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten_json(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def summarize(splits: Mapping[str, tuple[manifest.ShardEntry, ...]], read: int) -> PackingResult:
+def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], read: int) -> PackingResult:
     """Returns the totals over the shards of each split."""
     entries = list(itertools.chain(*splits.values()))
     return PackingResult(

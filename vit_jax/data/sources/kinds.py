@@ -1,4 +1,4 @@
-"""The kinds of sources: how each is written, opened, and asked for its splits."""
+"""The table of the kinds of sources: how each is named and opened, and how its splits are listed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

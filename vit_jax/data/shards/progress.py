@@ -1,0 +1,101 @@
+"""The progress of packing into a folder: what is packed there, and which shards are finished."""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError
+from vit_jax.data.shards.atomic_write import atomic_write
+from vit_jax.data.shards.files import report_write_errors
+from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+
+UNFINISHED = "*.partial"  # the temporary files of `atomic_write`, which a killed process leaves
+PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a line for each finished shard
+
+
+@contextlib.contextmanager
+def lock_folder(out: str) -> Iterator[None]:
+    """Makes a folder and keeps other processes from packing into it, if the file system has locks.
+
+    Raises:
+        UserError: the folder cannot be written, or another process is packing into it.
+    """
+    with report_write_errors(out):
+        os.makedirs(out, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is packing into {out}") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(folder)
+
+
+def resume_progress(out: str, manifest: Manifest, counts: Mapping[str, int]) -> dict[str, ShardEntry]:
+    """Returns the finished shards by name, removes unfinished files and records what is going to be packed.
+
+    Raises:
+        UserError: the folder contains something else.
+    """
+    plan = packing_plan(manifest, counts)
+    lines = read_json_lines(f"{out}/{PROGRESS}")
+    plans, finished = lines[:1], list(map(ShardEntry.from_json, lines[1:]))
+    if complete := read_manifest(f"{out}/{MANIFEST_NAME}"):
+        plans.append(packing_plan(complete, {split: len(entries) for split, entries in complete.splits.items()}))
+        finished = [*itertools.chain(*complete.splits.values()), *finished]  # later entries replace earlier ones
+    if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
+        raise UserError(f"{out} contains shards that this command did not write; choose another folder")
+    for old in plans:
+        before, after = flatten_json(old), flatten_json(plan)
+        keys = [key for key in {**before, **after} if key != "made_from.source"]
+        changed = [key for key in keys if before.get(key) != after.get(key)]
+        if changed:
+            details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
+            raise UserError(
+                f"{out} was packed with other settings ({details}); restore them, choose another folder or remove this "
+                "one"
+            )
+    for leftover in Path(out).glob(UNFINISHED):
+        leftover.unlink()
+    with atomic_write(f"{out}/{PROGRESS}") as temporary, open(temporary, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (plan, *(entry.to_json() for entry in finished)))
+    return {entry.name: entry for entry in finished}
+
+
+def record_finished(out: str, entry: ShardEntry) -> None:
+    """Records that a shard is finished."""
+    with report_write_errors(out), open(f"{out}/{PROGRESS}", "a") as file:
+        file.write(json.dumps(entry.to_json()) + "\n")
+
+
+def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Returns what must be equal for packing to resume, in JSON values; `counts` are the shards of each split."""
+    fields = manifest.to_json()
+    del fields["splits"]
+    return {**fields, "shards": dict(counts)}
+
+
+def read_json_lines(path: str) -> list[dict]:
+    """Returns the lines of a file of JSON, up to one that was not written completely."""
+    lines: list[dict] = []
+    if os.path.exists(path):
+        with open(path) as file, contextlib.suppress(ValueError):
+            lines.extend(map(json.loads, file))
+    return lines
+
+
+def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten_json(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
