@@ -6,7 +6,7 @@ import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, link_traffic
-from vit_jax.planning.records import Exchange, Executable
+from vit_jax.planning.records import Exchange, Executable, is_topology
 
 PALLAS_KERNEL = 'custom_call_target="tpu_custom_call"'
 
@@ -29,7 +29,7 @@ def read_executable(executable: jax.stages.Compiled, target: str, devices: list[
     executed = [each for each in hlo.read_instructions(text) if not each.fused]
     cycles = sum(each.cycles * each.times for each in executed if each.cycles)
     loops = any(each.operation == "while" for each in executed)
-    tpu = chips.parse_topology(target) if ":" in target else None
+    tpu = chips.parse_topology(target) if is_topology(target) else None
     peak = memory.peak_memory_in_bytes
     if tpu is None:  # other compilers leave out what a step needs beside its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -11,6 +11,7 @@ from vit_jax.planning.records import (
     Plan,
     StepReport,
     config_flags,
+    is_topology,
 )
 
 ESTIMATE = "compiler estimate"
@@ -123,7 +124,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from _largest_batch_notes(plan.largest, subject)
     if plan.command is not None:
         yield ""
-        capitals = "; replace the words in capitals" if ":" in workload.target else ""
+        capitals = "; replace the words in capitals" if is_topology(workload.target) else ""
         yield f"{subject}, to run it{capitals}:"
         yield plan.command
 
