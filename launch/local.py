@@ -53,7 +53,7 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def run(command: list[str], processes: int, devices: int, grace: float) -> int:
+def run_processes(command: list[str], processes: int, devices: int, grace: float) -> int:
     """Runs a command in several processes, and returns the exit code to end with."""
     ends: dict[int, int] = {}
     started = [
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.n < 1 or args.devices < 1:
         parser.error("-n and --devices must be at least 1")
-    return run(args.command, args.n, args.devices, args.grace)
+    return run_processes(args.command, args.n, args.devices, args.grace)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,14 @@ def test_another_configuration_in_the_folder_is_refused(whole):
         (["--sweep.base_lr=0.1,fast"], "--config.base_lr=fast: the field takes a number."),
         (["--sweep.base_lr=0.1,"], "--sweep.base_lr=0.1, gives no values"),
         (["--sweep.base_lr"], "--sweep.base_lr gives no values"),
-        (["--sweep.base_lr=0.1", "--config.base_lr=0.2"], "--sweep.base_lr gives base_lr a second time."),
-        (["--sweep.base_lr=0.1", "--sweep.base_lr=0.2"], "--sweep.base_lr gives base_lr a second time."),
+        (
+            ["--sweep.base_lr=0.1", "--config.base_lr=0.2"],
+            "base_lr is given twice; write all its values in one --sweep.base_lr=",
+        ),
+        (
+            ["--sweep.base_lr=0.1", "--sweep.base_lr=0.2"],
+            "base_lr is given twice; write all its values in one --sweep.base_lr=",
+        ),
         (["--sweep.base_lr=0.1,-1"], "base_lr=-1.0 must be at least 0"),
         (["--sweep.data.split=train,trian"], "unknown split 'trian'"),
         (["--sweep.model.name=ViT-mu/4,ViT-X/4"], "unknown model 'ViT-X/4'"),
@@ -138,7 +144,7 @@ def test_mistakes_are_refused_before_anything_starts(more, sentence, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_number_written_twice_is_one_configuration(tmp_path):
+def test_a_number_written_in_two_ways_is_one_configuration(tmp_path):
     runs = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1,0.10,1e-1,0.2", "--sweep.seed=1,01"))
     assert [run.name for run in runs] == ["base_lr=0.1,seed=1", "base_lr=0.2,seed=1"]
 

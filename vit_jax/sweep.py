@@ -35,7 +35,7 @@ from vit_jax.program import prepare
 from vit_jax.storage import check_workdir, filesystem
 
 RESULT_FILE = "sweep.json"  # one in the folder of each finished combination, and one of all in that of the sweep
-Grid = dict[str, list[str]]  # field -> its values, as written
+FieldValues = dict[str, list[str]]  # field -> its values, as written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Combination:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class SweepReport:
     """What a sweep prints and writes.
 
     Attributes:
@@ -184,10 +184,10 @@ def list_combinations(argv: list[str]) -> list[Combination]:
             the workdir cannot be written to, or see `vit_jax.config_flags.parse_command_line`.
     """
     words = [word for word in argv if not word.startswith("--sweep.") and word != "--json"]
-    grid = _parse_grid(argv, words)
+    values_by_field = _parse_values(argv, words)
     found: dict[str, Combination] = {}
-    for values in itertools.product(*grid.values()):
-        pairs = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+    for values in itertools.product(*values_by_field.values()):
+        pairs = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
         given = [*words, *(f"--config.{pair}" for pair in pairs)]
         config, workdir = parse_command_line(given)
         name = ",".join(sorted(pairs))
@@ -200,19 +200,19 @@ def list_combinations(argv: list[str]) -> list[Combination]:
     return list(found.values())
 
 
-def _parse_grid(argv: list[str], words: list[str]) -> Grid:
-    grid: Grid = {}
+def _parse_values(argv: list[str], words: list[str]) -> FieldValues:
+    given: FieldValues = {}
     for word in argv:
         if word.startswith("--sweep."):
             key, _, values = word.removeprefix("--sweep.").partition("=")
             if not all(values.split(",")):
                 raise UserError(f"{word} gives no values; write --sweep.base_lr=0.003,0.01.")
-            if key in grid or any(other.startswith(f"--config.{key}=") for other in words):
-                raise UserError(f"--sweep.{key} gives {key} a second time.")
-            grid[key] = list(dict.fromkeys(values.split(",")))
-    if not grid:
+            if key in given or any(other.startswith(f"--config.{key}=") for other in words):
+                raise UserError(f"{key} is given twice; write all its values in one --sweep.{key}=VALUE,VALUE.")
+            given[key] = list(dict.fromkeys(values.split(",")))
+    if not given:
         raise UserError("say what to vary with --sweep.KEY=VALUE,VALUE, for example --sweep.base_lr=0.003,0.01.")
-    return grid
+    return given
 
 
 def full_split_command(combination: Combination) -> str | None:
@@ -228,11 +228,11 @@ def full_split_command(combination: Combination) -> str | None:
     return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
 
 
-def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Report:
+def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> SweepReport:
     """Returns the report of a sweep, whose outcomes are given best first."""
     [best] = [combination for combination in combinations if combination.name == outcomes[0].name]
     metric = best.config.checkpoint.best_metric
-    return Report(metric, outcomes, best.name, best.folder, full_split_command(best))
+    return SweepReport(metric, outcomes, best.name, best.folder, full_split_command(best))
 
 
 def format_table(outcomes: list[Outcome]) -> str:

@@ -39,7 +39,7 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     fields = {"model": "ViT-L/16", "num_examples": 303_000_000, "epochs": 14.0, "batch": 4096, "steps": 1000}
     fields |= {"macs_per_image": macs, "images_per_host": 64, "fast": True}
     between = {"all-reduce between slices": Exchange(1, 10**12, 0.0)}
-    found = estimate.estimate_step(compiled_for(tpu, cycles, between, **fields), tpu)
+    found = estimate.estimate_step(compiled_for(tpu, cycles, between, **fields))
     assert found.mfu == pytest.approx(1) and found.exchange_seconds == 0
     assert found.images_per_second_per_chip == pytest.approx(chip.flops / (6 * macs))
     run = found.run
@@ -48,16 +48,18 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     assert run.images_per_second_per_host == pytest.approx(64 / found.compute_seconds)
     assert run.host_cores == chip.cores[4] and run.input_cores == run.images_per_second_per_host / 1106
     reduced = {"all-reduce": Exchange(2, 1, 2 * tpu.link_bandwidth)}
-    found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields), tpu)
+    found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields))
     assert found.exchange_seconds == pytest.approx(2)
-    prediction = estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields), tpu)
+    prediction = estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields))
     assert prediction.mfu == pytest.approx(1 / 3) and prediction.run is None
 
 
 def test_what_does_not_fit_or_has_no_cycles_is_not_estimated():
-    tpu = chips.parse_topology("v5e:2x4")
-    assert estimate.estimate_step(make_compilation(2000), tpu) is None
-    assert estimate.estimate_step(make_compilation(500), tpu) is None
+    assert estimate.estimate_step(make_compilation(2000)) is None
+    assert estimate.estimate_step(make_compilation(500)) is None
+    executable = dataclasses.replace(EXECUTABLE, cycles=1000)
+    assert estimate.estimate_step(make_compilation(500, executable=executable)) is not None
+    assert estimate.estimate_step(make_compilation(500, executable=executable, target="gpu")) is None
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_the_largest_batch_is_found_in_few_compilations(state, image, start):
     best, refused = search.find_largest_batch(compile({"batch": start * 8}), compile)
     largest = (1100 - state) / image
     assert best.fits and best.workload.images_per_device <= largest < refused
-    assert refused - best.workload.images_per_device <= max(1, best.workload.images_per_device / search.RESOLUTION)
+    assert refused - best.workload.images_per_device <= max(1, best.workload.images_per_device / search.BATCH_STEPS)
     assert len(asked) <= 1 + search.MAX_BATCHES
 
 

@@ -183,10 +183,10 @@ def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
 def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):
     for name in ("TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
         monkeypatch.setenv(name, "10.0.0.1,10.0.0.2")
-    found = targets.compiler_environment("v5e:2x2", 1)
+    found = targets.compiler_environment(Request((), "v5e:2x2"))
     assert "10.0.0.1,10.0.0.2" not in found.values() and found["JAX_PLATFORMS"] == "cpu"
     assert found.items() >= targets.NO_POD.items()
-    assert targets.compiler_environment("cpu", 3)["XLA_FLAGS"].endswith("device_count=3")
+    assert targets.compiler_environment(Request((), "cpu", emulated_devices=3))["XLA_FLAGS"].endswith("device_count=3")
 
 
 def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):

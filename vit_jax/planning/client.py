@@ -27,7 +27,7 @@ def compile_in_subprocess(request: Request) -> Compilation:
         UserError: the flags are wrong, or the compiler does not answer.
     """
     command = [sys.executable, "-m", "vit_jax.planning.worker", json.dumps(dataclasses.asdict(request))]
-    environment = targets.compiler_environment(request.target, request.emulated_devices)
+    environment = targets.compiler_environment(request)
     answer: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process:

@@ -8,7 +8,14 @@ import numpy as np
 
 from vit_jax.planning import hlo
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+COLLECTIVE_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 BETWEEN_SLICES = " between slices"  # added to the kind if hosts carry the data from one TPU slice to another
 REDUCE_SCATTER_NAME = "all-reduce-scatter"  # TPUs give it to a computation that is a reduce-scatter
 
@@ -27,7 +34,8 @@ class Collective:
     """One exchange between devices.
 
     Attributes:
-        kind: one of `KINDS`; followed by `BETWEEN_SLICES` if it is one device's part of an exchange between slices.
+        kind: one of `COLLECTIVE_KINDS`, followed by `BETWEEN_SLICES` if it is one device's part of an exchange between
+            slices.
         bytes: of the whole array, as one device sees it: the input of an all-reduce, a reduce-scatter or a
             collective-permute, the output of an all-gather; the sum, if several arrays are exchanged at once.
         groups: the devices, by their position in the mesh, that exchange among themselves; the pairs (from, to) of a
@@ -55,7 +63,7 @@ def read_collectives(text: str) -> list[Collective]:
         if kind == "send" and (carried := MEGASCALE_TRANSFER.search(each.line)):
             kind = carried[1].lower().replace("_", "-") + BETWEEN_SLICES
             found.append(Collective(kind, _byte_sizes(each.shape)[0], (), each.times))
-        if kind not in KINDS:
+        if kind not in COLLECTIVE_KINDS:
             continue
         chain = CHAIN.search(each.line)
         if chain is None or chain[1] not in chains:

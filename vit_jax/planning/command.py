@@ -4,8 +4,7 @@ import re
 import shlex
 from pathlib import PurePath
 
-from vit_jax.planning.records import Request, Workload
-from vit_jax.planning.targets import emulated_device_flag, is_topology
+from vit_jax.planning.records import Request, Workload, is_topology
 
 BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 
@@ -19,8 +18,7 @@ def training_command(request: Request, workload: Workload) -> str:
     given = dict(word.partition("=")[::2] for word in request.words)
     command = ["python", "-m", "vit_jax.main", *request.words]
     if not is_topology(request.target):
-        flags = emulated_device_flag(request.emulated_devices)
-        variables = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={flags}"] if request.target == "cpu" else []
+        variables = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={request.emulation_flag}"] if request.target == "cpu" else []
         return shlex.join([*variables, *command])
     recipe = PurePath(given["--config"].partition(":")[0]).stem
     source = workload.source

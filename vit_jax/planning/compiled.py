@@ -6,14 +6,14 @@ import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, link_traffic
-from vit_jax.planning.records import Exchange, Executable
+from vit_jax.planning.records import Exchange, Executable, is_topology
 
 PALLAS_KERNEL = 'custom_call_target="tpu_custom_call"'
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
 TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
 TEMPORARY_MEMORY = re.compile(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)")
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def read_executable(executable: jax.stages.Compiled, target: str, devices: list[jax.Device]) -> Executable:
@@ -29,7 +29,7 @@ def read_executable(executable: jax.stages.Compiled, target: str, devices: list[
     executed = [each for each in hlo.read_instructions(text) if not each.fused]
     cycles = sum(each.cycles * each.times for each in executed if each.cycles)
     loops = any(each.operation == "while" for each in executed)
-    tpu = chips.parse_topology(target) if ":" in target else None
+    tpu = chips.parse_topology(target) if is_topology(target) else None
     peak = memory.peak_memory_in_bytes
     if tpu is None:  # other compilers leave out what a step needs beside its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -77,5 +77,5 @@ def read_refusal(text: str, argument_bytes: int) -> int:
     found = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
     if "RESOURCE_EXHAUSTED" not in text or found is None:
         raise UserError(f"the compiler refuses the program: {text.splitlines()[0]}")
-    needed = int(float(found[1]) * UNITS[found[2]])
+    needed = int(float(found[1]) * SIZE_UNITS[found[2]])
     return needed if found.re is TOTAL_MEMORY else needed + argument_bytes

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.planning import compiled, flops, serialization, targets
-from vit_jax.planning.records import StepReport
+from vit_jax.planning import compiled, flops, serialization
+from vit_jax.planning.records import StepReport, is_topology
 from vit_jax.storage import cache
 
 CACHE_FORMAT = 5  # of the reports in the cache; another number makes them all unknown
@@ -72,7 +72,7 @@ def _cache_path(mesh: Mesh, target: str, versions: dict[str, str | None], text: 
     flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
-    place = target if targets.is_topology(target) else f"{target} {devices.flat[0].device_kind}"
+    place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"
     key = json.dumps([CACHE_FORMAT, place, versions, flags, places, text])
     return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 

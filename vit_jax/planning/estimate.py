@@ -1,7 +1,7 @@
 """From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
 
-from vit_jax.planning.chips import Slice
-from vit_jax.planning.records import Compilation, Estimate, RunEstimate, Workload
+from vit_jax.planning.chips import Slice, parse_topology
+from vit_jax.planning.records import Compilation, Estimate, RunEstimate, Workload, is_topology
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.
@@ -16,20 +16,18 @@ PAPER_CORE_DAYS = {
 CORE_IMAGES_PER_SECOND = {True: 1106, False: 834}
 
 
-def estimate_step(compilation: Compilation, tpu: Slice) -> Estimate | None:
-    """Returns the estimate for a program; None if it does not fit, or if the compiler estimates no cycles.
+def estimate_step(compilation: Compilation) -> Estimate | None:
+    """Returns the estimate for a program; None if it does not fit, is not for a TPU, or has no estimate of cycles.
 
     Compute is the sum of the compiler's estimates at the chip's clock. The compiler estimates nothing for exchanges:
     they take what the collectives send over the busiest link at full speed, one after the other, and nothing of it is
     assumed to be hidden behind compute. Traffic between slices is left out.
-
-    Args:
-        compilation: of the program.
-        tpu: the slice, or each of several; a device is a chip.
     """
-    workload, executable, chip = compilation.workload, compilation.step.executable, tpu.chip
-    if not compilation.fits or executable is None or not executable.cycles:
+    workload, executable = compilation.workload, compilation.step.executable
+    if not is_topology(workload.target) or not compilation.fits or executable is None or not executable.cycles:
         return None
+    tpu = parse_topology(workload.target)
+    chip = tpu.chip
     images = workload.batch / workload.devices
     compute = executable.cycles / chip.clock
     exchange = sum(each.link_bytes for each in executable.collectives.values()) / tpu.link_bandwidth

@@ -24,7 +24,7 @@ def link_bytes(
     shortest routes, one axis after the other.
 
     Args:
-        kind: see `collectives.KINDS`.
+        kind: see `collectives.COLLECTIVE_KINDS`.
         size: `Collective.bytes`.
         groups: `Collective.groups`.
         places: of the devices, in the order of the mesh.
@@ -55,9 +55,8 @@ def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) 
     groups = [group for group in groups if len(group) > 1]
     if not all(math.prod(len(set(axis)) for axis in zip(*group, strict=True)) == len(group) for group in groups):
         pairs = [pair for group in groups for pair in itertools.pairwise([*group, group[0]])]
-        return 2 / _max_load(
-            _link_loads([*pairs, *(pair[::-1] for pair in pairs)], wraps, shape)
-        )  # half of the data goes each way round
+        both_ways = [*pairs, *(pair[::-1] for pair in pairs)]
+        return 2 / _max_load(_link_loads(both_ways, wraps, shape))  # half of the data goes each way
     found = [0.0] * len(groups)
     for axis, (size, wrapped) in enumerate(zip(shape, wraps, strict=True)):
         loads: Counter[Link] = Counter()

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 
-from vit_jax.planning.chips import parse_topology
 from vit_jax.planning.command import training_command
 from vit_jax.planning.estimate import estimate_step
 from vit_jax.planning.records import Advice, Change, Compilation, LargestBatch, Plan, Request
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
-from vit_jax.planning.targets import is_topology
 
 
 def make_plan(
@@ -50,8 +48,7 @@ def make_plan(
 
 
 def _estimated(compilation: Compilation, chip_hour_price: float | None) -> Plan:
-    target = compilation.workload.target
-    estimate = estimate_step(compilation, parse_topology(target)) if is_topology(target) else None
+    estimate = estimate_step(compilation)
     run = estimate.run if estimate else None
     price = run.chip_hours * chip_hour_price if run and chip_hour_price is not None else None
     return Plan(compilation, estimate, price)

@@ -14,6 +14,11 @@ def config_flags(change: Change) -> list[str]:
     return [f"--config.{key}={value}" for key, value in change.items()]
 
 
+def is_topology(target: str) -> bool:
+    """Returns whether a target is a TPU slice, and not this machine's devices."""
+    return ":" in target
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What is to be compiled.
@@ -29,6 +34,11 @@ class Request:
     target: str
     inference: bool = False
     emulated_devices: int = 1
+
+    @property
+    def emulation_flag(self) -> str:
+        """The flag of XLA_FLAGS with which the CPU stands for several devices."""
+        return f"--xla_force_host_platform_device_count={self.emulated_devices}"
 
     def with_change(self, change: Change) -> "Request":
         """Returns the request with other values of some config fields."""

@@ -11,6 +11,7 @@ from vit_jax.planning.records import (
     Plan,
     StepReport,
     config_flags,
+    is_topology,
 )
 
 ESTIMATE = "compiler estimate"
@@ -18,7 +19,7 @@ ESTIMATE = "compiler estimate"
 
 def render_plans(plans: list[Plan]) -> str:
     """Returns a table of plans and, below it, the advice, the largest batches and the commands to run."""
-    columns = [dict(rows(plan)) for plan in plans]
+    columns = [dict(_rows(plan)) for plan in plans]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     cells = [[label, *(column.get(label, "") for column in columns)] for label in labels]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -27,7 +28,7 @@ def render_plans(plans: list[Plan]) -> str:
     return "\n".join([*lines, *footnotes, *(line for plan in plans for line in _notes(plan))])
 
 
-def rows(plan: Plan) -> Iterator[tuple[str, str]]:
+def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yields label and value of the lines of a plan; bytes, FLOPs and exchanges are those of one chip (or device)."""
     workload = plan.compilation.workload
     yield "", workload.target
@@ -123,7 +124,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from _largest_batch_notes(plan.largest, subject)
     if plan.command is not None:
         yield ""
-        capitals = "; replace the words in capitals" if ":" in workload.target else ""
+        capitals = "; replace the words in capitals" if is_topology(workload.target) else ""
         yield f"{subject}, to run it{capitals}:"
         yield plan.command
 

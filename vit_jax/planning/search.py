@@ -17,7 +17,7 @@ STRATEGIES: dict[str, Change] = {
 }
 REMAT_FRACTION = 0.2  # of the bytes beside the state, what remat=full still needs; a guess
 MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
-RESOLUTION = 16  # a batch is the largest if the next one, larger by this fraction of it, does not fit
+BATCH_STEPS = 16  # the search ends at a batch if one larger by a 16th of it does not fit
 
 
 def find_fitting_change(first: Compilation, compile: Compile) -> tuple[Change, Compilation] | None:
@@ -125,7 +125,7 @@ def find_largest_batch(first: Compilation, compile: Compile) -> tuple[Compilatio
     for _ in range(MAX_BATCHES):
         low = max((images for images in found if images not in unfit), default=0)
         high = min(unfit, default=None)
-        least = max(1, low // RESOLUTION // step) * step
+        least = max(1, low // BATCH_STEPS // step) * step
         if high and high - low <= least:
             break
         guess = max(_fitting_images(found, low, high) // step * step, low + least)

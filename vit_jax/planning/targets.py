@@ -9,6 +9,7 @@ from jax.experimental import topologies
 
 from vit_jax import UserError
 from vit_jax.planning import chips
+from vit_jax.planning.records import Request, is_topology
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.
@@ -22,23 +23,13 @@ NO_POD = {
 POD_PREFIXES = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_NUM_P", "JAX_PROCESS_")
 
 
-def is_topology(target: str) -> bool:
-    """Returns whether a target is a TPU slice, and not this machine's devices."""
-    return ":" in target
-
-
-def emulated_device_flag(count: int) -> str:
-    """Returns the flag of XLA_FLAGS with which the CPU stands for several devices."""
-    return f"--xla_force_host_platform_device_count={count}"
-
-
-def compiler_environment(target: str, emulated_devices: int) -> dict[str, str]:
-    """Returns the variables under which the compiler's process finds the devices of a target."""
-    if is_topology(target):
+def compiler_environment(request: Request) -> dict[str, str]:
+    """Returns the variables under which the compiler's process finds the devices of the target."""
+    if is_topology(request.target):
         kept = {key: value for key, value in os.environ.items() if not key.startswith(POD_PREFIXES)}
         return kept | NO_POD | {"JAX_PLATFORMS": "cpu"}
-    if target == "cpu":
-        flags = f"{os.environ.get('XLA_FLAGS', '')} {emulated_device_flag(emulated_devices)}".strip()
+    if request.target == "cpu":
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {request.emulation_flag}".strip()
         return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     others = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
     return others | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a run on these GPUs keeps its memory
