@@ -207,6 +207,7 @@ def test_overrides():
         (["--config.optim.lr=3"], "unknown config field 'optim.lr'; did you mean 'base_lr'?"),
         (["--config.model=ViT-Ti/16"], "unknown config field 'model'; did you mean 'model.name'?"),
         (["--config.data.augment=x"], "unknown config field 'data.augment'; did you mean 'data.preprocess'?"),
+        (["--config.rates=head=1"], "unknown config field 'rates'; did you mean 'optim.lr_multipliers'?"),
         (["--config.mixup=0.2"], "unknown config field 'mixup'; did you mean 'task.mixup'?"),
         (["--config.evals.val.split=x"], "unknown config field 'evals.val.split'; did you mean 'evals.test.split'?"),
         (["--config.resume=True"], "unknown config field 'resume'; the same command with the same --workdir continues"),
