@@ -1,4 +1,4 @@
-"""Eight emulated devices for every test, and small configurations."""
+"""Eight emulated devices for all tests, and small configurations."""
 
 import gc
 import io
@@ -10,11 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What runs for a second need not be compiled for long.
+# What runs for a second should not be optimized for long.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-if version("jaxlib").startswith("0.10."):  # newer ones know but one way to write kernels, and not this flag
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # the elder way takes half the time
-# The same small programs are compiled by many tests and processes.
+if version("jaxlib").startswith("0.10."):  # later versions do not have this flag
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # the older emitters take half the time
+# Many tests and processes compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
@@ -26,7 +26,7 @@ from configs import base, smoke
 
 gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
-# These take longest and come first, lest one of the workers ends long after the other.
+# These take longest and come first, so that the workers end at about the same time.
 LONGEST = [
     "hosts",
     "docs",
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def tiny():
-    """A two-block model on 16-pixel synthetic images, for 10 steps: everything random is on."""
+    """A two-block model on 16-pixel synthetic images, for 10 steps, with every kind of randomness on."""
     config = base.get_config()
     config.resolution = 16
     config.batch = 16
@@ -71,7 +71,7 @@ def tiny():
 
 @pytest.fixture
 def quick():
-    """The smoke recipe on the embedded digits, without MixUp, which takes a while to compile."""
+    """The smoke recipe on the embedded digits, without MixUp, which compiles slowly."""
     config = smoke.get_config()
     config.task.mixup = 0.0
     return config
@@ -79,13 +79,13 @@ def quick():
 
 @pytest.fixture
 def tfds_folder(tmp_path):
-    """A prepared TFDS data set of 12 + 5 images of three classes."""
+    """A prepared TFDS dataset of 12 + 5 images of three classes."""
     write_tfds(tmp_path, "tiny", "1.2.3", ["a", "b", "c"], {"train": 12, "test": 5})
     return tmp_path
 
 
 def write_tfds(folder, name, version, classes, counts):
-    """Writes PNG images that count themselves as TFDS prepares them, without TensorFlow; the classes take turns."""
+    """Writes PNG images, image i of the grey level i, as TFDS prepares them, without TensorFlow; classes alternate."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 

@@ -1,4 +1,4 @@
-"""Configurations: every field is declared, read and explained; mistakes are told in a sentence."""
+"""Configurations: every field is declared, read and explained; mistakes are answered in a sentence."""
 
 import ast
 import importlib
@@ -30,12 +30,12 @@ from vit_jax.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
 KNOWN = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED}
-# What a family of recipes shares has no get_config.
+# Files that recipes share have no get_config.
 RUNNABLE = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if "def get_config(" in path.read_text())
 CONFIGS = [name for name in RUNNABLE if name != "base"]
 
 
-def chain(node: ast.AST) -> str | None:
+def field_of(node: ast.AST) -> str | None:
     """`config.data.source` -> data.source, `config.evals[name].split` -> evals.*.split; None for anything else."""
     parts: list[str] = []
     while True:
@@ -52,13 +52,13 @@ def chain(node: ast.AST) -> str | None:
         node = node.value
 
 
-def read() -> set[str]:
-    """The longest chains of fields that the package reads from a configuration."""
+def fields_read() -> set[str]:
+    """The fields that the package reads from a configuration."""
     methods = set(dir(type(BASE)))
     found = set()
     for path in (ROOT / "vit_jax").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            text = chain(node) if isinstance(node, ast.Attribute) else None
+            text = field_of(node) if isinstance(node, ast.Attribute) else None
             if text:
                 text = ".".join(part for part in text.split(".") if part not in methods)
                 parent = text.rpartition(".")[0]
@@ -67,8 +67,8 @@ def read() -> set[str]:
 
 
 def test_every_field_is_read_and_every_read_field_is_declared():
-    reads = read()
-    # Durations are read through settings.duration, the fields of the model by models.create as keywords.
+    reads = fields_read()
+    # Durations are read by config.count_steps, the fields of the model by models.create as keywords.
     indirect = {key for key in KNOWN if key.startswith("model.") or key.endswith("_epochs")}
     groups = {key.partition(".")[0] for key in KNOWN if "." in key}
     assert reads - groups - {"*"} <= KNOWN, "read but not declared"
@@ -207,6 +207,7 @@ def test_overrides():
         (["--config.optim.lr=3"], "unknown config field 'optim.lr'; did you mean 'base_lr'?"),
         (["--config.model=ViT-Ti/16"], "unknown config field 'model'; did you mean 'model.name'?"),
         (["--config.data.augment=x"], "unknown config field 'data.augment'; did you mean 'data.preprocess'?"),
+        (["--config.rates=head=1"], "unknown config field 'rates'; did you mean 'optim.lr_multipliers'?"),
         (["--config.mixup=0.2"], "unknown config field 'mixup'; did you mean 'task.mixup'?"),
         (["--config.evals.val.split=x"], "unknown config field 'evals.val.split'; did you mean 'evals.test.split'?"),
         (["--config.resume=True"], "unknown config field 'resume'; the same command with the same --workdir continues"),

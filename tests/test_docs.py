@@ -1,5 +1,5 @@
-"""Every command of the READMEs and of docs/: run, shortened, one after the other as a reader would; or, where it needs
-a cloud or data that is not here, parsed and dry-run.
+"""Every command in the READMEs and in docs/ is run, shortened, in the order of a reader; or, where it needs a cloud or
+absent data, parsed and dry-run.
 """
 
 import datetime
@@ -35,14 +35,14 @@ PAGES = {path: path.read_text() for path in PATHS}
 BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S)]
 LINES = list(dict.fromkeys(line for language, text in BLOCKS if language == "bash" for line in text.splitlines()))
 
-# What the commands are run with besides, so that they take seconds.
+# Flags added to the commands, so that they take seconds.
 SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
-SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # they only take long to compile
+SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # these compile slowly
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
-CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # there are fewer here
+CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # the stand-in has fewer
 
-# A word of the command -> why it is not run here but dry-run: its program is built and lowered, without data.
+# A word of the command -> why it is only dry-run: its program is built and lowered, without data.
 DRY = {
     "-m launch.": "needs a cloud",
     "gs://": "needs a cloud",
@@ -67,7 +67,7 @@ BENCHMARKS = {
     "benchmarks.plans": plans,
     "benchmarks.train_step": train_step,
 }
-MODULES = OURS | BENCHMARKS  # test_benchmarks runs those of the second
+MODULES = OURS | BENCHMARKS  # test_benchmarks runs the latter
 
 
 def headed(heading):
@@ -131,7 +131,7 @@ HERE = [line for line in LINES if not any(word in line for word in DRY)]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what a reader has, in which the commands are run one after the other."""
+    """A folder with the files of a reader, in which the commands are run one after the other."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_photos(folder)
@@ -143,7 +143,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def reader(place, monkeypatch):
-    """Whoever types the commands there; absent chips are compiled for as if they were CPUs."""
+    """Runs commands in that folder; programs for absent chips are compiled for CPUs."""
     monkeypatch.chdir(place)
     for module in (supervisor, distributed):
         monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
@@ -156,7 +156,7 @@ def reader(place, monkeypatch):
 
 
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
-# What other commands do too, on other data, and on which none of the others builds.
+# Commands that repeat others on other data, and on whose results no other command builds.
 RARE = ("cifar5", "cifar10", "workdirs/packed", "vit_jax.sweep", "tiny-imagenet-200")
 USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 

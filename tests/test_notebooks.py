@@ -1,4 +1,4 @@
-"""The notebooks: no logic of their own; every cell runs, headless and small, and draws; and what they are made of."""
+"""The notebooks have no logic of their own; every cell runs, headless and small, and draws. Also what they import."""
 
 import ast
 import base64
@@ -29,12 +29,12 @@ from vit_jax.analysis import notebook, plot
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LOGIC = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.If, ast.Try, ast.comprehension)
 
-# What stands in for git and pip in the cell that installs.
+# Stand-ins for git and pip in the cell that installs.
 GIT = '#!/bin/sh\necho "$@" >> "$CALLS"\npwd\n'
 PIP = "import os, sys\nprint(*sys.argv[1:], file=open(os.environ['CALLS'], 'a'))\n"
 
 
-def read(path):
+def read_notebook(path):
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
     return notebook
@@ -42,7 +42,7 @@ def read(path):
 
 def code(path, tag=None):
     """The cells of code, or those with a tag."""
-    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    cells = [cell for cell in read_notebook(path).cells if cell.cell_type == "code"]
     return [cell for cell in cells if tag is None or tag in cell.metadata.get("tags", [])]
 
 
@@ -64,7 +64,7 @@ def photos(tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_they_hold_no_logic_and_no_outputs(path):
-    assert f"/blob/main/notebooks/{path.name})" in read(path).cells[0].source.split("\n")[0]
+    assert f"/blob/main/notebooks/{path.name})" in read_notebook(path).cells[0].source.split("\n")[0]
     for cell in code(path):
         assert not cell.outputs and cell.execution_count is None
         for node in ast.walk(parsed(cell)):
@@ -99,7 +99,7 @@ def test_every_cell_runs_and_draws(path, photos, tmp_path, monkeypatch):
 
 
 def test_a_notebook_and_a_recipe_do_not_share_their_default_workdir():
-    """A run in a notebook would meet the run of a command line, and be refused."""
+    """Otherwise a run in a notebook would find the run of a command line in its folder, and be refused."""
     recipes = {path.stem for path in (ROOT / "configs").glob("*.py")}
     found = [re.search(r'^workdir = "workdirs/(\w+)"', code(path, "parameters")[0].source, re.M) for path in NOTEBOOKS]
     names = [match[1] for match in found]
@@ -125,7 +125,7 @@ def run(path, settings, tmp_path, monkeypatch):
     assert str(tmp_path) in subprocess.run(call, capture_output=True, text=True, check=True).stdout
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    opened = read(path)
+    opened = read_notebook(path)
     [at] = [i for i, cell in enumerate(opened.cells) if "parameters" in cell.metadata.get("tags", [])]
     names = {node.targets[0].id for node in parsed(opened.cells[at]).body}
     assert set(settings) <= names

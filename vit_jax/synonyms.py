@@ -56,7 +56,7 @@ FOREIGN_NAMES = {
     "optim.eps": "adam_epsilon epsilon opt_eps",
     "optim.moment_dtype": "optim_dtype mu_dtype",
     "optim.weight_decay": "wd l2 l2_decay_factor weight_decay_rate",
-    "optim.lr_multipliers": "freeze layer_decay lr_mults",
+    "optim.lr_multipliers": "rates freeze layer_decay lr_mults",
     "optim.ema_decay": "ema model_ema model_ema_decay ema_rate",
     "mesh.slice": "num_slices",
     "mesh.data": "data_parallel",
