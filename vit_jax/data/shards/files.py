@@ -12,9 +12,8 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
-from vit_jax.data.shards.atomic_write import atomic_write
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from vit_jax.storage import cache, filesystem
+from vit_jax.storage import atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024

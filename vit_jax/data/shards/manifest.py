@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.data.shards.atomic_write import atomic_write
-from vit_jax.storage import filesystem
+from vit_jax.storage import atomic_write, filesystem
 
 MANIFEST_NAME = "info.json"
 VERSION = 1

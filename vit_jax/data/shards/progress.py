@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.data.shards.atomic_write import atomic_write
 from vit_jax.data.shards.files import report_write_errors
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from vit_jax.storage import atomic_write
 
 UNFINISHED = "*.partial"  # the temporary files of `atomic_write`, which a killed process leaves
 PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a line for each finished shard
