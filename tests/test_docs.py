@@ -20,7 +20,7 @@ from benchmarks import architecture, faults, input, load, loader, overhead, plan
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import convert, distributed, evaluate, main, pack, plan, predict, sweep
+from vit_jax import cli, convert, evaluate, main, pack, plan, predict, sweep
 from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
@@ -145,7 +145,7 @@ def place(tmp_path_factory):
 def reader(place, monkeypatch):
     """Runs commands in that folder; programs for absent chips are compiled for CPUs."""
     monkeypatch.chdir(place)
-    for module in (supervisor, distributed):
+    for module in (supervisor, cli):
         monkeypatch.setattr(module, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(
         plan,

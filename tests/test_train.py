@@ -15,7 +15,7 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, distributed, evaluate, interop, models, predict, train, tree
+from vit_jax import NonFiniteLoss, UserError, cli, evaluate, interop, models, predict, train, tree
 from vit_jax import program as program_module
 from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
@@ -155,7 +155,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     sums = [part["test/loss"] * part["test/n"] for part in parts]
     assert sum(sums) == pytest.approx(run[2]["test/loss"] * 359, rel=1e-6)
     words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
-    monkeypatch.setattr(distributed, "join_cluster", lambda: None)  # this process has used its devices already
+    monkeypatch.setattr(cli, "join_cluster", lambda: None)  # this process has used its devices already
     evaluate.main(["evaluate.py", *words])
     assert json.loads(capsys.readouterr().out)["test/n"] == 144
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
@@ -164,7 +164,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
 
 def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(distributed, "join_cluster", lambda: None)
+    monkeypatch.setattr(cli, "join_cluster", lambda: None)
     monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])

@@ -13,7 +13,7 @@ import jax
 from jax.extend.backend import register_backend_factory
 
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
-from vit_jax.distributed import Supervisor
+from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_tpu
 from vit_jax.storage import cache
 
@@ -106,6 +106,16 @@ def use_compilation_cache() -> None:
         with cache.write_errors():
             folder.mkdir(exist_ok=True, mode=0o700)
         jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def join_hosts() -> None:
+    """Joins the other hosts and keeps compiled programs, without supervision.
+
+    Raises:
+        UserError: see `distributed.join_cluster`.
+    """
+    join_cluster()
+    use_compilation_cache()
 
 
 @contextlib.contextmanager

@@ -108,6 +108,11 @@ def flatten_config(config: ConfigDict) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name not in RENAMED}
 
 
+def current_name(field: str) -> str:
+    """Returns the name of a field that may be given by an earlier name."""
+    return RENAMED.get(field, field)
+
+
 def rename_fields(fields: Any) -> None:
     """Replaces earlier names of fields, in nested dicts or an unlocked configuration; the new name wins."""
     for old, new in RENAMED.items():

@@ -15,8 +15,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, nearest, nearest_path
-from vit_jax.config import flatten_config, rename_fields, unset_other_durations
-from vit_jax.config_fields import RENAMED
+from vit_jax.config import current_name, flatten_config, rename_fields, unset_other_durations
 from vit_jax.synonyms import SYNONYMS
 
 # Type of a field -> the function that converts its text, and the type in words.
@@ -71,7 +70,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     given = {}
     for word in overrides:
         key, _, value = word.removeprefix("--config.").partition("=")
-        key = choose("config field", RENAMED.get(key, key), fields, "configs/base.py", SYNONYMS)
+        key = choose("config field", current_name(key), fields, "configs/base.py", SYNONYMS)
         given[key] = value
         _check_type(config, key, value)
     values = _parse_flags([*others, *(word for word in overrides if not word.endswith("=None"))], file, argument)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, distributed, evals, nearest_path
+from vit_jax import UserError, checkpoint, cli, data, evals, nearest_path
 from vit_jax.config import load_config
 from vit_jax.program import Program, make_inference_program
 
@@ -128,8 +128,7 @@ def main(argv: list[str]) -> None:
     [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
     if others or not workdir:
         raise UserError("say which run to evaluate, once: python -m vit_jax.evaluate WORKDIR.")
-    distributed.join_cluster()
-    cli.use_compilation_cache()
+    cli.join_hosts()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
     metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)
     if args.json:

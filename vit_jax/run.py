@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from vit_jax import Preempted, UserError, data, evals
 from vit_jax.distributed import Supervisor
 from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
-from vit_jax.program import Program
 from vit_jax.workdir import Workdir
 
 
@@ -26,7 +26,7 @@ class Run:
     def __init__(
         self,
         config: ConfigDict,
-        program: Program,
+        batch_sharding: NamedSharding,
         info: data.DataInfo,
         folder: Workdir,
         log: MetricWriter,
@@ -36,9 +36,9 @@ class Run:
     ):
         """Opens the batches from the step on at which `folder` starts, with the state restored or initialised there."""
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
-        self._config, self._program, self._folder, self._log = config, program, folder, log
+        self._config, self._folder, self._log = config, folder, log
         self._evaluators, self._supervisor = evaluators, supervisor
-        self._batches = data.train_batches(config, program.batch_sharding, folder.start, info.opened)
+        self._batches = data.train_batches(config, batch_sharding, folder.start, info.opened)
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
         supervisor.enter_phase("beginning")

@@ -55,7 +55,7 @@ def train(
             with supervisor.phase("trying the evaluation step"):
                 evals.check_fits(program, state.eval_params)
         log = stack.enter_context(contextlib.closing(folder.open_log(origin, watch)))
-        run = stack.enter_context(Run(config, program, info, folder, log, evaluators, supervisor, state))
+        run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
 
         run.evaluate_restored()
         for step, batch in run.steps():

@@ -152,9 +152,7 @@ def test_a_header_tells_the_size_of_the_image(odd, tmp_path):
     long = Image.Exif()
     long[ExifTags.Base.ImageDescription] = "x" * 2 * decode.HEADER_BYTES
     Image.new("RGB", (30, 50)).save(tmp_path / "long.jpg", exif=long)
-    assert decode.read_image_header(str(tmp_path / "long.jpg")) == decode.ImageHeader(
-        str(tmp_path / "long.jpg"), 50, 30
-    )
+    assert decode.ImageHeader.read(str(tmp_path / "long.jpg")) == decode.ImageHeader(str(tmp_path / "long.jpg"), 50, 30)
 
 
 def test_an_image_smaller_than_a_crop_is_told_before_training(odd):

@@ -112,7 +112,7 @@ class Checkpoints:
         self.open()
         assert self._writer
         with self._writing():
-            self._writer.save(step, state, self._manifest)
+            self._writer.save(step, state, add_checksum(self._manifest))
         self._tasks.start(self._finish, step)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:

@@ -1,7 +1,7 @@
 """Arrays of checkpoints, written and read by Orbax: its only user."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
-from vit_jax.checkpoint.manifest import add_checksum, check_metadata
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
 _LEAVES = ocp.type_handlers.create_type_handler_registry(
@@ -31,8 +30,8 @@ class OrbaxWriter:
 
     def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
         """Copies the state off the devices and starts to write it, with its manifest."""
-        about = ocp.args.JsonSave(add_checksum(manifest))
-        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=about))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(manifest))
+        self._manager.save(step, args=items)
 
     def wait(self) -> None:
         """Waits until the checkpoint is finished: only then Orbax raises what went wrong."""
@@ -43,30 +42,36 @@ class OrbaxWriter:
         self._manager.close()
 
 
-def read_state(path: str, manifest: dict[str, Any], wanted: Any, shardings: Any) -> Any:
-    """Returns the state of a checkpoint, its arrays placed by `shardings`; `wanted` is its shapes.
+def read_state(path: str, check_metadata: Callable[[Any], None], wanted: Any, shardings: Any) -> Any:
+    """Returns the state of a checkpoint, its arrays placed by `shardings`.
+
+    Args:
+        path: of the checkpoint.
+        check_metadata: is given the tree of shapes and types that Orbax finds before an array is read.
+        wanted: shapes of the state.
+        shardings: placement of the state.
 
     Raises:
-        DamagedCheckpoint: it is not described as the manifest says, or cannot be read.
+        DamagedCheckpoint: it has no state.
     """
     places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
     kinds = ocp.checkpoint_utils.construct_restore_args(places)
     with _reader() as reader:
-        check_metadata(manifest, _metadata(reader, path))
+        check_metadata(_metadata(reader, path))
         item = ocp.args.Composite(state=ocp.args.PyTreeRestore(places, restore_args=kinds))
         return jax.block_until_ready(reader.restore(path, args=item).state)
 
 
-def read_subtree(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:
-    """Returns one part of a state, such as `params`, as NumPy arrays.
+def read_subtree(path: Path, check_metadata: Callable[[Any], None], which: str) -> dict[str, Any]:
+    """Returns one part of a state, such as `params`, as NumPy arrays; `check_metadata` is as for `read_state`.
 
     Raises:
-        DamagedCheckpoint: it is not described as the manifest says, or cannot be read.
+        DamagedCheckpoint: it cannot be read.
         UserError: the disk does not let it be read.
     """
     with damage_errors(str(path.parent)), _reader() as reader:
         saved = {which: _metadata(reader, str(path.absolute()))[which]}
-        check_metadata(manifest, saved[which], f"{which}/")
+        check_metadata(saved[which])
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
         item = ocp.args.PyTreeRestore(item=saved, restore_args=kinds, partial_restore=True)
         return reader.restore(str(path.absolute()), args=ocp.args.Composite(state=item)).state[which]

@@ -17,7 +17,7 @@ from vit_jax.checkpoint.directory import (
     step_of,
 )
 from vit_jax.checkpoint.errors import DamagedCheckpoint
-from vit_jax.checkpoint.manifest import check_arrays
+from vit_jax.checkpoint.manifest import check_arrays, check_metadata
 from vit_jax.checkpoint.orbax_io import read_subtree
 from vit_jax.storage import filesystem
 
@@ -88,7 +88,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         manifest = read_manifest(path)
         which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"
-        weights = read_subtree(path, manifest, which)
+        weights = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
         check_arrays(manifest, weights, f"{which}/")
     except DamagedCheckpoint as error:
         raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax
 from vit_jax import UserError
 from vit_jax.checkpoint.directory import CheckpointDirectory
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
-from vit_jax.checkpoint.manifest import check_arrays, check_program
+from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
 from vit_jax.checkpoint.orbax_io import read_state
 from vit_jax.distributed import Coordinator, run_on_all
 
@@ -92,7 +93,7 @@ def _read(
         check_program(manifest, wanted, f"{directory.folder}/{step}")
         directory.fetch(step)
         with damage_errors(directory.folder):
-            state = read_state(f"{directory.path}/{step}", manifest, wanted, shardings)
+            state = read_state(f"{directory.path}/{step}", partial(check_metadata, manifest), wanted, shardings)
 
     _run_intact(coordinator, f"read {step}", read)
     _run_intact(coordinator, f"compare {step}", lambda: check_arrays(manifest, state))

@@ -13,7 +13,7 @@ SHOWN = 3  # faults in the message
 
 
 def check_headers(
-    read_image_header: Callable[[int], Any],
+    read_header: Callable[[int], Any],
     why_too_small: Callable[[int, int], str | None],
     indices: Sequence[int],
     name: str,
@@ -21,7 +21,7 @@ def check_headers(
     """Checks the headers of some images; of 50,000 local files on two cores in 2 to 3 seconds.
 
     Args:
-        read_image_header: index of an image -> its `images.ImageHeader`.
+        read_header: index of an image -> its `images.ImageHeader`.
         why_too_small: height, width -> why an image of this size is too small, or None.
         indices: of the images to check.
         name: of the evaluation.
@@ -35,7 +35,7 @@ def check_headers(
         faults = []
         for index in chunk:
             try:
-                header = read_image_header(index)
+                header = read_header(index)
             except UserError as error:
                 faults.append(str(error))
                 continue

@@ -128,7 +128,7 @@ class EvalBatches:
         """Raises UserError if the header of an image that this process will read is wrong; checks local folders only,
         where that is quick.
         """
-        if self.source.read_image_header:
+        if self.source.read_header:
             indices = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
             check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
 

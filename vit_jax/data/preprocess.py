@@ -20,7 +20,7 @@ from jaxtyping import Float32
 
 from vit_jax import UserError, choose
 from vit_jax.data import augment
-from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels
+from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels, shrunk_size
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known
@@ -39,13 +39,7 @@ def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", ant
 
 def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", antialias: bool = False) -> Crop:
     """Resizes so that the smaller side has `size` pixels, keeping the aspect ratio."""
-    return resize_pixels(image, *resized_size(image.shape[0], image.shape[1], size), method, antialias)
-
-
-def resized_size(height: int, width: int, size: int) -> tuple[int, int]:
-    """Returns the (height, width) after `resize_small`, rounded in float32 as in the authors' code."""
-    ratio = np.float32(size) / np.float32(min(height, width))
-    return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+    return resize_pixels(image, *shrunk_size(image.shape[0], image.shape[1], size), method, antialias)
 
 
 def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
@@ -321,7 +315,7 @@ def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownS
         UserError: the op is a crop that is larger than any such image.
     """
     if name == "resize_small":
-        return resized_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
+        return shrunk_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
     if "size" not in arguments:
         return size
     result = height_and_width(arguments["size"])

@@ -107,6 +107,25 @@ class ImageHeader:
     height: int
     width: int
 
+    @classmethod
+    def read(cls, path: str) -> "ImageHeader":
+        """Reads as much of a local image file as its header takes.
+
+        Raises:
+            DecodeError: the file is missing, unreadable or of another format, its header is damaged, or it decodes to
+                too many pixels. Other damage is not noticed.
+        """
+        try:
+            with open(path, "rb") as file:
+                data = file.read(HEADER_BYTES)
+                try:
+                    height, width = stated_size(data, path)
+                except DecodeError:  # a long header, or a format that must be read whole
+                    height, width = stated_size(data + file.read(), path)
+        except OSError as error:
+            raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
+        return cls(path, height, width)
+
 
 def list_images(path: str) -> list[str]:
     """Returns the path of an image file itself, or the sorted paths of all images in and below a folder.
@@ -278,27 +297,8 @@ def read_image(path: str | os.PathLike) -> EncodedImage:
     return EncodedImage(data, path, exif=True)
 
 
-def read_image_header(path: str) -> ImageHeader:
-    """Reads as much of a local image file as its header takes.
-
-    Raises:
-        DecodeError: the file is missing, unreadable or of another format, its header is damaged, or it decodes to too
-            many pixels. Other damage is not noticed.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(HEADER_BYTES)
-            try:
-                height, width = stated_size(data, path)
-            except DecodeError:  # a long header, or a format that must be read whole
-                height, width = stated_size(data + file.read(), path)
-    except OSError as error:
-        raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
-    return ImageHeader(path, height, width)
-
-
 def stated_size(data: bytes, name: str) -> tuple[int, int]:
-    """Returns the height and width that the header of an image states; raises as `read_image_header`."""
+    """Returns the height and width that the header of an image states; raises as `ImageHeader.read`."""
     with decode_errors(name):
         if is_jpeg(data):
             height, width, _ = jpeg_header(data)

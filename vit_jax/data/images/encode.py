@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data.images.decode import RGB, EncodedImage, exif_orientation, is_jpeg
-from vit_jax.data.preprocess import resize_small
+from vit_jax.data.images.resize import resize_pixels, shrunk_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,8 @@ class EncodeOptions:
                 return image.data
             pixels, lossless = image.decode(), not is_jpeg(image.data)
         if self.shorter_side and min(pixels.shape[:2]) > self.shorter_side:
-            pixels = resize_small(pixels, np.random.default_rng(0), self.shorter_side)
+            size = shrunk_size(pixels.shape[0], pixels.shape[1], self.shorter_side)
+            pixels = resize_pixels(pixels, *size, "area", antialias=False)
             unchanged = lossless = False
         if unchanged:
             return image.data

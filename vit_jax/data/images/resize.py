@@ -71,3 +71,9 @@ def resize_pixels(
     else:
         resized = bilinear(image, height, width)
     return resized.astype(np.uint8)
+
+
+def shrunk_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Returns the (height, width) after `resize_small`, rounded in float32 as in the authors' code."""
+    ratio = np.float32(size) / np.float32(min(height, width))
+    return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))

@@ -4,9 +4,9 @@ import importlib.util
 import zlib
 
 import numpy as np
+from jaxtyping import UInt8
 
 from vit_jax import UserError
-from vit_jax.data import images
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import Source, SourceConfig
 
@@ -33,7 +33,7 @@ class Digits:
             "test": (pixels[held_out], labels[held_out]),
         }
 
-    def read_example(self, split: str, index: int) -> tuple[images.RGB, int]:
+    def read_example(self, split: str, index: int) -> tuple[UInt8[np.ndarray, "rows columns 3"], int]:
         """Returns (image, label) number `index` of a split."""
         pixels, labels = self.splits[split]
         return pixels[index], int(labels[index])
@@ -60,7 +60,7 @@ class Synthetic:
         random = np.random.RandomState(0)
         self.noise = random.randint(0, 128, (2 * resolution, 2 * resolution, 3), np.uint8)
 
-    def read_example(self, split: str, index: int) -> tuple[images.RGB, int]:
+    def read_example(self, split: str, index: int) -> tuple[UInt8[np.ndarray, "rows columns 3"], int]:
         """Returns (image, label) number `index` of a split."""
         mixed = zlib.crc32(f"{split} {index}".encode())
         label = mixed % self.num_classes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image, read_image_header
+from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
 from vit_jax.data.sources.folder_tree import FolderTree, join_relative
 from vit_jax.data.sources.source import Source, SourceConfig
@@ -129,9 +129,9 @@ class ImageFolder:
         """Returns the header of file `index` of a split, which must be local.
 
         Raises:
-            DecodeError: see `read_image_header`.
+            DecodeError: see `ImageHeader.read`.
         """
-        return read_image_header(self.path(split, index))
+        return ImageHeader.read(self.path(split, index))
 
     def read_label(self, split: str, index: int) -> int:
         """Returns the label of file `index` of a split."""
