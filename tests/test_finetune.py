@@ -1,4 +1,4 @@
-"""The recipe of fine-tuning: every field against Table 4 and the authors' release; what its argument may be."""
+"""The fine-tuning recipe: every field against Table 4 and the authors' release, and its argument."""
 
 import re
 

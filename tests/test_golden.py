@@ -1,4 +1,4 @@
-"""A workdir and shards of version 0.1.0 are resumed, evaluated, predicted with and read; see golden/README.md."""
+"""A workdir and shards of version 0.1.0 can be resumed, evaluated, used to predict, and read; see golden/README.md."""
 
 import hashlib
 import json

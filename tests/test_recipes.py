@@ -18,7 +18,7 @@ TRAIN = "inception_crop({resolution})|flip_lr|value_range(-1,1)"
 EVAL = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
 AUGMENTED = "inception_crop({resolution})|flip_lr|randaug(%d,%d)|value_range(-1,1)"
 
-# How a run is read, watched and saved, which no table knows.
+# Fields of reading, evaluation and saving, which the tables do not state.
 RUN_TIME = {"eval_every", "eval_every_epochs", "checkpoint_every", "data.workers"}
 
 COMMON = {
@@ -175,7 +175,7 @@ def parse(name, *words):
     return parse_command_line(["main.py", f"--config={ROOT}/configs/{name}", *words])[0]
 
 
-def test_every_recipe_of_a_published_model_is_here():
+def test_every_published_model_has_a_recipe():
     assert set(ROWS) == {path.stem for path in (ROOT / "configs").glob("*vit_*.py")}
 
 

@@ -1,4 +1,4 @@
-"""The published checkpoints: what is listed of them, how they are downloaded, what their classes are called."""
+"""The published checkpoints: the catalog, downloads, class names."""
 
 import base64
 import concurrent.futures
@@ -126,12 +126,12 @@ def test_accuracies_stand_on_the_page_with_their_preprocessing():
 
 @pytest.fixture
 def held(tmp_path, monkeypatch):
-    """Lists one checkpoint and puts a file where it would be downloaded to: `held(row, stored)` returns its name."""
+    """Lists one checkpoint and writes its file as if downloaded: `held(stored, **row)` returns name, address, path."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
 
     flexible = dataclasses.asdict(catalog.find_entry("ViT-B/16-flexibase-imagenet21k-240"))
 
-    def put(stored, **row):
+    def write_listed(stored, **row):
         one = catalog.CatalogEntry(**(flexible | {"head": 5, "size": "", "flexi": True} | row))
         cells = dataclasses.asdict(one) | {"flexi": "yes" if one.flexi else "", "accuracy": one.accuracy or ""}
         file = tmp_path / f"{len(list(tmp_path.glob('*.csv')))}.csv"
@@ -149,7 +149,7 @@ def held(tmp_path, monkeypatch):
         vit_jax.save(path, stored, params, layout="big_vision")
         return one.name, one.address, path
 
-    return put
+    return write_listed
 
 
 def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
@@ -163,7 +163,7 @@ def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
     by_gs = "gs://big_vision/" + address.partition("/big_vision/")[2]
     assert vit_jax.load(address)[0] == model and catalog.find_entry(by_gs) == catalog.find_entry(name)
     assert vit_jax.load(name, patch_size=30)[0].spec.grid == (8, 8)
-    assert vit_jax.load(path)[0].name == "ViT-mu/32"  # of a file of one's own, nothing is known
+    assert vit_jax.load(path)[0].name == "ViT-mu/32"  # a user's own file is not in the catalog
 
 
 def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
@@ -173,7 +173,7 @@ def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
     assert vit_jax.load(name)[0].preprocess == pipe
     assert vit_jax.load(name, preprocess="value_range(0,1)")[0].preprocess == "value_range(0,1)"
     assert vit_jax.load(name, resolution=384)[0].preprocess == "resize((384,384))|value_range(-1,1)"
-    # Of a file of one's own the layout is known, and what its authors do.
+    # For a user's own file, the layout determines the preprocessing of its authors.
     assert vit_jax.load(path)[0].preprocess == "resize_small(256)|central_crop(224)|value_range(-1,1)"
     vit_jax.save(path, *vit_jax.load(path), layout="google")
     assert vit_jax.load(path)[0].preprocess == "resize((224,224))|value_range(-1,1)"
@@ -188,7 +188,7 @@ def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
         ("ViT-mu/16", {"model": "ViT-Ti/16"}),
     ],
 )
-def test_what_is_not_the_listed_model_is_refused(held, stored, row):
+def test_files_of_another_model_than_listed_are_refused(held, stored, row):
     name, address, _ = held(models.create(stored, num_classes=5), **row)
     for path in (name, address):
         with pytest.raises(
@@ -219,7 +219,7 @@ def md5(content):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by the file's name; slowly enough that two ask at once."""
+    """Answers by the file's name, slowly enough for two requests to overlap."""
 
     def do_GET(self):
         self.server.asked.append(self.path)
@@ -243,7 +243,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind == "hash":
             self.send_header("x-goog-hash", "md5=abcde")
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # who asked may have gone
+        with contextlib.suppress(ConnectionError):  # the client may have disconnected
             self.wfile.write(content)
         if kind == "silent":
             time.sleep(0.6)
@@ -319,11 +319,11 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
         ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
     ],
 )
-def test_what_goes_wrong_is_told_and_leaves_nothing(server, tmp_path, monkeypatch, name, size, sentence):
+def test_failed_downloads_are_reported_and_leave_nothing(server, tmp_path, monkeypatch, name, size, sentence):
     monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
-    with pytest.raises(UserError, match=sentence) as told:
+    with pytest.raises(UserError, match=sentence) as raised:
         download.download_file(f"{server.address}/{name}", size)
-    assert here(tmp_path) == [] and str(told.value).isprintable()
+    assert here(tmp_path) == [] and str(raised.value).isprintable()
 
 
 def test_an_npz_is_a_zip_and_capitals_do_not_matter(server):
@@ -332,26 +332,26 @@ def test_an_npz_is_a_zip_and_capitals_do_not_matter(server):
     assert catalog.download_entry("file://localhost/x") is None
 
 
-def test_strangers_do_not_send_one_to_this_machine(server):
-    def sent_on(first):
+def test_redirects_to_this_machine_come_from_this_machine_only(server):
+    def redirected(first):
         request = urllib.request.Request(first)
         return download.SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
 
-    assert sent_on(f"{server.address}/x").full_url == "http://localhost/x"
+    assert redirected(f"{server.address}/x").full_url == "http://localhost/x"
     with pytest.raises(UserError, match=r"^cannot download http://localhost/x: give https"):
-        sent_on("https://host/x")
+        redirected("https://host/x")
 
 
-def test_without_a_network_the_place_is_named(tmp_path, monkeypatch):
+def test_without_a_network_the_path_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     path = tmp_path / "published" / f"127.0.0.1%3A{port}" / "x.npz"
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         download.download_file(f"http://127.0.0.1:{port}/x.npz")
     reason = "Connection refused; download it elsewhere and save it as"
-    assert str(told.value) == f"cannot reach http://127.0.0.1:{port}/x.npz: {reason} {path}."
+    assert str(raised.value) == f"cannot reach http://127.0.0.1:{port}/x.npz: {reason} {path}."
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")
     assert download.download_file(f"http://127.0.0.1:{port}/x.npz") == path
@@ -390,12 +390,14 @@ def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
     "host", ["https://me:secret@host", "HTTPS://secret@host", "https://me:secret@[host", "ftp://secret@a"]
 )
 def test_passwords_are_refused_and_not_repeated(host):
-    with pytest.raises(UserError, match=r"^cannot download this address, which may contain a password: .*\.$") as told:
+    with pytest.raises(
+        UserError, match=r"^cannot download this address, which may contain a password: .*\.$"
+    ) as raised:
         download.download_file(f"{host}/x.npz")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(raised.value)
 
 
-def test_what_lies_where():
+def test_the_paths_of_downloads():
     place = "storage.googleapis.com/vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
     address = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
     assert download.https_address("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
@@ -409,7 +411,7 @@ def test_several_at_once_do_not_disturb_each_other(server, tmp_path):
     assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT and here(tmp_path) == ["right"]
 
 
-def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_path, monkeypatch):
+def test_an_interruption_leaves_nothing_and_leftovers_are_removed(server, tmp_path, monkeypatch):
     old = tmp_path / "published" / f"127.0.0.1%3A{server.server_port}" / "bucket" / "right.1234.partial"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"1")
@@ -425,7 +427,7 @@ def test_an_interruption_leaves_nothing_and_what_was_killed_goes(server, tmp_pat
     assert here(tmp_path) == []
 
 
-def test_a_disk_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
+def test_a_disk_that_cannot_be_written_is_reported(server, tmp_path, monkeypatch):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, limit[1]))
     try:

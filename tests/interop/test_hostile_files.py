@@ -1,4 +1,4 @@
-"""Files changed at random: every one is loaded cleanly or refused in a sentence."""
+"""Randomly changed files: each is loaded cleanly or refused with one sentence."""
 
 import functools
 import io
@@ -20,7 +20,7 @@ NAMES = ("google_vit_in21k_tanh", "google_hybrid_stem_only", "big_vision_gap_sca
 FILES = {name: (ROOT / "tests" / "fixtures" / "parity" / f"{name}.npz").read_bytes() for name in NAMES}
 ARRAYS = {name: dict(np.load(io.BytesIO(content))) for name, content in FILES.items()}
 
-# A stretch of bytes: where it begins, as a share of the file, how long it is, and what it becomes.
+# A range of bytes: its start as a share of the file, its length, and its replacement.
 CUTS = st.tuples(st.floats(0, 1), st.integers(0, 64), st.binary(max_size=64))
 SIZES = st.one_of(st.integers(0, 40), st.sampled_from([-1, 2**16, 2**31, 2**40, 2**62]))
 SHAPES = st.lists(SIZES, max_size=5)
@@ -28,7 +28,7 @@ DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "|V2", ">f4", "<i4", "|O", "<U3",
 WORDS = st.sampled_from(
     ["", "/", "..", "Transformer/", "encoderblock_7/", "encoderblock/", "cls", "params/", "block9/unit2/"]
 )
-# A change of the nth array: to another name, to what its header says, or to less of its content.
+# A change of the nth array: another name, another header, other content, or its removal.
 CHANGES = st.one_of(
     st.tuples(st.just("name"), st.integers(0, 200), st.tuples(WORDS, WORDS)),
     st.tuples(st.just("shape"), st.integers(0, 200), SHAPES),
@@ -97,7 +97,7 @@ def arrays_changed(folder, name, changes, compressed):
 
 @functools.cache
 def saved():
-    """A file of ours and its description."""
+    """A file in our own layout and its description."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.npz"
         vit_jax.save(path, *vit_jax.load(ROOT / "tests" / "fixtures" / "parity" / "google_hybrid_stem_only.npz"))

@@ -31,12 +31,12 @@ def fixture(name):
 
 
 def load(name, **fields):
-    """A fixture; the resolution of fixed positions is in no file."""
+    """Loads a fixture; no file states the resolution of fixed positions."""
     return vit_jax.load(fixture(name), **({"resolution": 32} if "sincos" in name else {}) | fields)
 
 
 def errors(model, params, name):
-    """The largest differences from the authors' logits and pre_logits, as shares of the largest value."""
+    """The largest differences from the authors' logits and pre_logits, relative to the largest value."""
     expected = np.load(fixture(name).with_suffix(".io.npz"))
     with jax.default_matmul_precision("highest"):
         logits, out = jax.jit(model.apply)(params, expected["images"])
@@ -54,7 +54,7 @@ def layout_of(name):
 
 @pytest.fixture
 def changed(tmp_path):
-    """Makes a file of a fixture's arrays after `change`, which works in place or returns other ones."""
+    """Writes the arrays of a fixture after `change`, which works in place or returns other arrays."""
 
     def make(name, change=lambda arrays: None):
         arrays = arrays_of(fixture(name))
@@ -85,7 +85,7 @@ def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, 
     again, back = vit_jax.load(tmp_path / "x.npz", resolution=model.field("resolution"))
     assert again.spec == model.spec
     if layout == "big_vision" and name in ("google_vit_token", "google_vit_in21k_tanh"):
-        # The class token's position is part of the class token there: the same model in other numbers.
+        # There the class token's position is added to the class token: the same model in other numbers.
         assert not back["position"][0].any()
         np.testing.assert_array_equal(back["cls"], params["cls"] + params["position"][0])
         assert max(errors(again, back, name)) < 2e-6
@@ -105,15 +105,15 @@ def assert_nothing_is_left(folder):
     assert not list(folder.iterdir())
 
 
-def test_says_what_it_inferred(capsys):
+def test_prints_what_it_inferred(capsys):
     load("google_hybrid_stem_only")
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     words = "google layout, ViT/16, width 24, depth 2, mlp_dim 48, stem resnet, num_heads 3, 64x64 pixels, learned"
-    assert words in told and "11 classes, 44,635 parameters" in told
+    assert words in printed and "11 classes, 44,635 parameters" in printed
 
 
 def test_names_of_files_do_not_matter_but_their_content(changed):
-    """A training state: the model lies under a prefix, beside what the optimizer keeps."""
+    """In a training state, the model has a prefix, and the optimizer's arrays are beside it."""
     inside = {"opt/target/": "google_vit_in21k_tanh", "params/": "big_vision_map"}
     for prefix, name in inside.items():
 
@@ -177,7 +177,7 @@ def test_names_every_array_that_does_not_fit(changed):
         assert words in str(caught.value)
 
 
-def test_fields_given_are_believed():
+def test_given_fields_take_precedence():
     with pytest.raises(UserError, match=r"head/kernel is \[24, 11\], not \[24, 5\]"):
         load("google_vit_in21k_tanh", num_classes=5)
     model, _ = load(
@@ -230,7 +230,7 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
 
 
 @pytest.mark.parametrize(("count", "first", "loss"), [(1000, "tench", "softmax"), (21843, "organism", "sigmoid")])
-def test_so_many_classes_are_those_of_imagenet(changed, count, first, loss):
+def test_heads_with_the_classes_of_imagenet(changed, count, first, loss):
     def widen(arrays):
         arrays |= {"head/kernel": np.ones((24, count), np.float32), "head/bias": np.zeros(count, np.float32)}
         return arrays
@@ -263,7 +263,7 @@ def test_the_representation_has_a_width_of_its_own(name, changed, tmp_path, caps
         chex.assert_trees_all_equal(back, params)
 
 
-def test_a_head_of_zeros_is_told(changed, caplog):
+def test_a_head_of_zeros_is_reported(changed, caplog):
     def clear(arrays):
         arrays["head/kernel"][:] = 0
 
@@ -301,7 +301,7 @@ def test_convert(tmp_path, capsys):
         convert.main(["convert", source, target, "--resolution=64X64"])
 
 
-def test_unknown_things_are_told(tmp_path):
+def test_unknown_things_are_reported(tmp_path):
     with pytest.raises(UserError, match=r"^nowhere\.npz: does not exist, .*; vit_jax\.list_models\(\) lists"):
         vit_jax.load("nowhere.npz")
     with pytest.raises(UserError, match=r"did you mean 'ViT-B/16-imagenet21k'\?"):
@@ -361,11 +361,11 @@ def test_patches_of_another_size(tmp_path, capsys):
         load("google_hybrid_stem_only", patch_size=32)
 
 
-# Files that somebody made to do harm, or that were damaged.
+# Malicious or damaged files.
 
 
 def zip_of(path, *entries, **options):
-    """An npz of (name, bytes) entries."""
+    """Writes a zip archive of (name, bytes) entries."""
     with zipfile.ZipFile(path, "w", **options) as file:
         for name, content in entries:
             file.writestr(name, content)
@@ -373,7 +373,7 @@ def zip_of(path, *entries, **options):
 
 
 def npy(array, **header):
-    """An array as an npy file, whatever its header says."""
+    """An array as an .npy file, with any header."""
     stream = io.BytesIO()
     said = {"descr": "<f4", "fortran_order": False, "shape": array.shape} | header
     np.lib.format.write_array_header_1_0(stream, said)
@@ -415,7 +415,7 @@ def test_refuses_files_that_are_not_what_they_say(kind, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
-def test_refuses_what_would_have_to_be_run(changed, tmp_path):
+def test_refuses_python_objects(changed, tmp_path):
     class Bomb:
         def __reduce__(self):
             return (tmp_path.joinpath("exploded").touch, ())
@@ -443,7 +443,7 @@ def test_refuses_other_compressions_and_damaged_values(tmp_path):
 
 
 def test_refuses_a_compressed_array_that_ends_early(tmp_path):
-    """Nothing that lay in memory before may pass for weights."""
+    """Old content of memory must never be returned as weights."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as file:
         for name, array in arrays_of(fixture("google_hybrid_stem_only")).items():
             content = npy(array)
@@ -461,7 +461,7 @@ def test_refuses_numbers_that_float32_cannot_hold(changed):
         vit_jax.load(changed("google_vit_in21k_tanh", enlarge))
 
 
-def test_words_of_a_file_do_nothing_to_a_terminal(changed):
+def test_names_in_a_file_cannot_control_the_terminal(changed):
     def name(arrays):
         arrays["Transformer/encoderblock_0/a\nvit_jax: all is well\x1b[2J"] = ONE
 
@@ -481,7 +481,7 @@ def test_words_of_a_file_do_nothing_to_a_terminal(changed):
         ),
     ],
 )
-def test_names_what_would_tell_the_model(lost, told, changed):
+def test_names_the_arrays_that_the_model_is_inferred_from(lost, told, changed):
     with pytest.raises(UserError, match=told):
         vit_jax.load(changed("google_vit_in21k_tanh", lambda arrays: [arrays.pop(name) for name in lost] and None))
 
@@ -504,7 +504,7 @@ def test_refuses_wrong_keywords(fields):
         load("google_vit_in21k_tanh", **fields)
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path):
+def test_failed_writes_leave_nothing(tmp_path):
     model, params = load("google_vit_in21k_tanh")
     (tmp_path / "x.npz").mkdir()
     for path in (tmp_path / "x.npz", tmp_path / "absent" / "x.npz", tmp_path / f"{'x' * 300}.npz"):
@@ -517,7 +517,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
-def test_paths_that_are_none():
+def test_strings_that_are_not_paths():
     for path in ("~nobody/x.npz", "x" * 300, "\0"):
         with pytest.raises(UserError, match=r"is not a path|does not exist"):
             vit_jax.load(path)

@@ -1,4 +1,4 @@
-"""Models: published parameter counts, the authors' logits, and properties that hold for every way to run them."""
+"""Models: published parameter counts, initial values, and properties that hold for every way to compute them."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from vit_jax.planning import flops
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
 
 # Parameters at 224 px: backbone; 1000 classes; 21,843 classes with pre_logits. Table 1 rounds them; the authors' own
-# tests state those of the second column, but of g, G, R50+ViT-B/32 and R50+ViT-L/16.
+# tests state those of the second column, except for g, G, R50+ViT-B/32 and R50+ViT-L/16.
 COUNTS = {
     "ViT-Ti/16": (5_524_416, 5_717_416, 9_777_171),
     "ViT-S/32": (22_493_952, 22_878_952, 31_051_347),
@@ -55,7 +55,7 @@ def tiny(**fields):
 
 
 def tiny_hybrid(**fields):
-    """Two stages of one unit: 8 pixels under a position of the feature map, 2x2 positions under a token."""
+    """Two stages of one unit: 8 pixels under a position of the feature map, 2x2 positions in a patch."""
     stem = {"stem": "resnet", "stages": (1, 1), "stem_width": 32}
     shape = {"width": 32, "depth": 1, "mlp_dim": 64, "num_heads": 2}
     return create("ViT/16", **{"resolution": 32, "num_classes": 7} | stem | shape | fields)
@@ -71,7 +71,7 @@ def shapes_of(model):
 
 
 def params_of(model):
-    """Parameters in general position: nothing is zero, so that nothing can hide."""
+    """Random parameters: none is zero, so that each has an effect."""
     generator = np.random.default_rng(1)
 
     def values(path, leaf):
@@ -95,11 +95,11 @@ def gradients(model, params, images, key=None):
 # Numbers.
 
 
-# Sizes whose stem and whose blocks another one has as well; they are traced for seconds.
-AGAIN = ("R26+ViT-B/32", "R50+ViT-B/32", "R50+ViT-L/16")
+# Models whose stem and blocks occur in others too, and that take seconds to trace.
+REPEATED = ("R26+ViT-B/32", "R50+ViT-B/32", "R50+ViT-L/16")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in AGAIN else n for n in COUNTS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in REPEATED else n for n in COUNTS])
 def test_parameter_counts(name):
     counts = (
         count(create(name, num_classes=0)),
@@ -193,11 +193,11 @@ def test_initial_values_are_as_published():
     assert np.all(apply(model, params, images)[0] == -10)
 
 
-# Ways to run that must not matter.
+# Ways to compute that must not matter.
 
 
-def trained(**fields):
-    """What a training step computes: logits and intermediates, and the gradients."""
+def train_once(**fields):
+    """The logits, intermediates and gradients of a training step."""
     model = tiny(dropout_rate=0.1, stochastic_depth=0.3, **fields)
 
     def loss(params):
@@ -209,17 +209,17 @@ def trained(**fields):
 
 
 @pytest.fixture(scope="module")
-def plainly_trained():
-    return trained()
+def plain_training():
+    return train_once()
 
 
 DOTS = pytest.param({"remat": "dots"}, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("fields", [{"scan": True}, DOTS, {"scan": True, "remat": "full"}], ids=str)
-def test_scan_and_remat_change_nothing(fields, plainly_trained):
+def test_scan_and_remat_change_nothing(fields, plain_training):
     """With dropout and stochastic depth, from the same key."""
-    for found, expected in zip(trained(**fields), plainly_trained, strict=True):
+    for found, expected in zip(train_once(**fields), plain_training, strict=True):
         chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -241,7 +241,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize(("platform", "form", "fields"), CHOSEN)
 def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
-    """Wherever that happens: here are CPUs only."""
+    """Also for a platform that is not here."""
 
     def products(attention):
         model = tiny(attention=attention, depth=1, **fields)
@@ -251,7 +251,7 @@ def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
 
         traced = jax.jit(jax.grad(loss)).trace(shapes_of(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32))
         text = re.sub(r"[%#]\w+", "", traced.lower(lowering_platforms=(platform,)).as_text())  # names
-        # The orders of their dimensions tell the forms apart.
+        # The forms differ in the order of their dimensions.
         return set(re.findall(r"stablehlo\.(?:dot_general|transpose) .*", text))
 
     assert create("ViT-mu/8").field("attention") == "auto"
@@ -307,7 +307,7 @@ def test_bfloat16_is_close_to_float32(attention):
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_unreturned_intermediates_cost_nothing(scan):
-    """The gradient's program does not grow when a loss sees, and drops, what the model could return."""
+    """The program of the gradient does not grow when the loss function receives intermediates and drops them."""
     model = tiny(scan=scan, depth=3)
     params = params_of(model)
 
@@ -322,7 +322,7 @@ def test_unreturned_intermediates_cost_nothing(scan):
     assert cost(("attention",)) == cost(())
 
 
-# Training: what is random.
+# Randomness in training.
 
 
 def test_without_a_key_nothing_is_dropped():
@@ -336,7 +336,7 @@ def test_without_a_key_nothing_is_dropped():
 
 
 def test_dropout_stands_after_positions_and_keeps_the_mean():
-    """With blocks that add nothing, the block output is the embedding after dropout: zeros or scaled values."""
+    """With blocks that add nothing, their output is the embedding after dropout: zeros or scaled values."""
     model = tiny(dropout_rate=0.25, depth=1)
     params = params_of(model)
     params["encoder"]["blocks"] = jax.tree.map(jnp.zeros_like, params["encoder"]["blocks"])
@@ -350,7 +350,7 @@ def test_dropout_stands_after_positions_and_keeps_the_mean():
 
 
 def test_dropout_stands_after_each_dense_layer_but_qkv():
-    """Biases alone reach the output: its values are those of a mask after `out` plus a mask after `dense2`."""
+    """Only biases reach the output: its values are a mask after `out` plus a mask after `dense2`."""
     model = tiny(dropout_rate=0.5, depth=1, position="none")
     params = jax.tree.map(jnp.zeros_like, params_of(model))
     block = params["encoder"]["blocks"]
@@ -358,7 +358,7 @@ def test_dropout_stands_after_each_dense_layer_but_qkv():
     block["mlp"]["dense2"]["bias"] += 10.0
     values = apply(model, params, images_of(), jax.random.key(5))[1]["blocks"]
     assert set(np.unique(values)) == {0.0, 2.0, 20.0, 22.0}
-    # After the GELU: the hidden values, all equal, leave the second layer in binomial sums.
+    # After the GELU: the hidden values are all equal, so the second layer returns binomial sums.
     block["attention"]["out"]["bias"] *= 0
     block["mlp"]["dense2"]["bias"] *= 0
     block["mlp"]["dense1"]["bias"] += 1.0
@@ -623,7 +623,7 @@ def test_flat_keywords_are_unique():
         ("ViT-B/16", {"representation_size": 512}, "the width of the pre_logits layer; give pre_logits=True as well"),
     ],
 )
-def test_mistakes_are_told(name, fields, sentence):
+def test_mistakes_are_reported(name, fields, sentence):
     with pytest.raises(UserError) as error:
         create(name, **fields)
     assert sentence in str(error.value)

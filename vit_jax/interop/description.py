@@ -68,10 +68,7 @@ def read_description(path: Path) -> ModelDescription:
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
-        raise UserError(
-            f"the names of its arrays are of no known layout, and there is no {beside.name} beside it, as there is in "
-            "the layout of vit_jax"
-        )
+        raise UserError(f"its arrays are of no known layout; if vit_jax wrote it, {beside.name} is missing beside it")
     if beside.stat().st_size > MAX_BYTES:
         raise UserError(f"{beside.name} is too large to describe a model")
     with user_errors(f"{beside.name} is not JSON", ValueError, RecursionError):

@@ -1,10 +1,12 @@
-"""Loads a model with its parameters from any known source, which is recognised by its content."""
+"""Loads a model with its parameters from any known source, recognised by its content, and saves them in a layout."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tree, user_errors
-from vit_jax.interop import catalog, description, inference, layouts, npz
+from vit_jax.interop import catalog, description, layouts, npz
+from vit_jax.storage import atomic_write
+
+LAYOUTS = {"ours": None, "google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
 
 FlatParameters = dict[str, np.ndarray]  # by name
 
@@ -56,6 +61,40 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         raise UserError(f"{shown(path)}: {shown(error)}") from None  # the traceback would not help a user
 
 
+def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
+    """Writes `<name>.npz`: float32 arrays by the names of a layout.
+
+    Args:
+        path: ends in .npz.
+        model: the model of the parameters.
+        params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
+        layout: ours, with `<name>.json` beside it (model, preprocessing, class names); google, that of
+            vision_transformer; or big_vision. The last two contain only the arrays.
+
+    Raises:
+        UserError: the path does not end in .npz or cannot be written, the parameters are not those of the model, or the
+            layout cannot express it.
+    """
+    chosen = LAYOUTS[choose("layout", layout, LAYOUTS)]
+    if "://" in str(path) or Path(path).suffix != ".npz":
+        raise UserError(f"cannot write {path}: give a local path that ends in .npz.")
+    path = Path(os.path.expanduser(path))
+    arrays = tree.flatten(params)  # converted to NumPy's one by one as they are written
+    _check_parameters(model, arrays)
+    if chosen:
+        arrays = layouts.to_layout({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, chosen)
+    with contextlib.ExitStack() as both:  # both files are replaced when both are written
+        npz.write_archive(both.enter_context(_replace_file(path)), arrays)
+        if not chosen:
+            description.write_description(both.enter_context(_replace_file(path.with_suffix(".json"))), model)
+
+
+@contextlib.contextmanager
+def _replace_file(path: Path) -> Iterator[Path]:
+    with user_errors(f"cannot write {path}"), atomic_write(path) as temporary:
+        yield temporary
+
+
 def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
     """Returns the local .npz file or checkpoint folder at a path, and its entry in the catalog, if any."""
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
@@ -84,10 +123,10 @@ def _load_npz(
             stated = description.read_description(path)
             model = _create_as_stored(stated.model, stated.keywords, given)
             return model, layouts.read_own_layout(archive, _parameter_shapes(model))
-        layout, inferred = inference.infer_fields(archive, layout, given.get("resolution"))
+        layout, inferred = layouts.infer_fields(archive, layout, given.get("resolution"))
         if entry:
             _check_entry(entry, layout.name, inferred)
-        keywords = inferred | inference.infer_use(inferred, layout)
+        keywords = inferred | layouts.infer_use(inferred, layout)
         model = _create_as_stored(models.model_name(inferred), keywords, given)
         params = layouts.read_layout(archive, layout, model.spec, _parameter_shapes(model))
     print(f"{path.name}: {layout.name} layout, {_summarise(model, params)}", file=sys.stderr)
@@ -116,7 +155,7 @@ def _load_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, F
     params, manifest = checkpoint.read_weights(path)
     stated = description.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
-    check_parameters(model, params)
+    _check_parameters(model, params)
     return model, tree.flatten(params)
 
 
@@ -176,7 +215,7 @@ def _traced_shapes(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]],
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
 
-def check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
+def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
     """Compares parameters with those of a model.
 
     Raises:
