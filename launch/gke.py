@@ -8,6 +8,9 @@ It gives a manifest to kubectl, which is connected to the cluster. The cluster h
 each slice, or creates them itself. launch/Dockerfile makes the image. The same command, given again, changes nothing.
 """
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import yaml
@@ -37,6 +40,11 @@ POD_ENDS: list[dict[str, Any]] = [
     {"onExitCodes": {"containerName": "main", "operator": "In", "values": [PREEMPTED]}},
     {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL_CODES}},
 ]
+# What kubectl prints where it knows no cluster, or its cluster does not answer.
+NO_CLUSTER = re.compile(
+    r"localhost:8080|connect to the server|connection to the server|current-context|connection refused|no such host"
+    r"|i/o timeout"
+)
 # Seconds between SIGTERM and SIGKILL. A save waits for the current step, which may still be compiling, and for the
 # previous save. Maintenance allows that long; machines that are taken away allow less, whatever is set here.
 GRACE_SECONDS = 300
@@ -129,7 +137,7 @@ def main(argv: list[str]) -> None:
 
     Raises:
         UserError: see `make_job`, `parse_topology` and the checks; there are several slices of one machine each; or the
-            cluster refuses.
+            cluster refuses or cannot be reached.
     """
     options, command = split_command_line(argv)
     flags = make_parser("gke", __doc__)
@@ -149,7 +157,12 @@ def main(argv: list[str]) -> None:
     if args.dry_run:
         print(text, end="")
         return
-    if run_command(["kubectl", "apply", "--filename=-"], input=text).returncode:
+    applied = run_command(["kubectl", "apply", "--filename=-"], input=text, stderr=subprocess.PIPE)
+    print(applied.stderr, end="", file=sys.stderr)
+    if applied.returncode:
+        if NO_CLUSTER.search(applied.stderr):
+            advice = "choose one with gcloud container clusters get-credentials NAME."
+            raise UserError(f"kubectl cannot reach a cluster; {advice}")
         raise UserError("the cluster refuses the manifest, for the reason above.")
     print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
     print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")

@@ -4,6 +4,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 from launch import clouds
@@ -15,6 +16,16 @@ POLL_SECONDS = 30.0  # between two looks at something that takes minutes
 MAX_ATTEMPTS = 10  # looks in vain, after which machines count as lost and the cloud as unreachable
 UNREACHABLE = 255  # ssh's exit code if the connection failed
 DEAD_STATES = ("FAILED", "SUSPENDED")  # of a queued resource: it does not become ACTIVE again
+# What gcloud prints when it would fail again -> what the user is told; {name} is the run's and {error} gcloud's words.
+LASTING_ERRORS = {
+    r"(property|attribute) \[project\]": "gcloud has no project. Set one: gcloud config set project PROJECT.",
+    r"active account|Reauthentication|invalid_grant|UNAUTHENTICATED": (
+        "gcloud is not logged in. Log in: gcloud auth login."
+    ),
+    r"PERMISSION_DENIED|not have permission|SERVICE_DISABLED": (
+        "gcloud may not describe {name}: {error}; see gcloud auth list, gcloud config get project and --project."
+    ),
+}
 WORKER_ANSWER = re.compile(r"^worker \S+: (.*)$", re.M)
 
 Steps = dict[str, list[str]]  # name of a step -> command
@@ -117,17 +128,23 @@ class QueuedResource:
         """Returns the state of the machines together, or None if there are none.
 
         Raises:
-            UserError: gcloud fails again and again.
+            UserError: gcloud fails for a reason that lasts, or again and again.
         """
-        for _ in range(MAX_ATTEMPTS):
+        for pauses in reversed(range(MAX_ATTEMPTS)):
             described = run_command(self._steps["describe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             if not described.returncode:
                 self.may_cost = True
                 return described.stdout.strip()
             if "NOT_FOUND" in described.stderr:
                 return None
-            self._sleep(POLL_SECONDS)
-        raise UserError(f"gcloud cannot describe {self.name}: {last_line(described.stderr)}")
+            error = error_line(described.stderr)
+            for pattern, sentence in LASTING_ERRORS.items():
+                if re.search(pattern, described.stderr):
+                    raise UserError(sentence.format(name=self.name, error=error.rstrip(".")))
+            if pauses:
+                log_retry(f"gcloud cannot describe {self.name}: {error}", pauses)
+                self._sleep(POLL_SECONDS)
+        raise UserError(f"gcloud cannot describe {self.name}: {error}")
 
     def wait_until_active(self) -> None:
         """Waits until the machines are ready; creates them if there are none.
@@ -167,10 +184,11 @@ class QueuedResource:
 
     def wait_for_statuses(self) -> list[str]:
         """Returns the answers of all workers; those of new machines become reachable minutes after each other."""
-        for _ in range(MAX_ATTEMPTS):
+        for pauses in range(MAX_ATTEMPTS, 0, -1):
             answers = self.statuses()
             if len(answers) == self.workers:
                 break
+            log_retry(f"{len(answers)} of {self.workers} workers answer", pauses)
             self._sleep(POLL_SECONDS)
         return answers
 
@@ -199,7 +217,7 @@ class QueuedResource:
         """Takes a step that only the cloud may refuse."""
         done = run_command(self._steps[step], stdout=sys.stderr, stderr=subprocess.PIPE)
         if done.returncode and not re.search("ALREADY_EXISTS|NOT_FOUND", done.stderr):
-            raise UserError(f"the cloud refuses to {step} {self.name}: {last_line(done.stderr)}")
+            raise UserError(f"the cloud refuses to {step} {self.name}: {error_line(done.stderr)}")
 
     def _pack(self) -> bool:
         if not self._packed:  # once: later edits of the code are not for this run
@@ -227,6 +245,13 @@ def log(text: str) -> None:
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
-def last_line(text: str) -> str:
-    """Returns the last line of what a program printed."""
-    return ([row.strip() for row in text.splitlines() if row.strip()] or ["it does not say why"])[-1]
+def log_retry(failure: str, pauses: int) -> None:
+    """Prints what has failed, and when it will have been tried for the last time: after so many pauses."""
+    end = time.strftime("%H:%M", time.localtime(time.time() + pauses * POLL_SECONDS))
+    log(f"{failure}; again in {POLL_SECONDS:g} s, giving up at about {end}")
+
+
+def error_line(text: str) -> str:
+    """Returns the last line that a program printed as an error, or else its last line."""
+    rows = [row.strip() for row in text.splitlines() if row.strip()] or ["it does not say why"]
+    return ([row for row in rows if row.startswith("ERROR:")] or rows)[-1]

@@ -40,6 +40,7 @@ from launch.queued_resource import (
     Steps,
     command_id,
     log,
+    log_retry,
     make_steps,
 )
 from vit_jax import UserError, cli
@@ -127,6 +128,8 @@ class Launcher:
             if len(answers) < machines.workers and machines.state() != "ACTIVE":
                 break
             attempts = 0 if running else attempts + 1
+            if attempts:
+                log_retry(f"{len(answers)} of {machines.workers} workers answer", MAX_ATTEMPTS - attempts + 1)
             self._sleep(POLL_SECONDS)
         log("the machines are lost")
         return LOST

@@ -150,5 +150,10 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     (tmp_path / "code").write_text("1")
     with pytest.raises(UserError, match="the cluster refuses"):
         gke.main(GKE)
+    said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    install_programs(tmp_path, monkeypatch, kubectl=f"cat > /dev/null; echo '{said}' >&2; exit 1")
+    with pytest.raises(UserError, match="cannot reach a cluster; choose one with gcloud container clusters get-cred"):
+        gke.main(GKE)
+    assert capsys.readouterr().err == f"{said}\n"
     with pytest.raises(UserError, match="GKE joins only slices of several machines, and v5e:2x4 is one machine"):
         gke.main(["gke", "run", "--topology=v5e:2x4", "--slices=2", "--image=i", "--allow-local-output", "--", "x"])

@@ -31,6 +31,7 @@ case $verb in
     [ "$(wc -l < "$PLAY/states")" -eq 1 ] || sed -i 1d "$PLAY/states"
     case $state in
       none) echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1 ;;
+      lasting) cat "$PLAY/lasting" >&2; exit 1 ;;
       broken) echo "ERROR: the network is down" >&2; exit 1 ;;
       *) echo "$state" ;;
     esac ;;
@@ -339,8 +340,39 @@ def test_what_the_cloud_refuses_is_reported_in_its_words(play, capfd):
     with pytest.raises(UserError, match=r"cannot provide the machines; to see why: gcloud .* describe r --zone=z\."):
         tpu_vm.main(argv, play.sleep)
     play.write(states="broken\n")
+    play.pauses.clear()
+    capfd.readouterr()
     with pytest.raises(UserError, match="gcloud cannot describe r: ERROR: the network is down"):
         tpu_vm.main(argv, play.sleep)
+    told = (
+        r"launch: gcloud cannot describe r: ERROR: the network is down; again in 30 s, giving up at about \d\d:\d\d\n"
+    )
+    assert re.fullmatch(f"({told}){{9}}", capfd.readouterr().err.partition("launch: the machines")[0])
+    assert play.pauses == [30] * 9
+
+
+@pytest.mark.parametrize("verb", ["run", "delete"])
+@pytest.mark.parametrize(
+    ("printed", "sentence"),
+    [
+        (
+            "ERROR: (gcloud) Error parsing [queued_resource].\nFailed to find attribute [project]. It can be set",
+            r"gcloud has no project\. Set one: gcloud config set project PROJECT\.$",
+        ),
+        ("ERROR: (gcloud) The required property [project] is not currently set.", "gcloud has no project"),
+        ("ERROR: (gcloud) You do not currently have an active account selected.", "Log in: gcloud auth login"),
+        (
+            "ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied.\n- '@type': details",
+            r"may not describe r: ERROR: .* denied; see gcloud auth list",
+        ),
+    ],
+)
+def test_what_lasts_is_told_at_once(play, verb, printed, sentence):
+    play.write(states="lasting\n", lasting=f"{printed}\n")
+    words = ["--allow-local-output", "--topology=v5e:2x4", "--", "x"] if verb == "run" else []
+    with pytest.raises(UserError, match=sentence):
+        tpu_vm.main(["tpu_vm", verb, "r", "--zone=z", *words], play.sleep)
+    assert play.pauses == [] and play.verbs() == ["describe"]
 
 
 def test_what_has_failed_before_and_a_network_that_comes_back_are_no_obstacle(play):
