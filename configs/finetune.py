@@ -5,9 +5,8 @@
 
 The argument holds any of
     model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS need it
-    dataset=NAME     [folder:.] imagenet2012, cifar10, cifar100, oxford_iiit_pet or oxford_flowers102, all of TFDS; any
-                     other classification dataset of TFDS, tfds:NAME; or your own images, folder:PATH or
-                     array_record:PATTERN
+    dataset=NAME     imagenet2012, cifar10, cifar100, oxford_iiit_pet or oxford_flowers102, all of TFDS; any other
+                     classification dataset of TFDS, tfds:NAME; or your own images, folder:PATH or array_record:PATTERN
     split=full|dev   full: trains on the whole split train and evaluates on test (ImageNet: validation); dev: holds out
                      a part of train and evaluates it as val, to choose the learning rate (10 % of Pets, Flowers and own
                      images, 2 % of CIFAR, 1 % of ImageNet). The default is full, but dev for own images and tfds:NAME,
@@ -56,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is not of that form.
     """
-    given = {"model": "ViT-B/16", "dataset": "folder:.", "polyak": "no"} | parse_argument(arg)
+    given = {"model": "ViT-B/16", "dataset": "folder:", "polyak": "no"} | parse_argument(arg)
     name, dataset = given["model"], given["dataset"]
     if dataset.removeprefix("tfds:") in DATASETS:
         dataset = dataset.removeprefix("tfds:")

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.model.name = "ViT-S/16"
     config.model.stochastic_depth = 0.1
 
-    config.data.source = "folder:."
+    config.data.source = "folder:"  # the command line says where
     config.data.split = "train[:90%]"
     config.data.preprocess = "inception_crop({resolution}, 30)|flip_lr|value_range(-1,1)"
     config.task.label_smoothing = 0.1

@@ -47,6 +47,7 @@ DRY = {
     "-m launch.": "needs a cloud",
     "gs://": "needs a cloud",
     "-imagenet21k": "needs a download",
+    "CLS-LOC": "needs a download",
 }
 
 OURS = {

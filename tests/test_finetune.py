@@ -98,7 +98,7 @@ ROWS = {
     "dataset=tfds:food101": OWN | {"data.source": "tfds:food101"},
     "dataset=tfds:beans:0.1.0,split=full": TESTED | {"data.source": "tfds:beans:0.1.0"},
     "dataset=tfds:cifar100": CIFAR100,
-    "": OWN | {"data.source": "folder:."},
+    "": OWN | {"data.source": "folder:"},
 }
 
 

@@ -125,7 +125,7 @@ def nearest_path(path: Path) -> Path | None:
             return None
         if part not in names:
             # Compared without suffixes, which most files share; a file with the same suffix is preferred.
-            stems = {Path(name).stem.lower(): name for name in sorted(names, key=lambda n: n.endswith(suffix))}
+            stems = {Path(name).stem.lower(): name for name in sorted(names, key=lambda n: Path(n).suffix == suffix)}
             names = [stems[one] for one in difflib.get_close_matches(Path(part).stem.lower(), stems, n=1)]
             if not names:
                 return None

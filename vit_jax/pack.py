@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
 
 from tqdm import tqdm
@@ -34,7 +35,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--shards", type=positive, help="number per split, at most one per image [about 256 MB each]")
     parser.add_argument("--splits", help="names of the splits, such as train,validation [all]")
     parser.add_argument("--classes", metavar="NAME,0-4", help="pack only these classes, labelled in this order [all]")
-    parser.add_argument("--shorter-side", type=positive, metavar="PX", help="shrink larger images to this, as JPEG")
+    parser.add_argument(
+        "--shorter-side", type=positive, metavar="PX", help="shrink larger images to this shorter side, saved as JPEG"
+    )
     parser.add_argument("--quality", type=positive, default=95, help="of JPEG files encoded again, 1 to 100 [95]")
     parser.add_argument(
         "--bad-images", choices=("fail", "skip"), default="fail", help="what unreadable images do [fail]"
@@ -60,6 +63,8 @@ def main(argv: list[str]) -> None:
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
     )
+    for note in dict.fromkeys(note for source in packing.sources.values() for note in source.notes):
+        print(note, file=sys.stderr)
     with tqdm(total=sum(map(len, packing.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
         result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start

@@ -60,6 +60,7 @@ class Workdir:
         self._model = dataclasses.replace(
             program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
         )
+        self._notes = info.notes
         self._about = {"model": interop.describe_model(self._model), "data": info.fingerprint}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
@@ -136,7 +137,8 @@ class Workdir:
             self._mirror.push,
             watch,
         )
-        log.write_text("\n".join([*monitoring.banner_lines(config, self._program), f"Workdir: {self.place}", origin]))
+        lines = [*monitoring.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
+        log.write_text("\n".join(lines))
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:

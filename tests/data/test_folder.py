@@ -13,7 +13,6 @@ from vit_jax import UserError, data, evaluate, pack, predict, train
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import sources
 from vit_jax.data.images import decode
-from vit_jax.data.sources import folder
 
 WNIDS = ("n01443537", "n01629819", "n01440764")  # as in Tiny-ImageNet's list, which is not sorted
 WORDS = {
@@ -23,13 +22,6 @@ WORDS = {
 }
 IN_WORDS = tuple(f"{WORDS[wnid]} [{wnid}]" for wnid in sorted(WNIDS))
 LABELS = [0, 1, 2, 1]  # of the validation images, in their order
-
-
-@pytest.fixture
-def said(caplog):
-    """What is logged, though it was before."""
-    folder.log_once.cache_clear()
-    return caplog
 
 
 def tiny_imagenet(root):
@@ -86,25 +78,31 @@ def test_it_trains_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
     metrics = train.train(*parse_command_line(["main.py", *words]))
     assert metrics["test/n"] == 4 and metrics["test/top5"] == 1  # of three classes, which nobody needs to be told
     assert "accuracy" in (run / "train.log").read_text() and "top5" not in (run / "train.log").read_text()
+    assert (
+        "/val: 4 images, labels from " in (run / "train.log").read_text() and "WARNING" not in capsys.readouterr().err
+    )
     assert json.loads((run / "model.json").read_text())["class_names"] == list(IN_WORDS)
-    assert evaluate.evaluate(run)["test/n"] == 4
+    assert evaluate.evaluate(run)["test/n"] == 4 and not capsys.readouterr().err
     predict.main(["predict", str(run), str(next((root / "test").rglob("*.JPEG"))), "--top=3"])
     printed = [line.split("%  ")[1] for line in capsys.readouterr().out.splitlines() if "%" in line]
     assert sorted(printed) == sorted(IN_WORDS)
 
 
-def test_tiny_imagenet(tmp_path, said):
+def test_tiny_imagenet(tmp_path, caplog, capsys):
     root = f"folder:{tiny_imagenet(tmp_path)}"
     source = open_source(root, "train")
     assert labels_of(source) == [(label, label) for label in range(3) for _ in range(3)]
     assert source.class_names == IN_WORDS and source.class_ids == tuple(sorted(WNIDS))
-    assert [record.message for record in said.records] == [f"{tmp_path}/train: 9 images are read; skipped: 3 .txt."]
+    assert source.notes == () and source.split_names == ("train", "val")
     for split in ("val", "validation"):
-        assert labels_of(open_source(root, split)) == sorted((label, label) for label in LABELS)
-    with pytest.raises(UserError, match=r"test has classes that train does not have: images; .*/test\.csv$"):
+        source = open_source(root, split)
+        assert labels_of(source) == sorted((label, label) for label in LABELS)
+        assert source.notes == (f"{tmp_path}/val: 4 images, labels from val_annotations.txt",)
+    sentence = r"test has no labels \(its folder images is not a class of train\); vit_jax\.predict takes .*/test\.csv$"
+    with pytest.raises(UserError, match=sentence):
         open_source(root, "test")
     assert sources.list_splits(sources.SourceConfig(root)) == ["train", "validation"]
-    assert "test has no labels and is skipped" in said.text
+    assert "test has no labels and is skipped" in capsys.readouterr().err and not caplog.records
 
 
 @pytest.mark.parametrize("kaggle", [False, True])
@@ -114,8 +112,27 @@ def test_imagenet(tmp_path, kaggle):
     source = open_source(f"folder:{imagenet(root, tmp_path)}", "val")
     assert labels_of(source) == sorted((label, label) for label in LABELS) and source.class_names == IN_WORDS
     assert len(open_source(f"folder:{root}", "train+validation[:50%]")) == 11
-    with pytest.raises(UserError, match=r"images lie directly in .*test .*such as .*/test\.csv"):
+    with pytest.raises(UserError, match=r"test has no labels; .*such as .*/test\.csv"):
         open_source(f"folder:{root}", "test")
+    if kaggle:
+        for above in (tmp_path, tmp_path / "ILSVRC", tmp_path / "ILSVRC/Data"):
+            with pytest.raises(
+                UserError, match=f"{above} is Kaggle's ImageNet; use --config.data.source=folder:{root}$"
+            ):
+                open_source(f"folder:{above}", "val")
+
+
+def test_a_split_that_is_not_used_is_told(tmp_path, tiny):
+    root = tiny_imagenet(tmp_path)
+    tiny.data.source, tiny.data.num_classes, tiny.data.num_examples, tiny.batch = f"folder:{root}", 3, None, 4
+    tiny.data.split, tiny.evals.test.split = "train[:5]", "train[5:]"
+    flags = "--config.data.split=train --config.evals.test.split=val"
+    sentence = f"The split val is here and not used; to evaluate on it: {flags}"
+    assert data.complete_config(tiny)[1].notes == (sentence,)  # and nothing of test, which has no labels
+    tiny.evals.test.split = "val"
+    assert data.complete_config(tiny)[1].notes == (f"{root}/val: 4 images, labels from val_annotations.txt",)
+    tiny.data.source, tiny.evals.test.split = f"folder:{root}/train", "train[5:]"
+    assert data.complete_config(tiny)[1].notes == ()
 
 
 def test_words_change_neither_labels_nor_fingerprints(tmp_path, tiny):
@@ -166,7 +183,7 @@ def test_a_training_split_beside_a_list(tmp_path, place):
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [
-        ({}, r"images lie directly in .*val .*a label file with the columns image and class, such as \S*/val\.csv$"),
+        ({}, r"val has no labels; .*a label file with the columns image and class, such as \S*/val\.csv$"),
         ({"val.csv": "a,cow\n"}, r"the label file of \S*/val has classes that train does not have: cow$"),
         ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several label files: LOC_val\.csv, val\.csv; keep one"),
         ({"val.csv": "a,cat\na.png,dog\n"}, "gives a.png two classes, cat and dog"),
@@ -185,7 +202,7 @@ def test_wrong_lists(tmp_path, lists, sentence):
     assert len(open_source(f"folder:{tmp_path}", "train")) == 2  # whatever the other splits are
 
 
-def test_what_is_left_out_is_told_by_reason(tmp_path, said):
+def test_what_is_left_out_is_told_by_reason(tmp_path, capsys):
     for path in ("train/a/1.png", "train/b/deep/er/2.bmp", "val/1.png", "val/2.png"):
         write_image(tmp_path / path)
     for path in ("a/3.heic", "a/4.HEIC", "a/notes", "a/.5.png", "b/.cache/6.png", "b/deep/7.avif"):
@@ -193,12 +210,13 @@ def test_what_is_left_out_is_told_by_reason(tmp_path, said):
         (tmp_path / "train" / path).touch()
     (tmp_path / "train" / "b" / "again").symlink_to(tmp_path)
     (tmp_path / "val.csv").write_text("1,a\n9,b\n8,b\n")
-    for _ in range(2):
-        assert len(open_source(f"folder:{tmp_path}", "train+val")) == 3
-    assert [re.sub(r"^.*/", "", record.message) for record in said.records] == [
-        "train: 2 images are read; skipped: 1 .avif, 2 .heic, 2 hidden, 1 links to parent folders, 1 without a suffix.",
-        "val: 1 images are read; skipped: 2 listed in val.csv but missing, 1 not listed in val.csv.",
+    source = open_source(f"folder:{tmp_path}", "train+val")
+    assert len(source) == 3 and [re.sub(r"^.*/", "", note) for note in source.notes] == [
+        "train: 2 images; skipped: 1 .avif, 2 .heic, 2 hidden, 1 links to parent folders, 1 without a suffix",
+        "val: 1 images, labels from val.csv; skipped: 2 listed in val.csv but missing, 1 not listed in val.csv",
     ]
+    pack.main(["pack", f"folder:{tmp_path}", f"{tmp_path}-packed"])
+    assert "train: 2 images; skipped: 1 .avif" in capsys.readouterr().err
 
 
 def test_a_folder_that_was_read_before_has_its_fingerprint(tmp_path):

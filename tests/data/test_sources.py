@@ -156,7 +156,8 @@ def test_folder_turns_photographs_upright(tmp_path):
         (["train/a/1.png", "cat/1.png"], "train", r"mixes splits \(train\) with others \(cat\)"),
         (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], "train", "both val and validation"),
         (["a/1.txt", "b/1.png"], "train", "no images .* lie in these classes of .*: a"),
-        (["train/a/1.png", "val/b/1.png"], "val", "classes that train does not have: b"),
+        (["train/a/1.png", "val/b/1.png"], "val", r"val has no labels \(its folder b is not a class of train\)"),
+        (["train/a/1.png", "val/b/1.png", "val/c/1.png"], "val", "classes that train does not have: b, c"),
         (["train/a/1.png", "val/a/1.txt"], "val", "no images .*: a"),
         (["a/1.png"], "test", "unknown split of the folder .* 'test'; choose from train"),
     ],
@@ -285,13 +286,32 @@ def test_synthetic_images_are_a_function_of_their_number():
     [
         ("tfdss:cifar10", "unknown data source 'tfdss'; did you mean 'tfds'"),
         ("digits:3", "write digits alone"),
-        ("folder", "write folder:/path"),
-        ("folder:/nowhere", "there is no folder /nowhere"),
+        ("folder", "say where the images lie: --config.data.source=folder:PATH"),
+        ("array_record:", "say where the shards lie: --config.data.source=array_record:FOLDER"),
+        ("tfds", "say which dataset: --config.data.source=tfds:NAME"),
+        ("/nowhere/photos", "unknown data source '/nowhere/photos'; did you mean 'folder:/nowhere/photos'"),
+        ("gs://bucket/photos", "did you mean 'folder:gs://bucket/photos'"),
+        ("folder:/nowhere", "there is no folder /nowhere; a folder of images contains either {train,val,test}/<class>"),
     ],
 )
 def test_unknown_sources(source, sentence):
     with pytest.raises(UserError, match=sentence):
         open_source(source, "train")
+
+
+def test_a_folder_whose_name_is_nearly_that_of_another(tmp_path, monkeypatch):
+    write_image(tmp_path / "photos" / "a" / "1.png")
+    (tmp_path / "photos.zip").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="unknown data source 'photos'; did you mean 'folder:photos'"):
+        open_source("photos", "train")
+    with pytest.raises(
+        UserError, match=rf"no folder {tmp_path}/phtos \(did you mean '{tmp_path}/photos'\?\); a folder"
+    ):
+        open_source("folder:phtos", "train")
+    (tmp_path / "photos" / "train-00000-of-00001.array_record").touch()
+    with pytest.raises(UserError, match="did you mean 'array_record:photos'"):
+        open_source("photos", "train")
 
 
 def digits_config():
@@ -314,7 +334,7 @@ def test_a_batch_larger_than_the_data_is_told(caplog):
 
 def test_complete_fills_in_what_the_data_tells():
     config = digits_config()
-    with pytest.raises(UserError, match=r"set --config.data.num_classes"):
+    with pytest.raises(UserError, match=r"a plan does not open the data; add --config.data.num_classes=N and "):
         data.spec(config)
     completed, info = data.complete_config(config)
     assert data.spec(completed) == data.DataSpec((8, 8, 3), 10, 1438) and config.data.num_classes is None

@@ -1,6 +1,7 @@
 """What a config states about its data, and what the opened data adds: shapes, counts and class names."""
 
 import dataclasses
+import itertools
 import logging
 from typing import TypeVar
 
@@ -43,6 +44,7 @@ class DataInfo:
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
         evals: name of an evaluation -> its data: `describe_evals`, and a fingerprint of the `contents`.
         opened: split -> its open source, so that a large folder is listed only once.
+        notes: lines for the user on what was read, and on what is here and not used.
     """
 
     class_names: tuple[str, ...] | None
@@ -50,6 +52,7 @@ class DataInfo:
     preprocess: str
     evals: dict[str, dict[str, str]]
     opened: dict[str, sources.Source] = dataclasses.field(compare=False)
+    notes: tuple[str, ...] = dataclasses.field(compare=False)
 
 
 def spec(config: ConfigDict) -> DataSpec:
@@ -61,9 +64,7 @@ def spec(config: ConfigDict) -> DataSpec:
     num_classes, num_examples = config.data.num_classes, config.data.num_examples
     known = {"num_classes": num_classes, "num_examples": num_examples}
     if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
-        raise UserError(
-            f"set {' and '.join(unknown)} to a positive number: the data is not open, so it cannot be counted"
-        )
+        raise UserError(f"a plan does not open the data; add {' and '.join(f'{field}=N' for field in unknown)}")
     shape = train_preprocessor(config).shape
     for name in config.evals:
         eval_preprocessor(config, name, shape)
@@ -120,7 +121,21 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         name: described | {"contents": opened[config.evals[name].split].fingerprint}
         for name, described in describe_evals(config).items()
     }
-    return completed, DataInfo(source.class_names, fingerprint, evals[next(iter(evals))]["preprocess"], evals, opened)
+    notes = [*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened)]
+    pipe = evals[next(iter(evals))]["preprocess"]
+    info = DataInfo(source.class_names, fingerprint, pipe, evals, opened, tuple(dict.fromkeys(notes)))
+    return completed, info
+
+
+def unused_split(config: ConfigDict, opened: dict[str, sources.Source]) -> list[str]:
+    """Returns a line on a split that could be evaluated, if only slices of `train` are trained and evaluated on."""
+    if {name for source in opened.values() for name, _ in source.parts} != {"train"}:
+        return []
+    existing = opened[config.data.split].split_names
+    for name in (name for name in ("val", "validation", "test") if name in existing):
+        flags = f"--config.data.split=train --config.evals.{next(iter(config.evals))}.split={name}"
+        return [f"The split {name} is here and not used; to evaluate on it: {flags}"]
+    return []
 
 
 def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:

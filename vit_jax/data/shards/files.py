@@ -83,6 +83,11 @@ def find_shards(pattern: str) -> ShardSet:
             raise UserError(f"two shards have the same name: {by_name[name]} and {path}")
         by_name[name] = path
     if not any(paths.values()):
+        if is_folder and not filesystem.is_remote(folder) and not os.path.isdir(folder):
+            raise UserError(
+                f"{folder} does not exist; make it with python -m vit_jax.pack, or name another folder: "
+                "--config.data.source=array_record:FOLDER"
+            )
         raise UserError(
             f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "
             "set --config.data.source=array_record:FOLDER to their folder"

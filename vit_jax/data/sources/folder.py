@@ -1,10 +1,9 @@
 """Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file."""
 
 import collections
-import functools
 import hashlib
-import logging
 import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,13 +11,13 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
-from vit_jax.data.sources.folder_tree import FolderTree, join_relative
+from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
-WANTED = "it must contain either {train,val,test}/<class>/* or <class>/*"
+WANTED = f"it must contain {LAYOUT}"
 WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
 CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # classes in words, of Tiny-ImageNet and of ImageNet
 
@@ -37,17 +36,19 @@ class ImageFolder:
         class_names: sorted names of the classes.
         class_words: the same in words, where a file beside the splits has them; else as they are.
         digest: of the relative paths and labels, in order.
+        split_names: of the splits with labels, as the folders are named.
+        notes: a line for each split listed that has a label file or files that are skipped.
     """
 
     def __init__(self, root: str, splits: list[str]):
-        """Lists the files, and logs once what is skipped.
+        """Lists the files.
 
         Args:
             root: the folder, local or remote.
             splits: what to list: train, validation (or val), test.
 
         Raises:
-            UserError: the folder is missing, empty or has another layout.
+            UserError: the folder is missing, empty or has another layout, or a split has no labels.
         """
         tree = FolderTree(root)
         self.root = tree.root
@@ -57,6 +58,12 @@ class ImageFolder:
         splits = list(map(canonical_name, splits))
         # Labels are those of training, even if only another split is read.
         self.class_names = list_classes(tree, folders.get("train", folders[splits[0]]))
+        unlabelled = unlabelled_splits(tree, folders, self.class_names)
+        for name in splits:
+            if name in unlabelled:
+                raise UserError(explain_missing_labels(tree, folders[name]))
+        self.split_names = tuple(folder for name, folder in folders.items() if folder and name not in unlabelled)
+        self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
         self.class_words = label_files.names_in_words(self.class_names, texts)
         listed = {name: self.list_split(folders[name], tree) for name in splits}
@@ -73,10 +80,13 @@ class ImageFolder:
     def list_split(self, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
         skipped: collections.Counter[str] = collections.Counter()
+        labelled = ""
         if has_class_folders(tree, folder, self.class_names):
             classes = self.classes_by_folder(folder, tree, skipped)
         else:
-            classes = classes_by_label_file(tree, folder, skipped)
+            label_file = choose_label_file(tree, folder)
+            labelled = f", labels from {label_file.rpartition('/')[2]}"
+            classes = classes_by_label_file(tree, folder, label_file, skipped)
             known = set(self.class_names)
             # ImageNet's label files also state the position of the object, after the class.
             classes = {path: one if one in known else one.partition(" ")[0] for path, one in classes.items()}
@@ -85,9 +95,10 @@ class ImageFolder:
                     f"the label file of {tree.full_path(folder)} has classes that train does not have: "
                     f"{first_names(unknown)}"
                 )
-        if skipped:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
-            log_once(f"{tree.full_path(folder)}: {len(classes):,} images are read; skipped: {reasons}.")
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+        if labelled or reasons:
+            left_out = f"; skipped: {reasons}" if reasons else ""
+            self.notes.append(f"{tree.full_path(folder)}: {len(classes):,} images{labelled}{left_out}")
         label_of = {name: label for label, name in enumerate(self.class_names)}
         paths = [os.fsencode(path) for path in classes]
         labels = np.array([label_of[name] for name in classes.values()], np.int32)
@@ -168,17 +179,13 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
         num_classes=len(folder.class_names),
         class_names=folder.class_words,
         class_ids=folder.class_names,
+        split_names=folder.split_names,
+        notes=tuple(folder.notes),
         digest=folder.digest,
         file_stamp=folder.file_stamp,
         read_label=folder.read_label,
         read_header=None if filesystem.is_remote(folder.root) else folder.read_header,
     )
-
-
-@functools.cache
-def log_once(line: str) -> None:
-    """Logs a warning once in a process."""
-    logging.getLogger(__name__).warning(line)
 
 
 def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
@@ -188,7 +195,8 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
         UserError: it has neither.
     """
     if tree.images_in(folder):
-        return tuple(sorted(set(classes_by_label_file(tree, folder, collections.Counter()).values())))
+        label_file = choose_label_file(tree, folder)
+        return tuple(sorted(set(classes_by_label_file(tree, folder, label_file, collections.Counter()).values())))
     return tuple(tree.subfolders(folder))
 
 
@@ -200,11 +208,11 @@ def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -
     return set(present) <= set(classes) or not find_label_files(tree, folder)
 
 
-def classes_by_label_file(tree: FolderTree, folder: str, skipped: collections.Counter[str]) -> dict[str, str]:
-    """Returns file -> class of a split without class folders, and counts what is skipped.
+def choose_label_file(tree: FolderTree, folder: str) -> str:
+    """Returns the path of the label file of a split without class folders.
 
     Raises:
-        UserError: there are no images, not exactly one label file, or the label file gives an image two classes.
+        UserError: there are no images, or not exactly one label file.
     """
     path, found = tree.full_path(folder), find_label_files(tree, folder)
     if images := tree.images_in(folder):
@@ -216,7 +224,17 @@ def classes_by_label_file(tree: FolderTree, folder: str, skipped: collections.Co
         raise UserError(f"the folder {path} contains no class folders; {WANTED}")
     if len(found) > 1:
         raise UserError(f"{path} has several label files: {first_names(found)}; keep one of them")
-    label_file = found[0]
+    return found[0]
+
+
+def classes_by_label_file(
+    tree: FolderTree, folder: str, label_file: str, skipped: collections.Counter[str]
+) -> dict[str, str]:
+    """Returns file -> class of a split without class folders, and counts what is skipped.
+
+    Raises:
+        UserError: the label file is unreadable, lists no image or gives an image two classes.
+    """
     return label_files.match_images(
         label_files.parse_label_file(tree.read_text(label_file), tree.full_path(label_file)),
         tree.images_below(folder, skipped),
@@ -235,7 +253,7 @@ def find_label_files(tree: FolderTree, folder: str) -> list[str]:
 
 
 def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
-    """Returns the names of the splits of a folder that have labels, and logs which have none.
+    """Returns the names of the splits of a folder that have labels, and prints which have none.
 
     Raises:
         UserError: see `split_folders`.
@@ -243,15 +261,31 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     tree = FolderTree(name)
     folders = split_folders(tree)
     classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
-    unlabelled = []
+    unlabelled = unlabelled_splits(tree, folders, classes)
+    for path in (tree.full_path(folders[split]) for split in unlabelled):
+        print(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.", file=sys.stderr, flush=True)
+    return [split for split in folders if split not in unlabelled]
+
+
+def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
+    """Returns which of the splits, other than train, have images but neither folders of the classes nor labels."""
+    found = []
     for split, folder in folders.items():
         present = tree.subfolders(folder)
         flat = tree.images_in(folder) or (len(present) == 1 and present[0] not in classes)
         if split != "train" and flat and not find_label_files(tree, folder):
-            unlabelled.append(split)
-            path = tree.full_path(folder)
-            log_once(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
-    return [split for split in folders if split not in unlabelled]
+            found.append(split)
+    return found
+
+
+def explain_missing_labels(tree: FolderTree, folder: str) -> str:
+    """Returns a sentence on a split without labels."""
+    path = tree.full_path(folder)
+    why = "" if tree.images_in(folder) else f" (its folder {tree.subfolders(folder)[0]} is not a class of train)"
+    return (
+        f"{path} has no labels{why}; vit_jax.predict takes a folder of images without labels; to train or evaluate, "
+        f"{WITHOUT_FOLDERS.format(path)}"
+    )
 
 
 def split_folders(tree: FolderTree) -> dict[str, str]:
@@ -260,6 +294,8 @@ def split_folders(tree: FolderTree) -> dict[str, str]:
     Raises:
         UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`.
     """
+    if inner := tree.kaggle_folder():
+        raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
     root, folders = tree.root, tree.subfolders("")
     splits = [name for name in folders if name in SPLITS]
     others = [name for name in folders if name not in SPLITS]

@@ -3,12 +3,15 @@
 import collections
 import os
 import posixpath
+from pathlib import Path
 
-from vit_jax import UserError
+from vit_jax import UserError, nearest_path
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.storage import filesystem
 
-KAGGLE = "/ILSVRC/Data/CLS-LOC"  # of ImageNet's splits in Kaggle's archive; their label files are three folders above
+KAGGLE = "ILSVRC/Data/CLS-LOC"  # of ImageNet's splits in Kaggle's archive; their label files are three folders above
+LAYOUT = "either {train,val,test}/<class>/* or <class>/*"
+ANNOTATIONS = (".csv", ".tsv", "_annotations.txt", "_boxes.txt")  # of images, so nobody expects them to be read as such
 
 
 class FolderTree:
@@ -34,7 +37,10 @@ class FolderTree:
                     folder, _, name = folder.rpartition("/")
                     self.remote[folder][0].add(name)
         if not (self.remote if self.remote is not None else os.path.isdir(self.root)):
-            raise UserError(f"there is no folder {filesystem.absolute_path(root)}")
+            path = filesystem.absolute_path(root)
+            near = None if filesystem.is_remote(root) else nearest_path(Path(path))
+            hint = f" (did you mean {str(near)!r}?)" if near and near.is_dir() else ""
+            raise UserError(f"there is no folder {path}{hint}; a folder of images contains {LAYOUT}")
 
     def full_path(self, relative: str) -> str:
         """Returns a path to read and to show; `relative` may begin with `../`."""
@@ -95,7 +101,7 @@ class FolderTree:
                 skipped["hidden"] += 1
             elif name.lower().endswith(IMAGE_SUFFIXES):
                 found.append(join_relative(folder, name))
-            else:
+            elif not name.lower().endswith(ANNOTATIONS):
                 skipped[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
         for name in folders:
             if name.startswith("."):
@@ -103,6 +109,18 @@ class FolderTree:
             else:
                 found += self.images_below(join_relative(folder, name), skipped, parents)
         return found
+
+    def kaggle_folder(self) -> str | None:
+        """Returns the path of ImageNet's splits if the root is one of the folders above them in Kaggle's archive."""
+        parts = KAGGLE.split("/")
+        for path in ("/".join(parts[count:]) for count in range(len(parts))):
+            if self.has_folder(path):
+                return self.full_path(path)
+        return None
+
+    def has_folder(self, path: str) -> bool:
+        """Returns whether there is a folder of this path."""
+        return os.path.isdir(os.path.join(self.root, path)) if self.remote is None else path in self.remote
 
     def device_and_inode(self, folder: str) -> tuple[int, int]:
         """Returns the device and inode of a local folder, which are the same for a link to it."""
@@ -114,7 +132,7 @@ class FolderTree:
         which begin with `../`.
         """
         found = self.files_in("")
-        if self.remote is None and os.path.abspath(self.root).endswith(KAGGLE):
+        if self.remote is None and os.path.abspath(self.root).endswith(f"/{KAGGLE}"):
             top = os.path.join(self.root, "../../..")
             found += [f"../../../{name}" for name in sorted(os.listdir(top)) if name.startswith("LOC_")]
         return found

@@ -1,6 +1,8 @@
 """The table of the kinds of sources: how each is named and opened, and how its splits are listed."""
 
 import dataclasses
+import glob
+import os
 from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
@@ -22,19 +24,21 @@ class SourceKind:
         open: (source config, name, split) -> the examples of the split.
         list_splits: (source config, name) -> names of the whole splits; None: any split exists.
         example: of a name, which follows the kind and a colon; empty: the kind takes no name.
+        asks: what the name says, in words.
     """
 
     open: Callable[[SourceConfig, str, str], Source]
     list_splits: Callable[[SourceConfig, str], list[str]] | None
     example: str = ""
+    asks: str = ""
 
 
 KINDS = {
-    "array_record": SourceKind(open_records, list_record_splits, "/path/to/shards"),
+    "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie"),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
-    "folder": SourceKind(open_folder, list_folder_splits, "/path/to/images"),
+    "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
     "synthetic": SourceKind(open_synthetic, None),
-    "tfds": SourceKind(open_tfds, list_tfds_splits, "cifar10"),
+    "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
 }
 
 
@@ -75,10 +79,19 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
 
 
 def parse_source(source: str) -> tuple[str, str]:
-    """Returns the kind and the name of a data source, or raises UserError."""
+    """Returns the kind and the name of a data source.
+
+    Raises:
+        UserError: there is no such kind, its name is missing, or it takes none.
+    """
     kind, _, name = source.partition(":")
-    example = KINDS[choose("data source", kind, KINDS)].example
-    if bool(example) != bool(name):
-        hint = f"write {kind}:{example}" if example else f"write {kind} alone"
-        raise UserError(f"cannot read the data source {source!r}; {hint}")
+    if kind not in KINDS and ("/" in kind or name.startswith("//") or os.path.isdir(source)):
+        packed = glob.glob(os.path.join(glob.escape(source), "*.array_record"))
+        near = f"{'array_record' if packed else 'folder'}:{source}"
+        raise UserError(f"unknown data source {source!r}; did you mean {near!r}?")
+    entry = KINDS[choose("data source", kind, KINDS)]
+    if entry.example and not name:
+        raise UserError(f"say {entry.asks}: --config.data.source={kind}:{entry.example}")
+    if name and not entry.example:
+        raise UserError(f"cannot read the data source {source!r}; write {kind} alone")
     return kind, name

@@ -60,6 +60,8 @@ class Source:
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
         class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
+        split_names: of the whole splits with labels, as the data name them, where they are known.
+        notes: lines for the user on what was read and what was skipped.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Source:
     read_label: Callable[[str, int], Label] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
     class_ids: tuple[str, ...] | None = None
+    split_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Returns the number of examples."""
