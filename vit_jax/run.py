@@ -129,7 +129,7 @@ class Run:
         """Exports the model and returns the metrics of the last evaluation."""
         self._supervisor.enter_phase("the end", patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
-            self._log.write_text("This run is complete." if self.step else "Nothing to train: total_steps is 0.")
+            self._log.write_text(describe_end(self.step))
             self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
@@ -156,6 +156,13 @@ class Run:
         if self.step > self._folder.start:
             self.save()
         raise Preempted(f"preempted after step {self.step}, which is saved; the same command goes on.") from None
+
+
+def describe_end(step: int) -> str:
+    """Returns what to say of a run that has no steps to make."""
+    if not step:
+        return "Nothing to train: total_steps is 0."
+    return f"This run is complete, after {step:,} steps: to go on raise total_steps, to start anew change --workdir."
 
 
 @contextlib.contextmanager
