@@ -73,6 +73,8 @@ def test_an_accelerator_in_use():
 def test_a_lock_is_held_or_stale(kind, tmp_path):
     assert not list(accelerators.check_tpu_lock(tmp_path))
     path = touch(tmp_path / "tmp" / "libtpu_lockfile")
+    assert not list(accelerators.check_tpu_lock(tmp_path, environment={}))  # it is not that of a TPU
+    touch(tmp_path / "dev" / "accel0")
     words = [sys.executable, "-S", "-c", HOLD.format(kind=kind), str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"

@@ -43,7 +43,16 @@ def test_what_extras_bring_is_read_from_the_packages():
     missing = [installation.missing(extra) for extra in ("tpu", "cuda", "gcs")]
     assert missing == [[], ["plugin"], ["gcsfs"]]
     found = {finding.subject: finding for finding in packages.check_extras(installation)}
-    assert found["gs:// paths"] == Finding("missing", "gs:// paths", "needs gcsfs", "pip install 'vit_jax[gcs]'")
+    assert found["gs:// paths"] == Finding("optional", "gs:// paths", "needs gcsfs", "pip install 'vit_jax[gcs]'")
+
+
+@pytest.mark.parametrize(("is_here", "mark"), [(True, "missing"), (False, "optional")])
+def test_what_a_device_needs_is_missing_only_where_it_is(is_here, mark):
+    requires = {"vit_jax": ['libtpu; extra == "tpu"']}
+    installation = Installation({"vit_jax": "1"}.get, requires.__getitem__)
+    devices = {"training on TPUs": packages.Device("TPU", lambda: is_here)}
+    [finding] = [one for one in packages.check_extras(installation, devices) if one.subject == "training on TPUs"]
+    assert finding.mark == mark and finding.message == "needs libtpu" and finding.remedy
 
 
 def test_libtpu_alone_does_not_train_on_a_tpu():
@@ -57,7 +66,7 @@ def test_libtpu_alone_does_not_train_on_a_tpu():
     assert found["training on TPUs"] == Finding("ok", "training on TPUs", "[tpu]")
     assert found["compiling for TPUs that are not here"].mark == "ok"
     message = "no NVIDIA GPU seems to be here; the packages of [cuda] are installed"
-    assert found["training on NVIDIA GPUs"] == Finding("missing", "training on NVIDIA GPUs", message)
+    assert found["training on NVIDIA GPUs"] == Finding("optional", "training on NVIDIA GPUs", message)
 
 
 def test_a_clone_that_shadows_the_package_is_reported(tmp_path, monkeypatch):

@@ -125,8 +125,14 @@ def processes_with_open_files(files: list[Path]) -> Iterator[tuple[str, str]]:
 def check_tpu_lock(
     root: Path = Path("/"),
     find_holders: Callable[[list[Path]], Iterable[tuple[str, str]]] = processes_with_open_files,
+    environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
-    """Yields which process uses the TPU, or that the lock which keeps it to one process was left behind."""
+    """Yields which process uses the TPU, or that the lock which keeps it to one process was left behind.
+
+    Nothing without a TPU: there libtpu only compiles, which leaves such a file and is not hindered by one.
+    """
+    if not has_tpu(root, environment):
+        return
     path = root / "tmp" / "libtpu_lockfile"
     holders = dict(find_holders([path, *root.glob("dev/accel[0-9]*"), *root.glob("dev/vfio/[0-9]*")]))
     names = ", ".join(f"{number} ({command})" for number, command in holders.items())

@@ -8,7 +8,8 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-        mark: ok, missing, warning or broken.
+        mark: ok, optional (not installed or not here, and not needed), missing (of a device that is here), warning or
+            broken.
         subject: what was checked.
         message: what was found.
         remedy: what to do about it, if anything.

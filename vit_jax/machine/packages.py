@@ -131,14 +131,15 @@ def check_extras(
     installed = installation or Installation()
     for feature, extras in FEATURES.items() if installed.version("vit_jax") else ():
         missing = {extra: installed.missing(extra) for extra in extras}
+        device = devices.get(feature)
         if all(missing.values()):
             message = f"needs {', '.join(missing[extras[0]])}"
-            yield Finding("missing", feature, message, f"pip install 'vit_jax[{extras[0]}]'")
+            mark = "missing" if device and device.is_here() else "optional"
+            yield Finding(mark, feature, message, f"pip install 'vit_jax[{extras[0]}]'")
             continue
         complete = f"[{next(extra for extra in extras if not missing[extra])}]"
-        device = devices.get(feature)
         if device and not device.is_here():
             message = f"no {device.name} seems to be here; the packages of {complete} are installed"
-            yield Finding("missing", feature, message)
+            yield Finding("optional", feature, message)
         else:
             yield Finding("ok", feature, complete)
