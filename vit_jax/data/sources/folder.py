@@ -61,7 +61,7 @@ class ImageFolder:
         unlabelled = unlabelled_splits(tree, folders, self.class_names)
         for name in splits:
             if name in unlabelled:
-                raise UserError(explain_missing_labels(tree, folders[name]))
+                raise missing_labels(tree, folders[name])
         self.split_names = tuple(folder for name, folder in folders.items() if folder and name not in unlabelled)
         self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
@@ -278,11 +278,11 @@ def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[
     return found
 
 
-def explain_missing_labels(tree: FolderTree, folder: str) -> str:
-    """Returns a sentence on a split without labels."""
+def missing_labels(tree: FolderTree, folder: str) -> UserError:
+    """Returns the error of a split without labels."""
     path = tree.full_path(folder)
     why = "" if tree.images_in(folder) else f" (its folder {tree.subfolders(folder)[0]} is not a class of train)"
-    return (
+    return UserError(
         f"{path} has no labels{why}; vit_jax.predict takes a folder of images without labels; to train or evaluate, "
         f"{WITHOUT_FOLDERS.format(path)}"
     )
