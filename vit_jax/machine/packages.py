@@ -133,7 +133,7 @@ def check_extras(
         missing = {extra: installed.missing(extra) for extra in extras}
         if all(missing.values()):
             message = f"needs {', '.join(missing[extras[0]])}"
-            yield Finding("missing", feature, message, f"pip install 'vit_jax[{extras[0]}]'")
+            yield Finding("missing", feature, message, f"pip install -e '.[{extras[0]}]'")
             continue
         complete = f"[{next(extra for extra in extras if not missing[extra])}]"
         device = devices.get(feature)
