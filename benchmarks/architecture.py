@@ -18,6 +18,7 @@ from tests.test_layout import FACES, FILES, IMPORTS, SOURCES
 CAPTIONS = {
     "doors": "main, evaluate, predict, ...",
     "train": "the loop",
+    "run": "what a step is followed by",
     "workdir": "the folder of a run",
     "program": "config to device programs",
     "step": "one update",

@@ -16,6 +16,7 @@ SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wai
 RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
 RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
 RANDOM += ["--config.total_steps=60"]
+CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # runs of the same small programs follow each other
 SLOWLY = 0.05  # seconds that a step takes longer: a signal takes a second to reach all hosts
 
 
@@ -58,7 +59,7 @@ class Hosts:
             with self.logs[host].open("a") as log:
                 put = ",".join([f"slow_steps:{slow}", *([faults[host]] if faults and host in faults else [])])
                 line = [sys.executable, "-m", "benchmarks.inject", put, *command, *(each or {}).get(host, [])]
-                process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host])
+                process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host] | CACHE)
             self.processes.append(process)
 
     def __enter__(self) -> Self:

@@ -176,6 +176,12 @@ def test_functions_fit_on_a_screen_and_classes_on_three():
                 assert lines <= limit or f"{module}.{node.name}" in LONG, f"{module}.{node.name}: {lines} lines"
 
 
+def test_the_loop_is_read_at_a_glance():
+    [train] = [node for node in TREES["vit_jax.train"].body if isinstance(node, ast.FunctionDef)]
+    [loop] = [node for node in ast.walk(train) if isinstance(node, ast.For)]
+    assert len([node for node in ast.walk(loop) if isinstance(node, ast.stmt)]) <= 20
+
+
 def test_no_hidden_defaults():
     for module, source in SOURCES.items():
         assert not re.search(r"\b(config|cfg)(\.\w+)*\.get\(", source), module

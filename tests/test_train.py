@@ -257,7 +257,7 @@ def test_fine_tuning_on_images_of_another_shape_with_another_head(run, quick, tm
 
     quick.model.width = 32
     with pytest.raises(
-        UserError, match=r"init_from=.*: it holds .* width 16, not 32; it fits with --config\.model\.width=16$"
+        UserError, match=r"init_from=.*: it contains .* width 16, not 32; it fits with --config\.model\.width=16$"
     ):
         train.train(quick, tmp_path / "wider")
 

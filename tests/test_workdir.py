@@ -182,7 +182,7 @@ def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        failing(patch, data, "make", UserError("no memory."), call=1)
+        failing(patch, data, "train_batches", UserError("no memory."), call=1)
         with pytest.raises(UserError, match="no memory"):
             train.train(configured(), tmp_path / "run")
     assert (tmp_path / "run" / "config.json").exists()

@@ -13,11 +13,6 @@ from vit_jax.distributed import Supervisor
 from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
 from vit_jax.workdir import Workdir
 
-COMPLETE = (
-    "This run is complete ({0:,} of {0:,} steps). To train again, choose another --workdir; to train longer, raise "
-    "total_steps."
-)
-
 
 class Run:
     """The steps of a run, its logs, saves and evaluations; in a `with`, which ends its data and its trace.
@@ -134,7 +129,7 @@ class Run:
         """Exports the model and returns the metrics of the last evaluation."""
         self._supervisor.enter_phase("the end", patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
-            self._log.write_text(COMPLETE.format(self.step) if self.step else "Nothing to train: total_steps is 0.")
+            self._log.write_text(describe_end(self.step))
             self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
@@ -161,6 +156,14 @@ class Run:
         if self.step > self._folder.start:
             self.save()
         raise Preempted(f"preempted after step {self.step}, which is saved; the same command goes on.") from None
+
+
+def describe_end(step: int) -> str:
+    """Returns what to say of a run that has no steps to make."""
+    if not step:
+        return "Nothing to train: total_steps is 0."
+    advice = "To train again, choose another --workdir; to train longer, raise total_steps."
+    return f"This run is complete ({step:,} of {step:,} steps). {advice}"
 
 
 @contextlib.contextmanager

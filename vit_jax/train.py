@@ -51,10 +51,11 @@ def train(
             folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
         with supervisor.phase("restoring"):
             state, origin = folder.restore_or_init()
+        log = stack.enter_context(contextlib.closing(folder.open_log(origin, watch)))
         if folder.start < config.total_steps:
+            log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step"):
                 evals.check_fits(program, state.eval_params)
-        log = stack.enter_context(contextlib.closing(folder.open_log(origin, watch)))
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
 
         run.evaluate_restored()

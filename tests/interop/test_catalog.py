@@ -24,7 +24,6 @@ from tests.conftest import ROOT
 from vit_jax import UserError, models
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.interop import catalog, class_names, download
-from vit_jax.storage import timeout
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
 # Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
@@ -319,10 +318,9 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
         ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
     ],
 )
-def test_failed_downloads_are_reported_and_leave_nothing(server, tmp_path, monkeypatch, name, size, sentence):
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
+def test_failed_downloads_are_reported_and_leave_nothing(server, tmp_path, name, size, sentence):
     with pytest.raises(UserError, match=sentence) as raised:
-        download.download_file(f"{server.address}/{name}", size)
+        download.download_file(f"{server.address}/{name}", size, seconds=0.3)
     assert here(tmp_path) == [] and str(raised.value).isprintable()
 
 

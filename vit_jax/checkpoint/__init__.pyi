@@ -12,7 +12,5 @@ from .reader import (
 from .reader import (
     local_workdir as local_workdir,
 )
-from .reader import (
-    read_weights as read_weights,
-)
 from .restore import Restored as Restored
+from .restore import read_weights as read_weights

@@ -1,7 +1,6 @@
-"""Finding and reading the checkpoints of workdirs, local or on a bucket. Writes nothing there."""
+"""Finding the checkpoints of workdirs, local or on a bucket, and copying them here. Writes nothing there."""
 
 from pathlib import Path
-from typing import Any
 
 from vit_jax import UserError
 from vit_jax.checkpoint import retention
@@ -17,8 +16,6 @@ from vit_jax.checkpoint.directory import (
     step_of,
 )
 from vit_jax.checkpoint.errors import DamagedCheckpoint
-from vit_jax.checkpoint.manifest import check_arrays, check_metadata
-from vit_jax.checkpoint.orbax_io import read_subtree
 from vit_jax.storage import filesystem
 
 
@@ -76,25 +73,6 @@ def local_weights(path: str | Path) -> Path:
     return _copy_workdir(place) if newest is None else _copy_workdir(place, newest)
 
 
-def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
-    optimizer's state, and the manifest.
-
-    Raises:
-        UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
-    """
-    if not is_checkpoint(path):
-        raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
-    try:
-        manifest = read_manifest(path)
-        which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"
-        weights = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
-        check_arrays(manifest, weights, f"{which}/")
-    except DamagedCheckpoint as error:
-        raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error
-    return weights, manifest
-
-
 def _copy_workdir(workdir: str, step: int | None = None) -> Path:
     """Returns a local copy of a remote workdir's configuration, of the checkpoint of `step`, and of the other finished
     checkpoints all but the state.
@@ -127,12 +105,12 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
         try:
             measured[step] = retention.from_json(read_manifest(path, needs_state=False))
         except DamagedCheckpoint as error:
-            raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error
+            raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
     order = retention.ranked(measured, measured[max(measured)].by) if measured else []
     return by_step[order[0]] if order else None
 
 
-def _list_others(path: Path) -> str:
+def list_others(path: Path) -> str:
     """Returns the end of a sentence on a damaged checkpoint: which others its workdir has."""
     folders = _step_folders(path.parent.parent)
     steps = sorted(int(other.name) for other in folders if other != path and is_checkpoint(other))

@@ -1,17 +1,19 @@
-"""Reading the newest intact checkpoint of a run back onto the devices."""
+"""Reading checkpoints: the newest intact state of a run back onto the devices, or the weights of one."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from vit_jax import UserError
-from vit_jax.checkpoint.directory import CheckpointDirectory
+from vit_jax.checkpoint.directory import CheckpointDirectory, is_checkpoint, read_manifest
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
-from vit_jax.checkpoint.orbax_io import read_state
+from vit_jax.checkpoint.orbax_io import read_state, read_subtree
+from vit_jax.checkpoint.reader import list_others
 from vit_jax.distributed import Coordinator, run_on_all
 
 Accept = Callable[[dict[str, Any]], object]
@@ -121,3 +123,22 @@ def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[s
         new = directory.set_aside(step)
         sentences.append(f"checkpoint {step} is damaged and was set aside as {new}: {reason}.")
     return sentences
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
+    optimizer's state, and the manifest.
+
+    Raises:
+        UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
+    """
+    if not is_checkpoint(path):
+        raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
+    try:
+        manifest = read_manifest(path)
+        which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"
+        weights = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
+        check_arrays(manifest, weights, f"{which}/")
+    except DamagedCheckpoint as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
+    return weights, manifest

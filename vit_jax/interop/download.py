@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, reason, shown, storage, user_errors
-from vit_jax.storage import atomic_write, cache
+from vit_jax import UserError, reason, shown, user_errors
+from vit_jax.storage import TIMEOUT, atomic_write, cache
 
 GOOGLE_STORAGE = "storage.googleapis.com"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")  # connections to them need no encryption
@@ -29,12 +29,13 @@ UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MAX_QUOTED = 200  # characters of a server's text in a message
 
 
-def download_file(address: str, size: str | None = None) -> Path:
+def download_file(address: str, size: str | None = None, seconds: float = TIMEOUT) -> Path:
     """Returns the local path of a file, downloaded if it is not there yet.
 
     Args:
         address: `https://HOST/PATH`, or `gs://BUCKET/NAME` of a public file.
         size: as a catalog lists it, `393.69 MiB`: the file may differ by one in the last digit.
+        seconds: time limit for a silent server.
 
     Raises:
         UserError: it cannot be reached, is not the expected file, or cannot be written.
@@ -44,11 +45,11 @@ def download_file(address: str, size: str | None = None) -> Path:
     with cache.write_errors(path.parent):
         if path.is_file() and _matches_size(path.stat().st_size, size):
             return path
-    with _open_address(address, path) as response, cache.write_errors(path.parent):
+    with _open_address(address, path, seconds) as response, cache.write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
             with temporary.open("wb") as file:
-                for chunk in _checked_chunks(address, size, response):
+                for chunk in _checked_chunks(address, size, response, seconds):
                     file.write(chunk)
             if urlsplit(address).path.endswith(".npz") and not _is_zip(temporary):
                 raise UserError("the server's answer is not an .npz file; open the address in a browser to see it.")
@@ -102,7 +103,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 @contextlib.contextmanager
-def _open_address(address: str, path: Path) -> Iterator[Any]:
+def _open_address(address: str, path: Path, seconds: float) -> Iterator[Any]:
     """Yields the response to the request for a file; the environment may name a proxy.
 
     Raises:
@@ -110,7 +111,7 @@ def _open_address(address: str, path: Path) -> Iterator[Any]:
     """
     advice = f"download it elsewhere and save it as {path}."
     try:
-        response = urllib.request.build_opener(SafeRedirects).open(address, timeout=storage.TIMEOUT)
+        response = urllib.request.build_opener(SafeRedirects).open(address, timeout=seconds)
     except urllib.error.HTTPError as error:
         with error:
             status = f"HTTP status {error.code} {_server_reason(error)}"
@@ -125,7 +126,7 @@ def _open_address(address: str, path: Path) -> Iterator[Any]:
         yield response
 
 
-def _checked_chunks(address: str, size: str | None, response: Any) -> Iterator[bytes]:
+def _checked_chunks(address: str, size: str | None, response: Any, seconds: float) -> Iterator[bytes]:
     """Yields the content of a response as it arrives, and shows the progress.
 
     Raises:
@@ -141,7 +142,7 @@ def _checked_chunks(address: str, size: str | None, response: Any) -> Iterator[b
     scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     # One update a second: in a log file, where nothing is drawn over, each update is a line.
     with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
-        while chunk := _read_chunk(response):
+        while chunk := _read_chunk(response, seconds):
             md5.update(chunk)
             received += len(chunk)
             bar.update(len(chunk))
@@ -166,11 +167,11 @@ def _announced_length(response: Any) -> int | None:
     return None if text is None else int(text)
 
 
-def _read_chunk(response: Any) -> bytes:
+def _read_chunk(response: Any, seconds: float) -> bytes:
     advice = "try again."
     with (
         user_errors("the download was cut short", OSError, http.client.HTTPException, advice=advice),
-        user_errors(f"the server sent nothing for {storage.TIMEOUT:g} s", TimeoutError, advice=advice),
+        user_errors(f"the server sent nothing for {seconds:g} s", TimeoutError, advice=advice),
     ):
         return response.read1(CHUNK)  # what has arrived: the time limit is for silence, not for a whole chunk
 

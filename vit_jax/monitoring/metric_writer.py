@@ -18,6 +18,7 @@ from vit_jax.storage import atomic_write
 Metrics = dict[str, float]
 MetricsCallback = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
+QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
 
 class MetricWriter:
@@ -56,7 +57,7 @@ class MetricWriter:
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._hidden = ("norm/", "/top5") if classes <= 5 else ("norm/",)
-        self._bar = None
+        self._bar, self._wrote_text = None, time.monotonic()
         self.start_clock(start)
         if not self._writes:
             return
@@ -74,10 +75,16 @@ class MetricWriter:
         """Writes lines of text to train.log and to the terminal."""
         if not self._writes:
             return
+        self._wrote_text = time.monotonic()
         if to_terminal:
             tqdm.write(text, file=sys.stderr)
         self._text.write(text + "\n")
         self._text.flush()
+
+    def write_progress(self, step: int, metrics: Metrics) -> None:
+        """Writes the metrics of a step as text, if nothing was written for a while and no bar is drawn."""
+        if self._bar is None and time.monotonic() - self._wrote_text > QUIET:
+            self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""

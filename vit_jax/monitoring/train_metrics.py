@@ -52,6 +52,8 @@ class TrainMetrics:
         self._log.advance(step)
         if step % self._config.log_every == 0 or step == self._config.total_steps:
             self._log.write_metrics(step, metrics | self._log.speed(step, self._waited()))
+        else:
+            self._log.write_progress(step, metrics)
 
     def _report_skip(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"
