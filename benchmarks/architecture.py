@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.test_layout import FACES, FILES, IMPORTS, SOURCES
 
 CAPTIONS = {
-    "doors": "main, evaluate, predict, ...",
+    "commands": "main, evaluate, predict, ...",
     "train": "the loop",
-    "run": "what a step is followed by",
+    "run": "logs, saves, evaluations",
     "workdir": "the folder of a run",
     "program": "config to device programs",
     "step": "one update",
@@ -46,14 +46,14 @@ STYLE = """
   text { font: 12px system-ui, sans-serif; text-anchor: middle; fill: #57606a }
   .name { font-size: 15px; font-weight: 600; fill: #1f2328 }
   rect { fill: #f6f8fa; stroke: #8c959f }
-  .hall rect { fill: #ddf4ff; stroke: #54aeff }
+  .file rect { fill: #ddf4ff; stroke: #54aeff }
   path { fill: none; stroke: #8c959f; stroke-width: 1.3 }
   #head path { fill: #8c959f; stroke: none }
   @media (prefers-color-scheme: dark) {
     text { fill: #9198a1 }
     .name { fill: #f0f6fc }
     rect { fill: #151b23; stroke: #656c76 }
-    .hall rect { fill: #121d2f; stroke: #1f6feb }
+    .file rect { fill: #121d2f; stroke: #1f6feb }
     path { stroke: #656c76 }
     #head path { fill: #656c76 }
   }
@@ -63,12 +63,12 @@ Node = str | tuple[str, str, int]  # a box, or where an arrow (from, to) passes 
 
 
 def find_box(module: str) -> str:
-    """Returns the box of a module; the files of the configuration are one, and so are the doors."""
+    """Returns the box of a module; the files of the configuration are one, and so are the command lines."""
     parts = module.split(".")
     if len(parts) == 1 or parts[1] == "config_print":
-        return "doors"
+        return "commands"
     if len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]:
-        return "doors"
+        return "commands"
     return "config" if parts[1].startswith("config") or parts[1] == "synonyms" else parts[1]
 
 
@@ -158,7 +158,7 @@ def draw() -> str:
     top = {node: ROW * number + 8 for number, row in enumerate(rows) for node in row}
     height = ROW * len(rows) - (ROW - HEIGHT) + 16
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}">']
-    lines += [f"<style>{STYLE}</style>", "<title>The rooms of vit_jax, and which imports which</title>"]
+    lines += [f"<style>{STYLE}</style>", "<title>The files and packages of vit_jax, and which imports which</title>"]
     lines.append(
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0 0L8 4L0 8z"/></marker></defs>'
@@ -174,7 +174,7 @@ def draw() -> str:
     for box in filter(lambda node: isinstance(node, str), middle):
         x, y = middle[box] - left, top[box]
         lines += [
-            f'<g class="{"room" if f"vit_jax.{box}" in FACES else "hall"}">',
+            f'<g class="{"package" if f"vit_jax.{box}" in FACES else "file"}">',
             f'<rect x="{x - WIDTH / 2:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
             f'<text class="name" x="{x:.0f}" y="{y + 19}">{box}</text>',
             f'<text x="{x:.0f}" y="{y + 36}">{CAPTIONS[str(box)]}</text></g>',

@@ -1,6 +1,6 @@
 """Inception crops at 224 pixels: our reader, tf.data and timm's loader on the same files and boxes, in turns.
 
-python -m benchmarks.input --files=photos --rounds=7 --others=.bench/bin/python
+python -m benchmarks.input --files=data/photos --rounds=7 --others=.bench/bin/python
 
 Each reads, decodes, crops, resizes and stacks batches of 32 in one thread. The result is images per second of processor
 time, over all threads. tf.data uses `decode_and_crop_jpeg` and `tf.image.resize`, timm its own dataset, crop and

@@ -1,6 +1,6 @@
 """The loader alone: images per second and resident memory for each source and number of workers, in turns.
 
-python -m benchmarks.loader --sources=synthetic,folder:photos,array_record:packed --workers=0,2 --rounds=5
+python -m benchmarks.loader --sources=synthetic,folder:data/photos,array_record:data/packed/photos --workers=0,2
 
 `data.train_batches` is measured as training uses it, up to batches on the devices; nothing else runs. Each turn opens
 the loader again and skips two batches. Memory is that of this process and its workers, at the end of the first turn and

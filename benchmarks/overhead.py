@@ -1,6 +1,6 @@
 """The cost of being able to resume: saving every 50 steps, fingerprints and preflight, for the steps of a recipe.
 
-python -m benchmarks.overhead --source=array_record:packed/cifar10 --rounds=20
+python -m benchmarks.overhead --source=array_record:data/packed/cifar10 --rounds=20
 
 Segments of 50 steps of `configs/cifar10.py` alternate in one process. Before every second segment a checkpoint is
 saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the preflight, which

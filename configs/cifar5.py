@@ -7,8 +7,8 @@ steps from random weights; pre-training ends at 74.42 % of those of the classes 
 two CPU cores that also did other work (67 to 186, 118 to 179 and 151 to 494 images a second). The learning rates were
 chosen in 150 steps on 90 % of the images, by the accuracy on the other 10 %: fine-tuning at 1e-3 and 3e-3, 78.88 and
 79.56 %; from scratch at 1e-3, 3e-3 and 1e-2, 62.76, 64.52 and 45.52 %.
-    python -m vit_jax.pack tfds:cifar10 packed/cifar10_0-4 --classes=0-4 --data-dir=FOLDER
-    python -m vit_jax.pack tfds:cifar10 packed/cifar10_5-9 --classes=5-9 --data-dir=FOLDER
+    python -m vit_jax.pack tfds:cifar10 data/packed/cifar10_0-4 --classes=0-4 --data-dir=FOLDER
+    python -m vit_jax.pack tfds:cifar10 data/packed/cifar10_5-9 --classes=5-9 --data-dir=FOLDER
     python -m vit_jax.main --config=configs/cifar5.py --workdir=RUN
     python -m vit_jax.main --config=configs/cifar5.py:stage=finetune --config.init_from=RUN --workdir=RUN_finetune
     python -m vit_jax.main --config=configs/cifar5.py:stage=finetune --workdir=RUN_scratch
@@ -40,7 +40,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
     config.model.pooling = "token"
     config.model.position = "learned"
 
-    config.data.source = f"array_record:packed/cifar10_{classes}"
+    config.data.source = f"array_record:data/packed/cifar10_{classes}"
     config.data.num_classes = 5
     config.data.num_examples = 25_000
     config.data.preprocess = f"resize({around})|random_crop({resolution})|flip_lr|value_range(-1,1)"

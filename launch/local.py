@@ -1,7 +1,7 @@
 """Starts several processes of a program on this machine, as if they were the hosts of a pod: to try one on a laptop.
 
 Example:
-  python launch/local.py -n 4 -- python -m vit_jax.main --config=configs/smoke.py --config.mesh.fsdp=2
+  python launch/local.py -n 4 -- python -m vit_jax.main --config=configs/smoke.py --workdir=workdirs/hosts
 
 Each process has emulated CPU devices of its own, and its lines are printed after its number. When one fails, the others
 have some time to end by themselves. SIGTERM and Ctrl-C are forwarded to all of them. The exit code is that of the first

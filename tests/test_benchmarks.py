@@ -30,7 +30,7 @@ def test_it_runs(command, tmp_path, monkeypatch):
     if name == "benchmarks.input":
         words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
     if name == "benchmarks.loader":
-        pack.main(["vit_jax.pack", "folder:photos", "packed/photos"])
+        pack.main(["vit_jax.pack", "folder:data/photos", "data/packed/photos"])
         words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
         loader.main([name, *words, "--workers=0"])
         words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly

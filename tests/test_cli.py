@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
 
+COMMAND = "import vit_jax; from vit_jax import cli; cli.run(lambda argv"
 ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
 
 
@@ -62,6 +64,40 @@ def test_a_command_that_saves_nothing_promises_nothing(capsys, monkeypatch):
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         cli.run(lambda argv: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-c", f"{COMMAND}: [print('line', i) for i in range(9999)])"], 0, ""),
+        (["-c", f"{COMMAND}: print('a short answer'))"], 0, ""),
+        (
+            ["-c", f"{COMMAND}: print(1) or vit_jax.choose('letter', 'a', 'b'))"],
+            2,
+            "unknown letter 'a'; choose from b.",
+        ),
+        (["-m", "vit_jax.main", "--config=configs/digits.py", "--print"], 0, ""),
+        (["-m", "vit_jax.predict", "--help"], 0, ""),
+        (["-m", "vit_jax.doctor"], 0, ""),
+    ],
+)
+def test_an_answer_that_nobody_reads_to_its_end_is_no_error(words, code, said):
+    """As in `python -m vit_jax.predict ... --csv | head -4`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (code, f"vit_jax: {said}\n" if said else "")
+
+
+def test_another_closed_pipe_is_an_error(capfd):
+    def command(argv):
+        raise BrokenPipeError("a connection")
+
+    with pytest.raises(BrokenPipeError, match="a connection"):
+        cli.run(command)
 
 
 def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):

@@ -342,9 +342,19 @@ def test_the_stages_of_cifar5():
             parse_command_line(["main.py", f"--config={ROOT}/configs/cifar5.py:{arg}"])
 
 
+def test_the_help_names_common_fields_as_they_are_called(capsys):
+    main.main(["main.py", "--help"])
+    words = re.search(r"^Common fields:.*?\n\n", capsys.readouterr().out, re.M | re.S)[0].replace("(", " ").split()
+    named = {word.strip(",.") for word in words} & set(DECLARED)
+    assert {"batch", "base_lr", "total_steps", "model.name", "data.source"} <= named
+
+
 def test_no_config_and_no_such_config(monkeypatch):
     with pytest.raises(UserError, match="--config=FILE"):
         parse_command_line(["main.py"])
+    for given in ("configs/digits.py", "configs/finetune.py:dataset=cifar10"):
+        with pytest.raises(UserError, match=rf"^'{given}' is not a flag; did you mean --config={given}\?$"):
+            parse_command_line(["main.py", given, "--config.batch=8"])
     with pytest.raises(UserError, match="no config file"):
         parse_command_line(["main.py", "--config=configs/nothing.py"])
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the flag loads every file into this one module

@@ -113,12 +113,12 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
 def test_what_is_only_dry_run_is_listed():
     for word in DRY:
         assert any(word in line for line in LINES), word
-    assert "What needs a cloud or a download is dry-run by the tests" in README
+    assert "Commands that need a cloud or a download\nare dry-run" in README
 
 
 def write_photos(folder):
-    """Writes photos/{cat,dog}/<number>.jpg and one more, photo.png."""
-    random = np.random.default_rng(0)
+    """Writes data/photos/{cat,dog}/<number>.jpg and one more, data/photo.png."""
+    random, folder = np.random.default_rng(0), folder / "data"
     for name in ("cat", "dog"):
         (folder / "photos" / name).mkdir(parents=True)
         for i in range(20):
@@ -136,9 +136,13 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_photos(folder)
-    tiny_imagenet(folder / "tiny-imagenet-200")
-    shutil.copy(ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "pretrained.npz")
-    write_tfds(folder / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20})
+    tiny_imagenet(folder / "data" / "tiny-imagenet-200")
+    shutil.copy(
+        ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz"
+    )
+    write_tfds(
+        folder / "data" / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20}
+    )
     return folder
 
 
@@ -158,7 +162,7 @@ def reader(place, monkeypatch):
 
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
 # Commands that repeat others on other data, and on whose results no other command builds.
-RARE = ("cifar5", "cifar10", "workdirs/packed", "vit_jax.sweep", "tiny-imagenet-200")
+RARE = ("cifar5", "cifar10", "workdirs/packed", "workdirs/trial", "vit_jax.sweep", "tiny-imagenet-200")
 USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
 
@@ -188,11 +192,14 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     scope = {}
     for code in [text for language, text in BLOCKS if language == "python"]:
         exec(code, scope)
-    assert (place / "copy.npz").exists() and scope["source"].field("resolution") == 48
-    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16) and (place / "attention.png").exists()
+    assert (place / "workdirs" / "copy.npz").exists() and scope["source"].field("resolution") == 48
+    assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16) and (place / "workdirs" / "attention.png").exists()
     assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
-    assert scope["model"].spec.position.resolution == 384 and (place / "model.npz").exists()
+    assert scope["model"].spec.position.resolution == 384 and (place / "workdirs" / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
+    # Git ignores all that the commands and the code have left.
+    ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
+    assert {path.name for path in place.iterdir()} - {"configs", "cache"} == {"data", "workdirs"} <= set(ignored)
 
 
 def test_the_limits_of_the_page_are_those_of_the_code():
@@ -219,7 +226,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 13 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 14 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

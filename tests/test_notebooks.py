@@ -177,6 +177,12 @@ def test_a_live_picture_shows_what_there_is():
     assert not nothing.figure.axes
 
 
+def test_pictures_without_matplotlib_say_what_to_install():
+    program = "import sys; sys.modules['matplotlib'] = None; from vit_jax.analysis import plot"
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True).stderr
+    assert said.endswith("ModuleNotFoundError: pictures need matplotlib: pip install -e '.[notebook]'\n")
+
+
 def test_attention_is_drawn_on_the_grid_of_patches():
     for pooling, rows in (("token", 1), ("gap", 0)):
         model = vit_jax.create("ViT-mu/16", resolution=(32, 48), pooling=pooling, num_classes=2)

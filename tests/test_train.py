@@ -157,7 +157,10 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     words = [f"--workdir={large}", "--split=train[:10%]", "--batch=64", "--workers=0", "--json"]
     monkeypatch.setattr(cli, "join_cluster", lambda: None)  # this process has used its devices already
     evaluate.main(["evaluate.py", *words])
-    assert json.loads(capsys.readouterr().out)["test/n"] == 144
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["split"], printed["test/n"]) == ("train[:10%]", 144)
+    evaluate.main(["evaluate.py", *words[:-1]])
+    assert capsys.readouterr().out.splitlines()[0].split() == ["split", "train[:10%]"]
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
         evaluate.evaluate(large, split="tset")
 
@@ -506,6 +509,8 @@ def test_a_finished_run_is_left_as_it_is(run):
     again = train.train(config, workdir)
     assert [path.read_text() for path in files] == before
     assert again["test/accuracy"] == metrics["test/accuracy"]
+    advice = "This run is complete (20 of 20 steps). To train again, choose another --workdir; to train longer, raise"
+    assert advice in (workdir / "train.log").read_text()
     config.total_steps = 10
     with pytest.raises(UserError, match="at step 20 already, beyond total_steps=10"):
         train.train(config, workdir)

@@ -13,6 +13,7 @@ from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import choose as choose
 from vit_jax.errors import exit_code as exit_code
+from vit_jax.errors import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path
 from vit_jax.errors import reason as reason

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend.backend import register_backend_factory
 
-from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code
+from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_tpu
 from vit_jax.storage import cache
@@ -36,14 +36,17 @@ def run(command: Callable[[list[str]], None], again: str = "") -> None:
     `again` is a sentence on what the same command does when it is run again after an interruption. A note that the
     command adds to the interruption is printed instead: it knows what is saved.
 
-    Exit codes: 0 done; 1 a non-finite loss, or an internal error with its traceback; 2 wrong usage; 42 preempted, with
-    the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. All others end with a sentence.
+    Exit codes: 0 done, or nobody reads stdout any more; 1 a non-finite loss, or an internal error with its traceback;
+    2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. All others
+    end with a sentence.
     """
     quiet_libraries()
     skip_absent_tpu()
     signal.signal(signal.SIGTERM, terminate)
     try:
-        return command(sys.argv)
+        with ignore_closed_stdout():
+            command(sys.argv)
+        return
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
         sentence, code = str(error), exit_code(error)
     except (KeyboardInterrupt, Terminated) as error:

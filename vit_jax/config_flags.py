@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -167,6 +168,8 @@ def _find_recipe(argv: list[str]) -> tuple[Path, str]:
     if "--config" in argv:
         raise UserError("write --config=FILE, with an equals sign.")
     if not words:
+        if given := [word for word in argv[1:] if re.match(r"[^-].*\.py(:|$)", word)]:
+            raise UserError(f"{given[0]!r} is not a flag; did you mean --config={given[0]}?")
         raise UserError("say what to train with --config=FILE, for example --config=configs/digits.py.")
     path, colon, argument = words[-1].partition(":")
     file = Path(path)

@@ -1,9 +1,7 @@
 """Prints a resolved recipe: each field's value, where the value came from, and what the field means."""
 
 import dataclasses
-import os
 import re
-import sys
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -50,10 +48,7 @@ def print_config(argv: list[str]) -> None:
     lines = [f"{line.file}, resolved; * differs from configs/base.py", *map(str, explain_config(line))]
     if line.config.data.num_examples is None:
         lines.append("data.num_examples is unset: durations in epochs become steps when the data are opened.")
-    try:
-        print(*lines, sep="\n", flush=True)
-    except BrokenPipeError:  # `head` has read enough; Python would complain again when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(*lines, sep="\n")
 
 
 def explain_config(line: CommandLine) -> list[FieldLine]:

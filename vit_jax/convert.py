@@ -1,7 +1,7 @@
 """Writes a checkpoint in another layout, or at another resolution or patch size.
 
 Example:
-  python -m vit_jax.convert workdirs/digits digits.npz --layout=google
+  python -m vit_jax.convert workdirs/digits workdirs/digits.npz --layout=google
 """
 
 import argparse
@@ -16,12 +16,14 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", help="as in vit_jax.load: a workdir, a checkpoint, an .npz file or a published name")
+    parser.add_argument("source", help="a workdir, a checkpoint, an .npz file or a published name, as in vit_jax.load")
     parser.add_argument("target", help="the .npz file to write")
     parser.add_argument("--layout", default="ours", help=f"one of {', '.join(interop.LAYOUTS)} [ours]")
     parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
-    parser.add_argument("--resample", help="of positions: linear, bicubic or flexi [linear; flexi with --patch-size]")
+    parser.add_argument(
+        "--resample", help="how positions are resampled: linear, bicubic or flexi [linear; flexi with --patch-size]"
+    )
     args = parser.parse_args(argv[1:])
     choose("layout", args.layout, interop.LAYOUTS)
     if Path(args.source).resolve() == Path(args.target).resolve():

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from vit_jax import ignore_closed_stdout
 from vit_jax.machine import (
     Finding,
     check_cluster,
@@ -63,4 +64,5 @@ def format_text(finding: Finding) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    with ignore_closed_stdout():
+        main(sys.argv)

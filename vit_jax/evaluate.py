@@ -1,4 +1,4 @@
-"""Evaluates a run's newest checkpoint on its own splits, or on another one, exactly, on whatever devices are here.
+"""Evaluates a run's newest checkpoint exactly, on its own splits or another one, on this machine's devices.
 
 Example:
   python -m vit_jax.evaluate workdirs/digits --json
@@ -116,13 +116,15 @@ def main(argv: list[str]) -> None:
         prog="python -m vit_jax.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", metavar="workdir", help="folder of the run")
-    parser.add_argument("--workdir", help="the same")
-    parser.add_argument("--best", action="store_true", help="the best checkpoint kept instead of the newest")
-    parser.add_argument("--split", help="evaluate this split instead of the run's, as train[:10%%] [the run's]")
-    parser.add_argument("--batch", type=int, help="images per step over all devices [what fits here]")
-    parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [what suits this machine]")
+    parser.add_argument("--workdir", help="same as the positional argument")
+    parser.add_argument(
+        "--best", action="store_true", help="evaluate the best checkpoint that was kept, not the newest"
+    )
+    parser.add_argument("--split", help="evaluate this split, for example train[:10%%] [those of the run]")
+    parser.add_argument("--batch", type=int, help="images per step over all devices [chosen to fit this machine]")
+    parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [chosen for this machine]")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
-    parser.add_argument("--source", help="where the data lie now, if they have moved: folder:PATH")
+    parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
@@ -131,10 +133,17 @@ def main(argv: list[str]) -> None:
     cli.join_hosts()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
     metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)
+    # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
+    answer = ({} if args.split is None else {"split": args.split}) | metrics
     if args.json:
-        print(json.dumps(metrics))
+        print(json.dumps(answer))
     else:
-        print("\n".join(f"{name:20} {value:.6g}" for name, value in metrics.items()))
+        print("\n".join(f"{name:20} {format_value(value)}" for name, value in answer.items()))
+
+
+def format_value(value: float | str) -> str:
+    """Returns a number with six digits, and a text as it is."""
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 if __name__ == "__main__":

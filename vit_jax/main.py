@@ -5,9 +5,12 @@ Example:
 
   --config   file that defines get_config(); text after a colon, FILE.py:TEXT, is its argument; a recipe that comes
              with the package is found as configs/NAME.py from any folder
-  --config.KEY=VALUE   overrides a field; configs/base.py lists all fields; None unsets an optional one
-  --print    print the resolved recipe, a line a field, with origin and meaning, and exit
+  --config.KEY=VALUE   overrides a field; None unsets an optional one; configs/base.py lists all fields
+  --print    print all fields, one a line, with value, origin and meaning, and exit
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
+
+Common fields: data.source (the images), model.name, resolution, batch (over all devices), base_lr (after the warm-up),
+total_steps or total_epochs, init_from (weights to fine-tune).
 
 Exit codes: 0 done, 1 internal error or non-finite loss, 2 wrong usage, 42 preempted and saved, 130 Ctrl-C, 134 a lost
 or stuck host; see docs/reliability.md.

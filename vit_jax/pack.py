@@ -6,8 +6,8 @@ JPEG again); on request, large images are shrunk and only some classes are packe
 command resumes; when image files have changed, it packs their shards again.
 
 Example:
-  python -m vit_jax.pack folder:photos packed/photos --shorter-side=512
-  python -m vit_jax.main --config=configs/folder.py --config.data.source=array_record:packed/photos
+  python -m vit_jax.pack folder:data/photos data/packed/photos --shorter-side=512
+  python -m vit_jax.main --config=configs/folder.py --config.data.source=array_record:data/packed/photos
 """
 
 import argparse
@@ -32,21 +32,28 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("source", help="as config.data.source: folder:PATH, tfds:NAME, array_record:PATTERN or digits")
     parser.add_argument("out", help="folder to write the shards and info.json into")
-    parser.add_argument("--shards", type=positive, help="number per split, at most one per image [about 256 MB each]")
-    parser.add_argument("--splits", help="names of the splits, such as train,validation [all]")
+    parser.add_argument("--shards", type=positive, help="shards per split, at most one per image [about 256 MB each]")
+    parser.add_argument("--splits", help="splits to pack, for example train,validation [all]")
     parser.add_argument("--classes", metavar="NAME,0-4", help="pack only these classes, labelled in this order [all]")
     parser.add_argument(
         "--shorter-side", type=positive, metavar="PX", help="shrink larger images to this shorter side, saved as JPEG"
     )
-    parser.add_argument("--quality", type=positive, default=95, help="of JPEG files encoded again, 1 to 100 [95]")
     parser.add_argument(
-        "--bad-images", choices=("fail", "skip"), default="fail", help="what unreadable images do [fail]"
+        "--quality", type=positive, default=95, help="quality of JPEG files that are encoded again, 1 to 100 [95]"
+    )
+    parser.add_argument(
+        "--bad-images",
+        choices=("fail", "skip"),
+        default="fail",
+        help="stop at an unreadable image, or leave it out [fail]",
     )
     parser.add_argument("--no-decode", action="store_true", help="copy without decoding: faster, but notices no damage")
     parser.add_argument("--data-dir", help="folder of TFDS data")
-    parser.add_argument("--num-classes", type=positive, help="of array_record shards without info.json")
-    parser.add_argument("--max-labels", type=positive, help="of such shards, if an image may have several labels")
-    parser.add_argument("--workers", type=positive, default=0, help="threads [one per core]")
+    parser.add_argument(
+        "--num-classes", type=positive, help="number of classes, for array_record shards without info.json"
+    )
+    parser.add_argument("--max-labels", type=positive, help="most labels of an image, for such shards")
+    parser.add_argument("--workers", type=positive, default=0, help="threads that read and encode [one per core]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv[1:])
     if "://" in args.out:

@@ -1,4 +1,4 @@
-"""Shows what a run would need and cost on a TPU slice that need not be here: memory, exchanges, speed, chip-hours.
+"""Shows what a run would need and cost on a TPU slice that need not be here: memory, communication, speed, chip-hours.
 
 Example:
   python -m vit_jax.plan --config=configs/vit_l16_jft.py --topology=v5e:16x16
@@ -62,9 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     where.add_argument("--gpu", action="store_true", help="this machine's GPUs")
     names = ",".join(STRATEGIES)
     parser.add_argument("--strategy", help=f"how parameters are placed, any of {names} [as in --config.mesh]")
-    parser.add_argument("--fit", action="store_true", help="search the largest batch that fits")
-    parser.add_argument("--inference", action="store_true", help="plan a prediction instead of a step of training")
-    parser.add_argument("--price", type=float, help="of a chip-hour, to show what the run costs")
+    parser.add_argument("--fit", action="store_true", help="find the largest batch that fits")
+    parser.add_argument("--inference", action="store_true", help="plan inference instead of a training step")
+    parser.add_argument("--price", type=float, help="price of a chip-hour, to show what the run costs")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     return parser
 

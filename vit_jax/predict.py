@@ -1,8 +1,8 @@
 """Prints the most probable classes of images.
 
 Examples:
-  python -m vit_jax.predict workdirs/digits photo.png --top=3
-  python -m vit_jax.predict workdirs/digits photos --top=1 --csv > photos.csv
+  python -m vit_jax.predict workdirs/digits data/photo.png --top=3
+  python -m vit_jax.predict workdirs/digits data/photos --top=1 --csv > workdirs/photos.csv
 """
 
 import argparse

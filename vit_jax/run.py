@@ -162,7 +162,8 @@ def describe_end(step: int) -> str:
     """Returns what to say of a run that has no steps to make."""
     if not step:
         return "Nothing to train: total_steps is 0."
-    return f"This run is complete, after {step:,} steps: to go on raise total_steps, to start anew change --workdir."
+    advice = "To train again, choose another --workdir; to train longer, raise total_steps."
+    return f"This run is complete ({step:,} of {step:,} steps). {advice}"
 
 
 @contextlib.contextmanager

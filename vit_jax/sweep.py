@@ -4,7 +4,7 @@ Example:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=5
 
   --config   as for vit_jax.main; likewise --config.KEY=VALUE
-  --sweep.KEY=VALUE,VALUE,...   values of a field to try; of several fields, all combinations are tried
+  --sweep.KEY=VALUE,VALUE,...   values of a field to try; with several fields, all their combinations
   --workdir  folder of the sweep, local, gs:// or s3:// [workdirs/<config name>]; each combination trains in a folder
              inside it
   --json     print one JSON object, the same as in sweep.json in the workdir

@@ -58,7 +58,7 @@ def test_an_accelerator_that_jax_does_not_use(device, name, tmp_path):
         assert finding.subject == name
         return finding
 
-    assert check().mark == "missing" and f"vit_jax[{'cuda' if name == 'GPU' else 'tpu'}]" in check().remedy
+    assert check().mark == "missing" and f"pip install -e '.[{'cuda' if name == 'GPU' else 'tpu'}]" in check().remedy
     assert check(JAX_PLATFORMS="cpu").remedy == "unset JAX_PLATFORMS"
     found = check("jax-cuda12-plugin", "libtpu")
     assert found == Finding("broken", name, "does not start: jax does not say why", check().remedy)

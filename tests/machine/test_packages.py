@@ -43,7 +43,7 @@ def test_what_extras_bring_is_read_from_the_packages():
     missing = [installation.missing(extra) for extra in ("tpu", "cuda", "gcs")]
     assert missing == [[], ["plugin"], ["gcsfs"]]
     found = {finding.subject: finding for finding in packages.check_extras(installation)}
-    assert found["gs:// paths"] == Finding("optional", "gs:// paths", "needs gcsfs", "pip install 'vit_jax[gcs]'")
+    assert found["gs:// paths"] == Finding("optional", "gs:// paths", "needs gcsfs", "pip install -e '.[gcs]'")
 
 
 @pytest.mark.parametrize(("is_here", "mark"), [(True, "missing"), (False, "optional")])

@@ -245,12 +245,12 @@ def test_fsspec_is_configured_at_first_use():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
+@pytest.mark.parametrize(("kind", "package"), [("gs", "gcsfs"), ("s3", "s3fs"), ("gcs", "gcsfs"), ("s3a", "s3fs")])
 def test_a_missing_package_is_named(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
     filesystem.open_store.cache_clear()
-    with pytest.raises(UserError, match=rf"{kind}:// paths need .* pip install {package}"):
+    with pytest.raises(UserError, match=rf"{kind}:// paths need .* pip install -e '\.\[{package[:-2]}\]'"):
         filesystem.read_bytes(f"{kind}://b/x")
 
 

@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[notebook]'", name=error.name) from error
 
 from vit_jax import models
 from vit_jax.data.images import read_image

@@ -15,8 +15,8 @@ from vit_jax import shown
 from vit_jax.machine.finding import Finding
 
 START_SECONDS = 60.0  # that the devices may take to start
-GPU_REMEDY = "pip install 'vit_jax[cuda]', or [cuda12] if nvidia-smi shows a driver older than 580"
-TPU_REMEDY = "pip install 'vit_jax[tpu]'; to see which process uses the device: sudo lsof /dev/accel* /dev/vfio/*"
+GPU_REMEDY = "pip install -e '.[cuda]', or '.[cuda12]' if nvidia-smi shows a driver older than 580"
+TPU_REMEDY = "pip install -e '.[tpu]'; to see which process uses the device: sudo lsof /dev/accel* /dev/vfio/*"
 TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "JAX_FORCE_TPU_INIT")
 GOOGLE_PCI_VENDOR = "0x1ae0"
 NON_TPU_PCI_CLASSES = ("0x01", "0x02")  # the prefixes of disks and of network cards

@@ -135,7 +135,7 @@ def check_extras(
         if all(missing.values()):
             message = f"needs {', '.join(missing[extras[0]])}"
             mark = "missing" if device and device.is_here() else "optional"
-            yield Finding(mark, feature, message, f"pip install 'vit_jax[{extras[0]}]'")
+            yield Finding(mark, feature, message, f"pip install -e '.[{extras[0]}]'")
             continue
         complete = f"[{next(extra for extra in extras if not missing[extra])}]"
         if device and not device.is_here():

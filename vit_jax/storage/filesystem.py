@@ -19,7 +19,7 @@ import fsspec
 from vit_jax import UserError, reason, user_errors
 from vit_jax.storage import atomic_write, cache, timeout
 
-PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs"}  # protocol -> the package that opens its paths
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
 # The fields of a listing that differ between versions of an object; stores know some of them.
 VERSION_FIELDS = ("etag", "ETag", "generation", "mtime", "LastModified", "created")
 CONCURRENT_REQUESTS = 16
@@ -264,7 +264,7 @@ def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress
         try:
             return timeout.call_with_timeout(path, run)
         except ImportError as error:
-            command = f"pip install {PACKAGES[protocol]}" if protocol in PACKAGES else str(error)
+            command = f"pip install -e '.[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
             raise UserError(f"{protocol}:// paths need a package that is not installed: {command}") from error
         except FileNotFoundError as error:
             raise UserError(f"there is no {path}, or no bucket {server}.") from error
@@ -292,10 +292,10 @@ def open_store(server: str, process: int) -> Any:
 
 def _configure_stores() -> None:
     """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
-    settings = {protocol: fsspec.config.conf.setdefault(protocol, {}) for protocol in PACKAGES}
+    settings = {protocol: fsspec.config.conf.setdefault(protocol, {}) for protocol in EXTRAS}
     for protocol, options in settings.items():
         options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
-        if PACKAGES[protocol] == "s3fs":
+        if EXTRAS[protocol] == "s3":
             options["max_concurrency"] = 1  # parts of a file: files are read as streams, `CONCURRENT_REQUESTS` at once
 
 
