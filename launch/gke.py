@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
         print(text, end="")
         return
     if run_command(["kubectl", "apply", "--filename=-"], input=text).returncode:
-        raise UserError("the cluster refuses the manifest, for the reason above.")
+        raise UserError("the cluster rejected the manifest; see the output above.")
     print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
     print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")
 

@@ -109,7 +109,7 @@ class Run:
         """Evaluates the state, which is saved, and adds the metrics to its checkpoint.
 
         Raises:
-            UserError: an evaluation failed; the message says from where the same command goes on.
+            UserError: an evaluation failed; the message says from where the same command continues.
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
             with saved_before(self.step):
@@ -155,20 +155,24 @@ class Run:
         self._train_metrics.flush()
         if self.step > self._folder.start:
             self.save()
-        raise Preempted(f"preempted after step {self.step}, which is saved; the same command goes on.") from None
+        raise Preempted(
+            f"preempted; the state after step {self.step} is saved. Run the same command again to continue."
+        ) from None
 
 
 def describe_end(step: int) -> str:
     """Returns what to say of a run that has no steps to make."""
     if not step:
         return "Nothing to train: total_steps is 0."
-    return f"This run is complete, after {step:,} steps: to go on raise total_steps, to start anew change --workdir."
+    return (
+        f"This run is complete, after {step:,} steps: to continue, raise total_steps; for a new run, change --workdir."
+    )
 
 
 @contextlib.contextmanager
 def saved_before(step: int) -> Iterator[None]:
     """Adds to errors inside that they cost no training: the state after `step` is saved."""
-    words = f"step {step} is saved, and the same command goes on from there"
+    words = f"step {step} is saved; run the same command again to continue from that step"
     try:
         yield
     except UserError as error:

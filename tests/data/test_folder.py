@@ -114,7 +114,7 @@ def test_imagenet(tmp_path, kaggle):
     source = open_source(f"folder:{imagenet(root, tmp_path)}", "val")
     assert labels_of(source) == sorted((label, label) for label in LABELS) and source.class_names == IN_WORDS
     assert len(open_source(f"folder:{root}", "train+validation[:50%]")) == 11
-    with pytest.raises(UserError, match=r"images lie directly in .*test .*such as .*/test\.csv"):
+    with pytest.raises(UserError, match=r"test contains images directly .*such as .*/test\.csv"):
         open_source(f"folder:{root}", "test")
 
 
@@ -166,12 +166,12 @@ def test_a_training_split_beside_a_list(tmp_path, place):
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [
-        ({}, r"images lie directly in .*val .*a label file with the columns image and class, such as \S*/val\.csv$"),
+        ({}, r"val contains images directly .*a label file with the columns image and class, such as \S*/val\.csv$"),
         ({"val.csv": "a,cow\n"}, r"the label file of \S*/val has classes that train does not have: cow$"),
         ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several label files: LOC_val\.csv, val\.csv; keep one"),
         ({"val.csv": "a,cat\na.png,dog\n"}, "gives a.png two classes, cat and dog"),
         ({"val.csv": "x,cat\ny,dog\n"}, "none of the 2 files that .*val.csv lists exists"),
-        ({"val.csv": "a\n"}, "the line a lacks one of the columns"),
+        ({"val.csv": "a\n"}, "the line a must have at least two columns"),
         ({"val.csv": "same,cat\n"}, r"same in .* could be any of val/same\.jpg, val/same\.png; write the path"),
     ],
 )

@@ -62,7 +62,8 @@ def spec(config: ConfigDict) -> DataSpec:
     known = {"num_classes": num_classes, "num_examples": num_examples}
     if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
         raise UserError(
-            f"set {' and '.join(unknown)} to a positive number: the data is not open, so it cannot be counted"
+            f"set {' and '.join(unknown)} to a positive number: it cannot be read from the data, which is not "
+            "opened here"
         )
     shape = train_preprocessor(config).shape
     for name in config.evals:
