@@ -142,7 +142,9 @@ class Faults:
         steps = saved(began)
         told = f"all left with 42 after {took:.1f} s"
         if text.startswith("step"):
-            lines = {re.findall(r"preempted after step (\d+), which is saved", run.output(host))[0] for host in (0, 1)}
+            lines = {
+                re.findall(r"preempted; the state after step (\d+) is saved", run.output(host))[0] for host in (0, 1)
+            }
             check(lines == {str(steps[-1])}, f"hosts say {lines}, saved is {steps}")
             told += f", step {steps[-1]} saved"
         finish(began, 2, 2, SPLIT)
@@ -357,7 +359,7 @@ class Faults:
         with Hosts(workdir, 2, 2, *words, faults=faults) as run:
             codes = run.wait(300)
         check(codes == [2, 2], f"exit codes {codes}: {run.output()[-2000:]}")
-        told = f"step {step} is saved, and the same command goes on from there."
+        told = f"step {step} is saved; run the same command again to continue from that step."
         check(sentence in run.output() and told in run.output(), run.output()[-2000:])
         check(saved(workdir)[-1] == step, f"saved: {saved(workdir)}")
 

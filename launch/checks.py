@@ -68,10 +68,12 @@ def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
         if not (SHARED_PLACE if shared_disk else BUCKET).match(_flag_value(words, str(output.flag))):
             reason = f"what {name} writes would be deleted with the machine that wrote it"
             place = ", or the absolute path of a shared disk" if shared_disk else ""
-            raise UserError(f"{reason}; say --{output.flag}=gs://BUCKET/FOLDER{place}.")
+            raise UserError(f"{reason}; add --{output.flag}=gs://BUCKET/FOLDER{place}.")
     elif not shared_disk and not (output and output.flag and not _flag_value(words, output.flag)):
         reason = f"{name} writes to local folders only" if output else "it is unknown where this command writes"
-        hint = "if it writes nothing worth keeping or copies it elsewhere itself, say --allow-local-output"
+        hint = (
+            "if your command writes nothing that you need, or copies its own output elsewhere, add --allow-local-output"
+        )
         raise UserError(f"{reason}, and the disks of the machines are deleted with them; {hint}.")
 
 
@@ -133,7 +135,7 @@ def _check_place(field: str, value: str, instead: str, inside: bool = False) -> 
     """
     path = value if inside or "://" in value else value.rpartition(":")[2]
     if "://" not in value and (path.startswith(("~", "..")) or PurePath(path).is_absolute() == inside):
-        raise UserError(f"{field}={value} is not on the new machines; say {instead}.")
+        raise UserError(f"{field}={value} is not on the new machines; use {instead}.")
 
 
 def check_config_in_git(job: Job) -> None:
@@ -149,7 +151,9 @@ def check_config_in_git(job: Job) -> None:
             ["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         if listed.returncode == 1:  # 128: this is not a repository, which is reported when the code is packed
-            raise UserError(f"git does not track {file}, so it would not be copied to the machines; git add {file}.")
+            raise UserError(
+                f"git does not track {file}, so it would not be copied to the machines; run git add {file}."
+            )
 
 
 def _flag_value(words: Sequence[str], flag: str) -> str:

@@ -163,7 +163,7 @@ def main(argv: list[str]) -> None:
         if NO_CLUSTER.search(applied.stderr):
             advice = "choose one with gcloud container clusters get-credentials NAME."
             raise UserError(f"kubectl cannot reach a cluster; {advice}")
-        raise UserError("the cluster refuses the manifest, for the reason above.")
+        raise UserError("the cluster rejected the manifest; see the output above.")
     print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
     print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")
 

@@ -68,10 +68,12 @@ def make_job(args: argparse.Namespace, command: Sequence[str]) -> Job:
             mesh of another number of slices.
     """
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", args.name):
-        rule = "use at most 40 of a-z, 0-9 and -, with a letter first and no - last"
+        rule = "use at most 40 of a-z, 0-9 and -, starting with a letter and not ending with -"
         raise UserError(f"clouds do not accept the name {args.name!r}; {rule}.")
     if not command:
-        raise UserError("say what to run after --, for example -- python -m vit_jax.main --config=configs/digits.py.")
+        raise UserError(
+            "put the command to run after --, for example -- python -m vit_jax.main --config=configs/digits.py."
+        )
     if args.slices < 1 or args.restarts < 0:
         raise UserError("--slices must be at least 1, and --restarts at least 0.")
     return Job(args.name, _with_slices(tuple(command), args.slices), args.slices, args.restarts)
@@ -111,4 +113,6 @@ def run_command(argv: Sequence[str], **options: Any) -> "subprocess.CompletedPro
     try:
         return subprocess.run(argv, text=True, check=False, **options)
     except FileNotFoundError:
-        raise UserError(f"{argv[0]} is not installed; install it, or see what it would do with --dry-run.") from None
+        raise UserError(
+            f"{argv[0]} is not installed; install it, or use --dry-run to see what would be done."
+        ) from None

@@ -217,15 +217,13 @@ class QueuedResource:
         """Takes a step that only the cloud may refuse."""
         done = run_command(self._steps[step], stdout=sys.stderr, stderr=subprocess.PIPE)
         if done.returncode and not re.search("ALREADY_EXISTS|NOT_FOUND", done.stderr):
-            raise UserError(f"the cloud refuses to {step} {self.name}: {error_line(done.stderr)}")
+            raise UserError(f"the cloud rejected the request to {step} {self.name}: {error_line(done.stderr)}")
 
     def _pack(self) -> bool:
         if not self._packed:  # once: later edits of the code are not for this run
             log("pack")
             if run_command(self._steps["pack"], stdout=sys.stderr).returncode:
-                raise UserError(
-                    "cannot pack the code; start in its folder, and see git status for files that are gone."
-                )
+                raise UserError("cannot pack the code; start in its folder, and run git status to find deleted files.")
             self._packed = True
         return True
 
@@ -236,7 +234,7 @@ class QueuedResource:
         if output := WORKER_ANSWER.sub("", done.stdout).strip():
             print(output, file=sys.stderr)
         if step == "install" and done.returncode not in (0, UNREACHABLE):
-            raise UserError("cannot install the code on a worker, for the reason above.")
+            raise UserError("cannot install the code on a worker; see the output above.")
         return not done.returncode and (step == "copy" or len(WORKER_ANSWER.findall(done.stdout)) == self.workers)
 
 

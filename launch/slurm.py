@@ -119,7 +119,7 @@ def main(argv: list[str]) -> None:
         print(text, end="")
         return
     if run_command(["sbatch"], input=text).returncode:
-        raise UserError("Slurm refuses the script, for the reason above.")
+        raise UserError("Slurm rejected the script; see the output above.")
     print(f"follow: tail --follow=name --retry {job.name}-*.log")
     print(f"end it: scancel --name={job.name}")
 

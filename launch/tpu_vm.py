@@ -86,7 +86,9 @@ class Launcher:
                 pause, restart = POLL_SECONDS, 0
             state = self._machines.state()
             if state is None:
-                raise UserError(f"the machines of {self._job.name} were deleted; the same command requests new ones.")
+                raise UserError(
+                    f"the machines of {self._job.name} were deleted; run the same command again to request new ones."
+                )
             if code == PREEMPTED or state != "ACTIVE":  # not a fault, so it is not counted
                 log(f"ended with {code}, preempted; again in {POLL_SECONDS:g} s")
                 self._sleep(POLL_SECONDS)

@@ -218,10 +218,10 @@ def test_overrides():
             "Unknown command line flag 'output_dir'; the folder of the run is a flag of its own, --work",
         ),
         (["--zzz=x"], "Unknown command line flag 'zzz'; fields are written --config.KEY=VALUE."),
-        (["--config.batch=abc"], "--config.batch=abc: the field takes a whole number."),
-        (["--config.batch=1.5"], "--config.batch=1.5: the field takes a whole number."),
-        (["--config.base_lr=fast"], "--config.base_lr=fast: the field takes a number."),
-        (["--config.model.scan=maybe"], "--config.model.scan=maybe: the field takes true or false."),
+        (["--config.batch=abc"], "--config.batch=abc: the value must be a whole number."),
+        (["--config.batch=1.5"], "--config.batch=1.5: the value must be a whole number."),
+        (["--config.base_lr=fast"], "--config.base_lr=fast: the value must be a number."),
+        (["--config.model.scan=maybe"], "--config.model.scan=maybe: the value must be true or false."),
         (["--workdri=x"], "workdri"),
         (["--config.batch", "3"], "unexpected '3'"),
     ],
@@ -380,7 +380,7 @@ def test_no_config_and_no_such_config(monkeypatch):
         ({"checkpoint.best_metric": "test/acuracy"}, "did you mean 'test/accuracy'"),
         ({"evals": {}}, "declare an evaluation"),
         ({"total_steps": 5}, "set total_steps or total_epochs, not both"),
-        ({"total_epochs": None}, "set total_steps or total_epochs"),
+        ({"total_epochs": None}, "set the length of training with total_steps or total_epochs"),
     ],
 )
 def test_values_that_make_no_sense(change, sentence):
@@ -448,7 +448,9 @@ def test_an_evaluation_that_cannot_run_is_refused_without_data():
     config.resolution, config.data.num_classes, config.data.num_examples = 384, 10, 90
     assert data.spec(config).image_shape == (384, 384, 3)
     config.evals.test.preprocess = "resize_small(256)|central_crop({resolution})|value_range(-1,1)"
-    sentence = "in evals.test: a crop of 384 x 384 pixels does not fit into an image whose shorter side has 256; put"
+    sentence = (
+        "in evals.test: a crop of 384 x 384 pixels does not fit into an image whose shorter side is 256 pixels; put"
+    )
     for opens in (data.spec, data.complete_config):
         with pytest.raises(UserError, match=sentence):
             opens(config)
@@ -463,5 +465,7 @@ def test_a_resumed_run_must_be_the_same_run():
     for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
         new = parse()[0]
         new.update_from_flattened_dict(change)
-        with pytest.raises(UserError, match=f"the workdir here holds another run .*{next(iter(change))}"):
+        with pytest.raises(
+            UserError, match=f"the workdir here contains a run with other settings .*{next(iter(change))}"
+        ):
             check_resumes(old, new, "here")

@@ -232,7 +232,7 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
 
 def test_images_with_several_labels(tiny):
     tiny.data.max_labels = 3
-    with pytest.raises(UserError, match=r"several labels per image need --config.task.loss=sigmoid"):
+    with pytest.raises(UserError, match=r"several labels per image needs --config.task.loss=sigmoid"):
         build(tiny)
     tiny.task.loss = "sigmoid"
     tiny.mesh.data = 8

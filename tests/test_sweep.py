@@ -106,7 +106,7 @@ def test_another_configuration_in_the_folder_is_refused(whole):
     workdir, _ = whole
     with pytest.raises(
         UserError,
-        match=r"base_lr=0\.02 holds a run with other values of optim\.beta1, warmup_steps; choose another --workd",
+        match=r"base_lr=0\.02 contains a run with other values of optim\.beta1, warmup_steps; choose another --workd",
     ):
         rows(workdir, "--sweep.base_lr=0.02", "--config.warmup_steps=2", "--config.optim.beta1=0.8")
 
@@ -114,9 +114,9 @@ def test_another_configuration_in_the_folder_is_refused(whole):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ([], "say what to vary with --sweep.KEY=VALUE,VALUE"),
+        ([], "add --sweep.KEY=VALUE,VALUE, the values to try"),
         (["--sweep.bse_lr=1,2"], "unknown config field 'bse_lr'; did you mean 'base_lr'?"),
-        (["--sweep.base_lr=0.1,fast"], "--config.base_lr=fast: the field takes a number."),
+        (["--sweep.base_lr=0.1,fast"], "--config.base_lr=fast: the value must be a number."),
         (["--sweep.base_lr=0.1,"], "--sweep.base_lr=0.1, gives no values"),
         (["--sweep.base_lr"], "--sweep.base_lr gives no values"),
         (
@@ -132,7 +132,7 @@ def test_another_configuration_in_the_folder_is_refused(whole):
         (["--sweep.model.name=ViT-mu/4,ViT-X/4"], "unknown model 'ViT-X/4'"),
         (
             ["--sweep.data.source=folder:/a/b,folder:/a_b"],
-            "data.source=folder:/a/b and data.source=folder:/a_b would share ",
+            "data.source=folder:/a/b and data.source=folder:/a_b would both use ",
         ),
         (["--sweep.base_lr=0.1", "--workdir=http://host/sweep"], "the workdir http://host/sweep is neither a local"),
     ],

@@ -69,7 +69,7 @@ def failing(monkeypatch, place, name, error, call):
 
 
 def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch):
-    saved = r"step 8 is saved, and the same command goes on from there\."
+    saved = r"step 8 is saved; run the same command again to continue from that step\."
     full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.")
     faults = [
         (UserError("cannot read 7.jpg."), UserError, f"cannot read 7.jpg; {saved}"),
@@ -82,7 +82,7 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
             with pytest.raises(kind, match=sentence) as raised:
                 train.train(configured(), tmp_path / "run")
         assert steps(tmp_path / "run") == [4, 8]
-    assert raised.value.__notes__ == ["step 8 is saved, and the same command goes on from there."]
+    assert raised.value.__notes__ == ["step 8 is saved; run the same command again to continue from that step."]
     train.train(configured(), tmp_path / "run")
     same(tmp_path / "run", whole)
 
@@ -102,16 +102,16 @@ def test_a_run_without_its_checkpoints_is_not_overwritten(finished):
     before = contents(finished)
     other = configured()
     other.model.depth = 2
-    with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
+    with pytest.raises(UserError, match=r"contains a run with other settings .*model\.depth: 1 -> 2"):
         train.train(other, finished)
-    with pytest.raises(UserError, match=r"holds a run's model\.npz, but no checkpoint .*; choose another --workdir"):
+    with pytest.raises(UserError, match=r"contains a run's model\.npz, but no checkpoint .*; choose another --workdir"):
         train.train(configured(), finished)
     assert contents(finished) == before
     (finished / "model.npz").unlink()
-    with pytest.raises(UserError, match="holds the metrics of a run of 10 steps, but none of its checkpoints"):
+    with pytest.raises(UserError, match="contains the metrics of a run of 10 steps, but none of its checkpoints"):
         train.train(configured(), finished)
     (finished / "config.json").unlink()
-    with pytest.raises(UserError, match=r"holds the metrics of a run, but no config\.json"):
+    with pytest.raises(UserError, match=r"contains the metrics of a run, but no config\.json"):
         train.train(configured(), finished)
     left = {path: data for path, data in before.items() if path.name not in ("model.npz", "config.json")}
     assert contents(finished) == left
@@ -163,7 +163,7 @@ def test_a_model_stays_though_its_checkpoint_was_lost(finished):
 @pytest.mark.parametrize("part", ["", "/model.npz", "/checkpoints/8"])
 def test_a_run_does_not_replace_what_it_starts_from(part, finished):
     before = contents(finished)
-    with pytest.raises(UserError, match=r"lies in the workdir .*; choose another --workdir\."):
+    with pytest.raises(UserError, match=r"is in the workdir .*; choose another --workdir\."):
         train.train(configured(init_from=f"{finished}{part}", base_lr=1e-4), finished)
     assert contents(finished) == before
 
@@ -176,7 +176,7 @@ def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
         ("gs://b/r/checkpoints/5", "gs://b/r/"),
         ("r/model.npz", f"{Path.cwd()}/r"),
     ):
-        with pytest.raises(UserError, match="lies in the workdir"):
+        with pytest.raises(UserError, match="is in the workdir"):
             mirror.check_init_from(source, str(place))
 
 

@@ -15,7 +15,7 @@ from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, OnResume, e
 BEST = ("accuracy", "top5")
 # Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
 CONFIG_VERSION = 2
-ACCEPT = ", or continue with the other data by --config.data.accept_change=True"
+ACCEPT = ", or accept the other data with --config.data.accept_change=True"
 
 
 def check_config(config: ConfigDict) -> None:
@@ -32,12 +32,12 @@ def check_config(config: ConfigDict) -> None:
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], [f"{n}/{m}" for n in config.evals for m in BEST])
     if flat["keep_head"] and flat["init_from"] is None:
-        raise UserError("keep_head=True keeps the head of init_from; set --config.init_from too.")
+        raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
     if flat["total_steps"] is None and flat["total_epochs"] is None:
-        raise UserError("set total_steps or total_epochs: the length of training.")
+        raise UserError("set the length of training with total_steps or total_epochs.")
 
 
 def _check_value(name: str, value: Any, field: Field) -> None:
@@ -189,8 +189,8 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     if refused | data:
         changes = "; ".join(line for name, line in lines.items() if name in refused | data)
         hint = "" if refused else ACCEPT
-        advice = f"change it back or choose a new workdir{hint}."
-        raise UserError(f"the workdir {place} holds another run ({changes}); {advice}")
+        advice = f"restore them or choose a new --workdir{hint}."
+        raise UserError(f"the workdir {place} contains a run with other settings ({changes}); {advice}")
     return list(lines.values())
 
 
@@ -211,7 +211,7 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place:
     if lines and not (accepts and acceptable):
         hint = ACCEPT if acceptable else ""
         changes = "; ".join(lines.values())
-        raise UserError(f"{place} was trained on other data ({changes}); choose a new workdir{hint}.")
+        raise UserError(f"{place} was trained on other data ({changes}); choose a new --workdir{hint}.")
     return list(lines.values())
 
 

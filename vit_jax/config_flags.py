@@ -54,7 +54,10 @@ def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
 
 
 def read_command_line(argv: list[str]) -> CommandLine:
-    """Returns what a command line asks for, given with the program's name first.
+    """Parses a command line.
+
+    Args:
+        argv: the arguments; the first is the program's name.
 
     Raises:
         UserError: no config file, an unknown flag or field, or a value of the wrong type.
@@ -103,7 +106,7 @@ def _check_type(config: ConfigDict, key: str, value: str) -> None:
     try:
         KINDS[kind][0](value)
     except ValueError:
-        raise UserError(f"--config.{key}={value}: the field takes {KINDS[kind][1]}.") from None
+        raise UserError(f"--config.{key}={value}: the value must be {KINDS[kind][1]}.") from None
 
 
 def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues:
@@ -170,7 +173,7 @@ def _find_recipe(argv: list[str]) -> tuple[Path, str]:
     if not words:
         if given := [word for word in argv[1:] if re.match(r"[^-].*\.py(:|$)", word)]:
             raise UserError(f"{given[0]!r} is not a flag; did you mean --config={given[0]}?")
-        raise UserError("say what to train with --config=FILE, for example --config=configs/digits.py.")
+        raise UserError("add --config=FILE, the recipe to train, for example --config=configs/digits.py.")
     path, colon, argument = words[-1].partition(":")
     file = Path(path)
     if file.is_file():

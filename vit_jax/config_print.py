@@ -52,7 +52,7 @@ def print_config(argv: list[str]) -> None:
 
 
 def explain_config(line: CommandLine) -> list[FieldLine]:
-    """Returns the fields that a command line asks for, in the order of configs/base.py, without opening data.
+    """Returns the fields that result from the recipe and the flags, in the order of configs/base.py; opens no data.
 
     Raises:
         UserError: the recipe is wrong.

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     height, width = model.spec.position.image_size
     print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")
     if interop.LAYOUTS[args.layout] and model.class_names:
-        lost = f"the names of its {len(model.class_names):,} classes are lost, as the {args.layout} layout has none"
+        lost = f"the {args.layout} layout does not store the names of the {len(model.class_names):,} classes"
         print(f"vit_jax: {lost}; keep {args.source}, or convert it with --layout=ours.", file=sys.stderr)
 
 

@@ -56,10 +56,10 @@ def evaluate(
         near = nearest_path(path)
         raise UserError(f"there is no folder {workdir}{f'; did you mean {str(near)!r}?' if near else '.'}")
     if not (path / "config.json").is_file():
-        raise UserError(f"{workdir} holds no run: it has no config.json.")
+        raise UserError(f"{workdir} contains no run: config.json is missing.")
     folder = checkpoint.find_checkpoint(path, best)
     if folder is None:
-        raise UserError(f"{workdir} holds no checkpoint{' with a metric' if best else ''} yet.")
+        raise UserError(f"{workdir} contains no checkpoint{' with a metric' if best else ''} yet.")
     config = load_config(path / "config.json")
     config.data.source = source or config.data.source
     if split is not None:
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[1:])
     [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
     if others or not workdir:
-        raise UserError("say which run to evaluate, once: python -m vit_jax.evaluate WORKDIR.")
+        raise UserError("give exactly one WORKDIR: python -m vit_jax.evaluate WORKDIR.")
     cli.join_hosts()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
     metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)

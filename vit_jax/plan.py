@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     if args.cpu is not None and args.cpu < 1:
         raise UserError("--cpu must be at least 1.")
     if args.price is not None and (args.inference or not args.topology):
-        raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu and --gpu.")
+        raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu or --gpu.")
     plans = []
     for request in make_requests(args, words):
         plan = make_plan(request, compile_in_subprocess, args.fit, args.price)

@@ -117,7 +117,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         UserError: the objective does not fit the data, or `config.optim.lr_multipliers` cannot be parsed.
     """
     if spec.max_labels and config.task.loss != "sigmoid":
-        raise UserError("data with several labels per image need --config.task.loss=sigmoid.")
+        raise UserError("data with several labels per image needs --config.task.loss=sigmoid.")
     return TrainStep(
         model=model,
         task=tasks.make_task(config, spec.num_classes),

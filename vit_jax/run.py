@@ -109,7 +109,7 @@ class Run:
         """Evaluates the state, which is saved, and adds the metrics to its checkpoint.
 
         Raises:
-            UserError: an evaluation failed; the message says from where the same command goes on.
+            UserError: an evaluation failed; the message says from where the same command continues.
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
             with saved_before(self.step):
@@ -155,7 +155,9 @@ class Run:
         self._train_metrics.flush()
         if self.step > self._folder.start:
             self.save()
-        raise Preempted(f"preempted after step {self.step}, which is saved; the same command goes on.") from None
+        raise Preempted(
+            f"preempted; the state after step {self.step} is saved. Run the same command again to continue."
+        ) from None
 
 
 def describe_end(step: int) -> str:
@@ -169,7 +171,7 @@ def describe_end(step: int) -> str:
 @contextlib.contextmanager
 def saved_before(step: int) -> Iterator[None]:
     """Adds to errors inside that they cost no training: the state after `step` is saved."""
-    words = f"step {step} is saved, and the same command goes on from there"
+    words = f"step {step} is saved; run the same command again to continue from that step"
     try:
         yield
     except UserError as error:

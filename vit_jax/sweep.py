@@ -123,7 +123,7 @@ def read_outcome(combination: Combination) -> Outcome | None:
     old, new = (_comparable_fields(each) for each in (parse_config(filesystem.read_bytes(begun), begun), config))
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(
-            f"{combination.folder} holds a run with other values of {', '.join(differ)}; choose another --workdir."
+            f"{combination.folder} contains a run with other values of {', '.join(differ)}; choose another --workdir."
         )
     return _parse_outcome(combination, result) if filesystem.exists(result) else None
 
@@ -195,7 +195,10 @@ def list_combinations(argv: list[str]) -> list[Combination]:
         if any(other.config == config for other in found.values()):
             continue
         if folder in found:
-            raise UserError(f"{found[folder].name} and {name} would share {folder}; sweep them in two --workdirs.")
+            raise UserError(
+                f"{found[folder].name} and {name} would both use {folder}; run them as two sweeps with different "
+                "--workdir."
+            )
         found[folder] = Combination(name, given[1:], config, folder)
     return list(found.values())
 
@@ -211,7 +214,7 @@ def _parse_values(argv: list[str], words: list[str]) -> FieldValues:
                 raise UserError(f"{key} is given twice; write all its values in one --sweep.{key}=VALUE,VALUE.")
             given[key] = list(dict.fromkeys(values.split(",")))
     if not given:
-        raise UserError("say what to vary with --sweep.KEY=VALUE,VALUE, for example --sweep.base_lr=0.003,0.01.")
+        raise UserError("add --sweep.KEY=VALUE,VALUE, the values to try, for example --sweep.base_lr=0.003,0.01.")
     return given
 
 

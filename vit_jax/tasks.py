@@ -120,8 +120,8 @@ def make_task(config: ConfigDict, num_classes: int) -> Classify:
     """
     if config.task.loss == "softmax" and num_classes < 2:
         raise UserError(
-            f"the data have {num_classes} class, but softmax needs two or more; if the data are a folder, check that "
-            "--config.data.source names the folder that holds one folder per class."
+            f"the data has {num_classes} class(es), but softmax needs two or more; if the data is a folder, check that "
+            "--config.data.source names the folder that contains one folder per class."
         )
     return Classify(
         num_classes=num_classes,

@@ -90,8 +90,10 @@ class Workdir:
         finally:
             if error is not None and not isinstance(error, Exception):
                 step = self._checkpoints.latest
-                resumes = f"the same command goes on after step {step}, which is saved."
-                error.add_note("nothing was saved yet: the same command begins anew." if step is None else resumes)
+                resumes = f"step {step} is saved. Run the same command again to continue from that step."
+                error.add_note(
+                    "nothing was saved yet; the same command will start from step 0." if step is None else resumes
+                )
 
     def restore_or_init(self) -> tuple[Any, str]:
         """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
@@ -189,7 +191,7 @@ class Workdir:
             try:
                 self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint has learnt more
             except UserError as error:
-                logging.getLogger(__name__).warning("the older %s remains: %s", interop.MODEL_FILE, error)
+                logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
 
     def export(self, state: Any) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
@@ -248,7 +250,7 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, fingerprint: di
     if step > total:
         raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
     changes = check_data(manifest["data"], fingerprint, config.data.accept_change, place)
-    words = "the data are not those that the run has seen, as data.accept_change allows"
+    words = "the data is not that of the earlier steps, as data.accept_change allows"
     return [f"{words}: {'; '.join(changes)}."] if changes else []
 
 
@@ -265,19 +267,19 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
     Raises:
         UserError: the folder holds a run's model, metrics of steps that were saved once, or another run's beginning.
     """
-    advice = "choose another --workdir, or move what is to be kept to another folder"
+    advice = "choose another --workdir, or move the files you want to keep to another folder"
     if before is not None and (reached or has_model):  # else there is nothing to lose: the run failed at once
         check_resumes(before, config, place)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
     if has_model and not untrained:
         raise UserError(
-            f"the workdir {place} holds a run's {interop.MODEL_FILE}, but no checkpoint to go on from; {advice}."
+            f"the workdir {place} contains a run's {interop.MODEL_FILE}, but no checkpoint to resume from; {advice}."
         )
     if before is None and reached:
-        raise UserError(f"the workdir {place} holds the metrics of a run, but no config.json; {advice}.")
+        raise UserError(f"the workdir {place} contains the metrics of a run, but no config.json; {advice}.")
     if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
         raise UserError(
-            f"the workdir {place} holds the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"the workdir {place} contains the metrics of a run of {reached:,} steps, but none of its checkpoints; "
             f"{advice}."
         )
 

@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(quick, sav
     assert restored.step == 1 and same(restored.state, state)
     assert names(saved) == ["1", "damaged-2"] and latest_step(str(saved)) == 1
     [told] = restored.set_aside
-    with pytest.raises(UserError, match=f"^checkpoint 2 is damaged and was set aside as .*/damaged-2: {reason}"):
+    with pytest.raises(UserError, match=f"^checkpoint 2 is damaged and was renamed to .*/damaged-2: {reason}"):
         raise UserError(told)
     write(quick, saved, state, 2)
     assert names(saved) == ["1", "2", "damaged-2"]
@@ -225,7 +225,7 @@ def test_if_all_are_damaged_the_run_stops_and_nothing_is_moved(quick, saved, sta
     assert names(saved) == ["1", "2"]
     for step in (1, 2):
         (saved / "checkpoints" / str(step)).rename(saved / "checkpoints" / f"damaged-{step}")
-    with pytest.raises(UserError, match=r"all checkpoints in .* set aside as damaged \(damaged-1, damaged-2\)"):
+    with pytest.raises(UserError, match=r"all checkpoints in .* damaged and were renamed \(damaged-1, damaged-2\)"):
         resumed(quick, saved, state)
 
 
@@ -400,7 +400,7 @@ def test_two_hosts_go_back_together(tmp_path):
     assert "on host 1: the checkpoints in" in first and "Permission denied" in second
     assert names(tmp_path) == ["1", "2"]
     first, second = both("damaged")
-    assert first == second and first.startswith("told: 1 checkpoint 2 is damaged and was set aside as ")
+    assert first == second and first.startswith("told: 1 checkpoint 2 is damaged and was renamed to ")
     assert names(tmp_path) == ["1", "damaged-2"]
 
 
@@ -612,15 +612,17 @@ def test_a_run_tells_what_was_set_aside_and_goes_on(quick, run, tmp_path, caplog
     train.train(short(quick, 3), tmp_path / "run")
     told = (tmp_path / "run" / "train.log").read_text()
     assert "Resuming" in told and "after step 1." in told and names(tmp_path / "run") == ["2", "3", "damaged-2"]
-    assert "WARNING: checkpoint 2 is damaged and was set aside as" in told
-    assert "checkpoint 2 is damaged and was set aside" in caplog.text
+    assert "WARNING: checkpoint 2 is damaged and was renamed to" in told
+    assert "checkpoint 2 is damaged and was renamed" in caplog.text
 
 
 def test_other_data_are_refused_in_words_unless_accepted(quick, run, tmp_path, caplog):
     shutil.copytree(run, tmp_path / "run")
     config = short(quick)
     config.data.split = "train[:1000]"
-    with pytest.raises(UserError, match=r"holds another run \(.*data.split: train -> .*--config\.data\.accept_change"):
+    with pytest.raises(
+        UserError, match=r"contains a run with other settings \(.*data.split: train -> .*--config\.data\.accept_change"
+    ):
         train.train(config, tmp_path / "run")
     changed = load_config(run / "config.json")
     with changed.unlocked():
@@ -631,8 +633,8 @@ def test_other_data_are_refused_in_words_unless_accepted(quick, run, tmp_path, c
         train.train(config, tmp_path / "run")
     config.data.accept_change = True
     train.train(config, tmp_path / "run")
-    assert "the data are not those that the run has seen, as data.accept_change allows: split: train" in caplog.text
-    assert "WARNING: the data are not those" in (tmp_path / "run" / "train.log").read_text()
+    assert "the data is not that of the earlier steps, as data.accept_change allows: split: train" in caplog.text
+    assert "WARNING: the data is not that" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_seed_batch_and_model_are_never_accepted(quick):
@@ -641,12 +643,12 @@ def test_seed_batch_and_model_are_never_accepted(quick):
     assert len(check_resumes(old, new, "here")) == 2
     for change in ({"seed": 1}, {"batch": 64}, {"resolution": 24}, {"model.depth": 3}, {"data.num_classes": 3}):
         new.update_from_flattened_dict(change)
-        with pytest.raises(UserError, match=f"another run .*{next(iter(change))}: .*new workdir\\.$"):
+        with pytest.raises(UserError, match=f"other settings .*{next(iter(change))}: .*new --workdir\\.$"):
             check_resumes(old, new, "here")
         new.update_from_flattened_dict({key: flatten_config(old)[key] for key in change})
     saved = {"split": "a", "seed": 0}
     assert check_data(saved, saved | {"split": "b"}, True, "here") == ["split: a -> b"]
-    with pytest.raises(UserError, match=r"other data \(seed: 0 -> 1\); choose a new workdir\.$"):
+    with pytest.raises(UserError, match=r"other data \(seed: 0 -> 1\); choose a new --workdir\.$"):
         check_data(saved, saved | {"seed": 1}, True, "here")
 
 

@@ -114,7 +114,9 @@ def test_shards_made_by_others(tmp_path):
     with pytest.raises(UserError, match=r"record 1 of .*00002.* has 3 labels, but max_labels is 2"):
         list(open_source(where, "train", num_classes=4, max_labels=2))
     os.remove(tmp_path / "multi" / files.file_name("train", 1, 3))
-    with pytest.raises(UserError, match=r"of the 3 shards of train, 1 are missing: train-00001-of-00003.array_record"):
+    with pytest.raises(
+        UserError, match=r"split train must have 3 shards; 1 missing: train-00001-of-00003.array_record; copy"
+    ):
         open_source(where, "train", num_classes=4)
 
 
@@ -148,7 +150,7 @@ def change(**fields):
         ),
         (lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "00001-of-00003.*not an ArrayRecord file"),
         (lambda path: path.write_bytes(b""), r"00001-of-00003.array_record( has 0 bytes|: it is truncated)"),
-        (lambda path: path.unlink(), "1 are missing: train-00001-of-00003"),
+        (lambda path: path.unlink(), "1 missing: train-00001-of-00003"),
         (
             lambda path: path.rename(path.with_name("train-00003-of-00003.array_record")),
             "missing: train-00001|unexpected",
@@ -171,7 +173,7 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
     [
         (change(records=5), "00001-of-00003.array_record has 4 records, but info.json says 5"),
         (change(bytes=5), r"00001-of-00003.array_record has \d+ bytes, but info.json says 5"),
-        (change(name="train-00007-of-00003.array_record"), "1 are missing: train-00007-of-00003"),
+        (change(name="train-00007-of-00003.array_record"), "1 missing: train-00007-of-00003"),
         (change(records="five"), r"info.json: splits.train\[1\].records must be a whole number, not \"five\""),
         (lambda path: (path.parent / "info.json").write_text("{"), "cannot read .*info.json: JSONDecodeError"),
         (lambda path: (path.parent / "info.json").write_text("[]"), "cannot read .*info.json: it must be an object"),
@@ -214,7 +216,7 @@ def test_every_field_of_an_info_is_checked(tmp_path, fields, sentence):
 
 def test_other_wrong_sources(tmp_path):
     where = write_set(tmp_path / "set", SINGLE, version=2)
-    with pytest.raises(UserError, match=r"info.json is of version 2, but this program reads version 1"):
+    with pytest.raises(UserError, match=r"info.json has version 2, but this program reads version 1"):
         open_source(where, "train")
     with pytest.raises(UserError, match=r"unknown split .* 'test'; choose from train"):
         open_source(write_set(tmp_path / "again", SINGLE), "test")

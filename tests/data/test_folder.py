@@ -188,7 +188,7 @@ def test_a_training_split_beside_a_list(tmp_path, place):
         ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several label files: LOC_val\.csv, val\.csv; keep one"),
         ({"val.csv": "a,cat\na.png,dog\n"}, "gives a.png two classes, cat and dog"),
         ({"val.csv": "x,cat\ny,dog\n"}, "none of the 2 files that .*val.csv lists exists"),
-        ({"val.csv": "a\n"}, "the line a lacks one of the columns"),
+        ({"val.csv": "a\n"}, "the line a must have at least two columns"),
         ({"val.csv": "same,cat\n"}, r"same in .* could be any of val/same\.jpg, val/same\.png; write the path"),
     ],
 )

@@ -110,7 +110,8 @@ def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
 
 
 @pytest.mark.parametrize(
-    ("share", "sentence"), [("fail", "data.bad_images=replace"), (0.001, r"max_bad=0.001 allows 0")]
+    ("share", "sentence"),
+    [("fail", "data.bad_images=replace"), (0.001, r"more than the 0 that --config.data.max_bad=0.001 allows")],
 )
 def test_it_fails_by_name(odd, tmp_path, share, sentence):
     if share != "fail":

@@ -319,12 +319,15 @@ def test_unreadable_images(photos, tmp_path):
         (["digits", "/proc/x"], "cannot write /proc/x"),
         (["synthetic", "x"], "unknown data source that has a list of splits 'synthetic'"),
         (["digits", "x", "--splits=train,val"], "unknown split 'val'"),
-        (["digits", "x", "--splits=train[:50%]"], r"cannot pack train\[:50%\]: splits are packed whole"),
-        (["digits", "x", "--splits=test,train+test"], r"cannot pack train\+test: splits are packed whole"),
+        (["digits", "x", "--splits=train[:50%]"], r"cannot pack train\[:50%\]: only whole splits can be packed"),
+        (["digits", "x", "--splits=test,train+test"], r"cannot pack train\+test: only whole splits can be packed"),
         (["digits", "x", "--classes=0,sevn"], "unknown class 'sevn'; choose from 0, 1, 2"),
         (["digits", "x", "--classes="], "unknown class ''; choose from 0, 1"),
-        (["digits", "x", "--classes=5-10"], "digits has no classes 5-10: they are 0 to 9, and 0-1 are the first two"),
-        (["digits", "x", "--classes=4-0"], "digits has no classes 4-0: they are 0 to 9"),
+        (
+            ["digits", "x", "--classes=5-10"],
+            r"digits has no classes 5-10; its labels are 0 to 9 \(write 0-1 for the first two\)",
+        ),
+        (["digits", "x", "--classes=4-0"], "digits has no classes 4-0; its labels are 0 to 9"),
         (["digits", "x", "--classes=0-4,3"], "class 3 is listed twice in 0-4,3"),
         (["digits", "x", "--quality=101"], "--quality=101 must be at most 100"),
         (["folder:/nowhere", "x"], "there is no folder /nowhere"),
@@ -345,7 +348,9 @@ def test_mistaken_classes(tfds_folder, photos, tmp_path):
     source = write_set(tmp_path / "set", [[0], [1], [1]], total=1)
     with pytest.raises(UserError, match=r"classes of array_record:.*set have no names: write numbers .* 'cat', as"):
         packed(source, tmp_path / "out", "--classes=cat")
-    with pytest.raises(UserError, match=r"^no image of the split train has one of the classes; leave the split out"):
+    with pytest.raises(
+        UserError, match=r"^no image of split train has one of the classes in --classes; to skip this split"
+    ):
         packed(source, tmp_path / "out", "--classes=3")
     assert not (tmp_path / "out").exists()
 

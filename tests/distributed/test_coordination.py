@@ -71,7 +71,7 @@ def test_every_host_gets_every_value_in_order_and_again(groups):
 
 
 def test_who_does_not_come_is_named(groups):
-    with pytest.raises(LostHosts, match=r"waited 0.3 s at 'restore' for host 1, 3; its log says where it is"):
+    with pytest.raises(LostHosts, match=r"hosts that did not reach 'restore' within 0.3 s: 1, 3; the log of each"):
         everywhere([lambda one=one: one.all_gather("restore", "x", 0.3) for one in groups if one.host in (0, 2)])
 
 
@@ -104,7 +104,7 @@ def test_what_fails_on_one_host_fails_on_all(groups, error, kind):
         ({"MEGASCALE_SLICE_ID": None}, "set MEGASCALE_SLICE_ID too, or unset them all"),
         ({"MEGASCALE_NUM_SLICES": None}, "set MEGASCALE_NUM_SLICES too"),
         ({"MEGASCALE_SLICE_ID": "2"}, "set a slice ID below the number of slices too"),
-        ({"MEGASCALE_NUM_SLICES": "two"}, "declared incompletely"),
+        ({"MEGASCALE_NUM_SLICES": "two"}, "settings are incomplete"),
     ],
 )
 def test_slices_that_are_half_declared(monkeypatch, change, words):

@@ -62,8 +62,8 @@ def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
     [sentence] = set(errors(calls))
     assert sentence == (
         "the hosts differ: --config.base_lr is 0.5 on host 2, 0.002 on hosts 0, 1 and 3; the version of jax is 0.1 on "
-        f"host 2, {own['the version of jax']} on hosts 0, 1 and 3. Start all with the same command, installation, data "
-        "and workdir."
+        f"host 2, {own['the version of jax']} on hosts 0, 1 and 3. Start all hosts with the same command, "
+        "installation, data and workdir."
     )
     calls = [lambda host=host: preflight.check_equal(host, own) for host in four]
     assert errors(calls) == [None] * 4
@@ -121,7 +121,9 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
         for host, place in zip(make_groups(3), places, strict=True)
     ]
     sentences = errors(calls)
-    assert all("is not the same folder on all hosts; choose one on a disk that they share" in one for one in sentences)
+    assert all(
+        "is not the same folder on all hosts; choose one on a disk that all hosts share" in one for one in sentences
+    )
     assert sentences[0] == sentences[2] == f"on host 1: {sentences[1]}"
     calls = [lambda host=host: preflight.check_shared(OnGroup(host), places[0]) for host in make_groups(3)]
     assert errors(calls) == [None] * 3
@@ -131,13 +133,13 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
 def test_a_disk_without_room_is_told_before_the_run(prepared, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"has 5e-05 GB free, but 2 more checkpoints take .*checkpoint.keep_last"):
+    with pytest.raises(UserError, match=r"has 5e-05 GB free, but 2 more checkpoints need .*checkpoint.keep_last"):
         enter(prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     config, _, made = prepared
     config = config.copy_and_resolve_references()
     config.checkpoint.keep_last = 10_000_000  # all: but the run saves twice only
-    with pytest.raises(UserError, match="but 2 more checkpoints take"):
+    with pytest.raises(UserError, match="but 2 more checkpoints need"):
         preflight.check_disk_space(config, made.state, tmp_path)
     for name in ("10", "20", "15.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -148,7 +150,7 @@ def test_one_run_at_a_time_writes_to_a_workdir(prepared, tmp_path):
     with passed(prepared, tmp_path):
         owner = json.loads((tmp_path / workdir_lock.FILE).read_text())
         assert owner["pid"] == os.getpid() and owner["host"] == socket.gethostname()
-        sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that one or"
+        sentence = rf"is in use by another run, process {os.getpid()} on {socket.gethostname()}; stop that run or"
         with pytest.raises(UserError, match=sentence):
             enter(prepared, tmp_path)
         assert (tmp_path / workdir_lock.FILE).exists()

@@ -191,7 +191,8 @@ def test_files_of_another_model_than_listed_are_refused(held, stored, row):
     name, address, _ = held(models.create(stored, num_classes=5), **row)
     for path in (name, address):
         with pytest.raises(
-            UserError, match=rf"its file contains a {stored} .*, but the catalog lists a .*; it is not loaded$"
+            UserError,
+            match=rf"the file contains a {stored} .*, but the catalog lists a .*, so the file was not loaded$",
         ):
             vit_jax.load(path)
     name, _, _ = held(
@@ -298,24 +299,28 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
         ("right", "3.02 MiB", rf"^the file has {len(CONTENT)} bytes, not the 3\.02 MiB of the catalog"),
         ("unsaid", "2 MiB", rf"^the file has {len(CONTENT)} bytes, not the 2 MiB of the catalog"),
         ("silent", None, r"^the server sent nothing for 0\.3 s: timed out; try again\.$"),
-        ("length", None, r"^the server announces a length of 'abc', which is not a number; try again later\.$"),
-        ("minus", None, r"^the server announces a length of '-1'"),
-        ("control", None, r"^the server announces a length of '\\x1b\[31m9{192}', which"),
+        ("length", None, r"^the server sent the length 'abc', which is not a number; try again later\.$"),
+        ("minus", None, r"^the server sent the length '-1'"),
+        ("control", None, r"^the server sent the length '\\x1b\[31m9{192}', which"),
         ("page.npz", None, r"^the server's answer is not an \.npz file; open the address in a browser"),
         ("page.npz?download=true", None, r"^the server's answer is not an \.npz file"),
-        ("404", None, r"^there is no http://127\S+/404 \(HTTP status 404 Not Found\)\.$"),
+        ("404", None, r"^http://127\S+/404 was not found \(HTTP status 404 Not Found\)\.$"),
         ("403", None, r"^no permission to read http://127\S+/403 \(HTTP status 403 Forbidden\)\.$"),
         ("503", None, r"^cannot read \S+/503 \(HTTP status 503 .*\); try again later, or download it .* as .*/503\.$"),
-        ("elsewhere", None, r"^cannot download http://nobody\.invalid/x: give https://HOST/PATH"),
+        ("elsewhere", None, r"^cannot download from http://nobody\.invalid/x; use https://HOST/PATH"),
         (
             "loop",
             None,
             r"^cannot read \S+/loop \(HTTP status 302 .* loop\.\); try again later, or download it .*/loop\.$",
         ),
         ("bracket", None, r"^cannot reach http://127\S+/bracket: Invalid IPv6 URL; download it elsewhere"),
-        ("dots", None, r"^cannot download https://a\.\.b/x: give https://HOST/PATH"),
-        ("secret", None, r"^cannot download this address, which may contain a password: give https://HOST/PATH"),
-        ("long", None, r"^cannot download \S{200}: give https://HOST/PATH"),
+        ("dots", None, r"^cannot download from https://a\.\.b/x; use https://HOST/PATH"),
+        (
+            "secret",
+            None,
+            r"^cannot download from this address \(not shown: it may contain a password\); use https://HOST/PATH",
+        ),
+        ("long", None, r"^cannot download from \S{200}; use https://HOST/PATH"),
     ],
 )
 def test_failed_downloads_are_reported_and_leave_nothing(server, tmp_path, name, size, sentence):
@@ -336,7 +341,7 @@ def test_redirects_to_this_machine_come_from_this_machine_only(server):
         return download.SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://localhost/x")
 
     assert redirected(f"{server.address}/x").full_url == "http://localhost/x"
-    with pytest.raises(UserError, match=r"^cannot download http://localhost/x: give https"):
+    with pytest.raises(UserError, match=r"^cannot download from http://localhost/x; use https"):
         redirected("https://host/x")
 
 
@@ -389,7 +394,7 @@ def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
 )
 def test_passwords_are_refused_and_not_repeated(host):
     with pytest.raises(
-        UserError, match=r"^cannot download this address, which may contain a password: .*\.$"
+        UserError, match=r"^cannot download from this address \(not shown: it may contain a password\); .*\.$"
     ) as raised:
         download.download_file(f"{host}/x.npz")
     assert "secret" not in str(raised.value)

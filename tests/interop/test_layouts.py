@@ -207,7 +207,7 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
         arrays["Transformer/posembed_input/pos_embedding"] = np.ones((1, 1 + 2 * 4, 24), np.float32)
 
     path = changed("google_vit_in21k_tanh", stretch)
-    with pytest.raises(UserError, match=r"9 position rows .* give resolution=\(height, width\)"):
+    with pytest.raises(UserError, match=r"9 position embeddings .* give resolution=\(height, width\)"):
         vit_jax.load(path)
     model, params = vit_jax.load(path, resolution=(16, 32))
     assert model.spec.grid == (2, 4)
@@ -218,7 +218,7 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
     assert again.spec == model.spec
     chex.assert_trees_all_equal(back, params)
     assert arrays_of(tmp_path / "x.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 24)
-    with pytest.raises(UserError, match="big_vision layout can express the positions of square images only"):
+    with pytest.raises(UserError, match="big_vision layout supports position embeddings for square images only"):
         vit_jax.save(tmp_path / "x.npz", model, params, layout="big_vision")
     wide, positions = load("google_vit_in21k_tanh", resolution=(16, 64))
     with pytest.raises(UserError, match="does not state the grid of 2x8 patches, which would be read as 4x4"):
@@ -292,7 +292,7 @@ def test_convert(tmp_path, capsys):
     vit_jax.save(named, dataclasses.replace(model, class_names=tuple("abcdefghijk")), params)
     for layout, lost in (("google", True), ("big_vision", True), ("ours", False)):
         convert.main(["convert", named, target, f"--layout={layout}"])
-        assert ("vit_jax: the names of its 11 classes are lost" in capsys.readouterr().err) == lost
+        assert ("layout does not store the names of the 11 classes" in capsys.readouterr().err) == lost
     with pytest.raises(UserError, match="unknown layout 'googel'; did you mean 'google'"):
         convert.main(["convert", source, target, "--layout=googel"])
     with pytest.raises(UserError, match="is the source itself"):
@@ -400,9 +400,9 @@ HOSTILE = {
     "dimensions": ([("a.npy", npy(ONE, shape=(1,) * 8 + (4,)))], "a shape that no array of a model has"),
     "many": ([(f"{i}.npy", b"") for i in range(10_001)], "contains 10,001 arrays"),
     "nested": ([("a.npy", npy(ONE)[:10] + b"(" * 100 + npy(ONE)[110:])], "cannot be read"),
-    "empty": ([], "of no known layout"),
-    "up": ([("../../up.npy", npy(ONE))], "of no known layout"),
-    "other": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(ONE))], "of no known layout"),
+    "empty": ([], "match no known layout"),
+    "up": ([("../../up.npy", npy(ONE))], "match no known layout"),
+    "other": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(ONE))], "match no known layout"),
 }
 
 
@@ -473,11 +473,11 @@ def test_names_in_a_file_cannot_control_the_terminal(changed):
 @pytest.mark.parametrize(
     ("lost", "told"),
     [
-        (["Transformer/posembed_input/pos_embedding"], "missing Transformer/posembed_input/pos_embedding"),
-        (["cls"], "missing cls: one of the 17 position rows"),
+        (["Transformer/posembed_input/pos_embedding"], "arrays are missing: Transformer/posembed_input/pos_embedding"),
+        (["cls"], "cls is missing, but one of the 17 position embeddings"),
         (
             ["embedding/kernel", "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"],
-            "missing embedding/kernel; missing",
+            "arrays are missing: embedding/kernel, Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel",
         ),
     ],
 )

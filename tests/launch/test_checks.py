@@ -49,7 +49,7 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
     for words in ("--workdir=gs://b/r", "--workdir gs://b", "--workdir=run --workdir=gs://b/r"):
         assert refused(f"{command} {words} --json") is None and refused(f"{command} {words}", shared_disk=True) is None
     assert refused(f"{command} --workdir=/d/run", shared_disk=True) is None
-    assert refused(f"{command} --workdir=/d/run").endswith("say --workdir=gs://BUCKET/FOLDER.")
+    assert refused(f"{command} --workdir=/d/run").endswith("add --workdir=gs://BUCKET/FOLDER.")
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
 def test_where_a_command_writes_is_known_or_the_user_answers_for_it(command, capsys):
     assert re.fullmatch(
         r"(it is unknown where this command writes|(vit_jax|benchmarks)\.\w+ writes to local folders only), .*"
-        r"say --allow-local-output\.",
+        r"add --allow-local-output\.",
         refused(command),
     )
     assert refused(command, shared_disk=True) is None  # it starts on the disk that stays
     argv = ["--topology=v5e:2x4", "--dry-run", "--", *shlex.split(command)]
     for way in (["gke", "r", "--image=i"], ["tpu_vm", "run", "r", "--zone=z"]):
-        with pytest.raises(UserError, match="say --allow-local-output"):
+        with pytest.raises(UserError, match="add --allow-local-output"):
             MAINS[way[0]]([*way, *argv])
         MAINS[way[0]]([*way, "--allow-local-output", *argv])
         assert capsys.readouterr().out
@@ -98,11 +98,11 @@ NOT_THERE = [
         "--config=configs/folder.py --config.data.source=folder:photos",
         "data.source=folder:photos is not on the new machines",
     ),
-    (f"{REMOTE} --config.data.source=folder:~/photos", "say folder:gs://BUCKET/FOLDER."),
+    (f"{REMOTE} --config.data.source=folder:~/photos", "use folder:gs://BUCKET/FOLDER."),
     ("--config=configs/vit_b16_imagenet21k.py", "data.source=array_record:imagenet21k is not on the new machines"),
     (f"{REMOTE} --config.data.data_dir=tfds", "data.data_dir=tfds is not on the new machines"),
     (f"{REMOTE} --config.init_from=workdirs/b16", "init_from=workdirs/b16 is not on the new machines"),
-    (REMOTE.replace("configs", f"{ROOT}/configs"), "say a path in the folder of the code."),
+    (REMOTE.replace("configs", f"{ROOT}/configs"), "use a path in the folder of the code."),
 ]
 FINE = [
     REMOTE,
@@ -148,7 +148,7 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
     command += [*REMOTE.split(), "--workdir=gs://b/r"]
     tpu_vm.main(command)  # no repository
     subprocess.run(["git", "init", "-q"], check=True)
-    with pytest.raises(UserError, match=r"git does not track configs/folder\.py, .*; git add configs/folder\.py\."):
+    with pytest.raises(UserError, match=r"git does not track configs/folder\.py, .*; run git add configs/folder\.py\."):
         tpu_vm.main(command)
     subprocess.run(["git", "add", "configs"], check=True)
     tpu_vm.main(command)

@@ -148,7 +148,7 @@ def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "words").read_text() == "apply --filename=-\n" and (tmp_path / "input").read_text() == text
     assert yaml.safe_load(text) == gke.make_manifest(make_run("python", *HOSTILE), parse_topology("v5e:4x4"), "i")
     (tmp_path / "code").write_text("1")
-    with pytest.raises(UserError, match="the cluster refuses"):
+    with pytest.raises(UserError, match="the cluster rejected"):
         gke.main(GKE)
     said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
     install_programs(tmp_path, monkeypatch, kubectl=f"cat > /dev/null; echo '{said}' >&2; exit 1")

@@ -64,7 +64,7 @@ def test_sbatch_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert (tmp_path / "input").read_text() == text and text.count("--config.mesh.slice=2") == 1
     (tmp_path / "code").write_text("1")
-    with pytest.raises(UserError, match="Slurm refuses"):
+    with pytest.raises(UserError, match="Slurm rejected"):
         slurm.main(argv)
 
 

@@ -328,11 +328,13 @@ def test_a_worker_that_misses_a_step_is_not_left_behind(play, step):
 def test_what_the_cloud_refuses_is_reported_in_its_words(play, capfd):
     argv = [*RUN, "--topology=v5e:2x4", "--", "x"]
     play.write(refuse="Some noise\nERROR: RESOURCE_EXHAUSTED: no quota for v5e\n", states="none\n")
-    with pytest.raises(UserError, match="refuses to create r: ERROR: RESOURCE_EXHAUSTED: no quota for v5e"):
+    with pytest.raises(
+        UserError, match="rejected the request to create r: ERROR: RESOURCE_EXHAUSTED: no quota for v5e"
+    ):
         tpu_vm.main(argv, play.sleep)
     assert "they cost" not in capfd.readouterr().err
     play.write(states="none\nPROVISIONING\n")  # the cloud has agreed, though gcloud could not tell
-    with pytest.raises(UserError, match="refuses to create"):
+    with pytest.raises(UserError, match="rejected the request to create"):
         tpu_vm.main(argv, play.sleep)
     assert "they cost until" in capfd.readouterr().err
     (play.folder / "refuse").unlink()

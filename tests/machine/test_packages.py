@@ -65,7 +65,7 @@ def test_libtpu_alone_does_not_train_on_a_tpu():
     found = {finding.subject: finding for finding in packages.check_extras(complete, devices)}
     assert found["training on TPUs"] == Finding("ok", "training on TPUs", "[tpu]")
     assert found["compiling for TPUs that are not here"].mark == "ok"
-    message = "no NVIDIA GPU seems to be here; the packages of [cuda] are installed"
+    message = "no NVIDIA GPU seems to be present; the packages of [cuda] are installed"
     assert found["training on NVIDIA GPUs"] == Finding("optional", "training on NVIDIA GPUs", message)
 
 

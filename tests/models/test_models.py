@@ -593,7 +593,7 @@ def test_flat_keywords_are_unique():
         ("resnet", {}, "unknown model 'resnet'; vit_jax/models/variants.py lists them"),
         ("R50+ViT-B/14", {}, "unknown model 'R50+ViT-B/14'; did you mean 'R50+ViT-B/1"),
         ("R50+ViT/16", {"width": 8}, "unknown model 'R50+ViT/16'; did you mean"),
-        ("ViT/16", {"width": 8, "depth": 1}, "ViT/16 names no size; give mlp_dim, num_heads."),
+        ("ViT/16", {"width": 8, "depth": 1}, "the model name ViT/16 does not contain a size; set mlp_dim, num_heads."),
         ("ViT-B/16", {"stem": "resnets"}, "unknown stem 'resnets'; did you mean 'resnet'"),
         ("ViT-B/16", {"stages": (3, 4)}, "stages and stem_width are fields of a ResNet; give stem='resnet'"),
         ("R50+ViT-B/16", {"patch_size": 24}, "patch_size must be a multiple of 16, the stem's stride, not 24"),

@@ -23,14 +23,14 @@ def test_slices_by_name():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("v5e-8", r"'v5e-8' \(8 chips\) must be written with its shape: --topology=v5e:2x4\.$"),
+        ("v5e-8", r"write the topology 'v5e-8' \(8 chips\) as a shape: --topology=v5e:2x4\.$"),
         ("v5litepod-256", "--topology=v5e:16x16"),
         ("v6e-1", "--topology=v6e:1x1"),
         ("v5e:8", "--topology=v5e:2x4"),
         ("TPU-v5-lite-4", "--topology=v5e:2x2"),
-        ("v4-32", r"\(32 cores, 16 chips\) must be written with its shape: --topology=v4:2x2x4"),
+        ("v4-32", r"\(32 cores, 16 chips\) as a shape: --topology=v4:2x2x4"),
         ("v5p-8", "--topology=v5p:2x2x1"),
-        ("v5e-2x4", "'v5e-2x4' must be written with its shape: --topology=v5e:2x4"),
+        ("v5e-2x4", "'v5e-2x4' as a shape: --topology=v5e:2x4"),
         ("v5e-5", "no cloud offers a v5e slice of 5 chips; choose from 1x1, 2x2"),
         ("v4-4", "no cloud offers a v4 slice of 4 cores, 2 chips; choose from 2x2x1"),
         ("v3-8", "unknown TPU 'v3-8'"),

@@ -85,5 +85,5 @@ def test_a_compilers_refusal_is_read():
     assert compiled.read_refusal(beside, 100) == int(30.02 * 2**30) + 100
     total = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Used 215.17G of 31.25G hbm. Exceeded by 183.92G."
     assert compiled.read_refusal(total, 100) == int(215.17 * 2**30)
-    with pytest.raises(UserError, match=r"the compiler refuses the program: INTERNAL: no$"):
+    with pytest.raises(UserError, match=r"the compiler rejected the program: INTERNAL: no$"):
         compiled.read_refusal("INTERNAL: no\nmore", 0)

@@ -125,7 +125,7 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
     for name in "ab":
         filesystem.local_copy(f"memory://b/{name}")
         time.sleep(0.02)  # the order is that of the clock of the disk
-    with pytest.raises(UserError, match=r"b/c takes 4e-05 GB beside 8e-05 GB in use, more than the 0\.0001 GB"):
+    with pytest.raises(UserError, match=r"b/c needs 4e-05 GB in addition to 8e-05 GB in use, more than the 0\.0001 GB"):
         filesystem.local_copy("memory://b/c")
     forget(own_cache)
     filesystem.local_copy("memory://b/a")
@@ -146,7 +146,7 @@ def test_processes_share_the_cache(bucket, own_cache):
     first = filesystem.local_copy("memory://b/a")
     forget(own_cache)
     with locked_elsewhere(Path(first).parent, fcntl.LOCK_SH):
-        with pytest.raises(UserError, match="beside 8e-05 GB in use"):
+        with pytest.raises(UserError, match="in addition to 8e-05 GB in use"):
             filesystem.local_copy("memory://b/b")
         assert filesystem.local_copy("memory://b/a") == first and cached(own_cache) == ["a"]
         forget(own_cache)
@@ -159,7 +159,7 @@ def test_one_copies_and_the_other_waits(own_cache):
 
     def fill(place):
         copied.append(place)
-        with pytest.raises(UserError, match="beside 6e-05 GB in use"):  # what is being copied counts, and stays
+        with pytest.raises(UserError, match="in addition to 6e-05 GB in use"):  # what is being copied counts, and stays
             cache.cached_folder("other", "other", 60_000, others.append)
         (place / "x").write_bytes(bytes(60_000))
 
@@ -388,7 +388,7 @@ def test_a_remote_folder_is_the_local_one(bucket, tmp_path):
             np.testing.assert_array_equal(there[index]["image"], here[index]["image"])
     with pytest.raises(UserError, match="there is no folder memory://b/nothing"):
         kinds.open_source(configured("folder:memory://b/nothing"), "train")
-    with pytest.raises(UserError, match="images lie directly in memory://b/photos/val/cat"):
+    with pytest.raises(UserError, match="memory://b/photos/val/cat contains images directly"):
         kinds.open_source(configured("folder:memory://b/photos/val/cat"), "train")
     filesystem.remove_files("memory://b/photos/val/cat", ["3.png"])
     there = kinds.open_source(configured("folder:memory://b/photos"), "val")
@@ -424,5 +424,5 @@ def test_tfds_on_a_bucket_is_copied_here(bucket, own_cache, tfds_folder, monkeyp
     forget(own_cache)
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
-    with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 takes .* more than the 1e-06 GB"):
+    with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 needs .* more than the 1e-06 GB"):
         kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")

@@ -241,10 +241,10 @@ def test_a_run_on_a_bucket_is_not_overwritten_but_started_again_if_nothing_was_s
     before = {
         name: filesystem.read_bytes(f"gs://bkt/killed/{name}") for name in filesystem.list_files("gs://bkt/killed")
     }
-    with pytest.raises(UserError, match=r"gs://bkt/killed holds a run's model\.npz, but no checkpoint"):
+    with pytest.raises(UserError, match=r"gs://bkt/killed contains a run's model\.npz, but no checkpoint"):
         train.train(quick, "gs://bkt/killed")
     quick.model.depth = 2
-    with pytest.raises(UserError, match=r"holds another run .*model\.depth: 1 -> 2"):
+    with pytest.raises(UserError, match=r"contains a run with other settings .*model\.depth: 1 -> 2"):
         train.train(quick, "gs://bkt/killed")
     assert {
         name: filesystem.read_bytes(f"gs://bkt/killed/{name}") for name in filesystem.list_files("gs://bkt/killed")
@@ -392,7 +392,7 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
             filesystem.upload(tmp_path / "x", f"{folder}/{name}")
     quick.total_steps = 3
     train.train(quick, run)
-    assert f"checkpoint 2 is damaged and was set aside as {run}/checkpoints/damaged-2" in (
+    assert f"checkpoint 2 is damaged and was renamed to {run}/checkpoints/damaged-2" in (
         filesystem.read_bytes(f"{run}/train.log").decode()
     )
     assert finished(run) == [2, 3]
@@ -401,7 +401,7 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
 
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
     monkeypatch.setattr(directory.jax, "process_count", lambda: 2)
-    with pytest.raises(UserError, match="takes checkpoints from one host only; on several take gs://BUCKET"):
+    with pytest.raises(UserError, match="can be used by one host only; for a run on several hosts, use gs://BUCKET"):
         directory.open_directory("s3://bkt/hosts", tmp_path)
 
 

@@ -111,7 +111,7 @@ class LocalDirectory:
         try:
             return str(old.rename(Path(self.folder) / name))
         except OSError as error:
-            raise UserError(f"cannot set aside {old}: {error.strerror or error}") from error
+            raise UserError(f"cannot rename {old}: {error.strerror or error}") from error
 
 
 class BucketDirectory:
@@ -173,8 +173,8 @@ class StagedDirectory:
         """
         if jax.process_count() > 1:
             raise UserError(
-                f"{folder} takes checkpoints from one host only; on several take gs://BUCKET/... or a folder that all "
-                "of them share."
+                f"{folder} can be used by one host only; for a run on several hosts, use gs://BUCKET/... or a folder "
+                "that all hosts share."
             )
         self.folder, self.path = folder, str(path)
         self._bucket, self._local = BucketDirectory(folder), LocalDirectory(path)

@@ -75,8 +75,8 @@ class Checkpoints:
         self.latest: int | None = max(self._retention.measured, default=None)
         if found["set_aside"] and not self.steps:
             raise UserError(
-                f"all checkpoints in {workdir} were set aside as damaged ({list_names(found['set_aside'])}). To start "
-                "anew, remove them or choose a new --workdir."
+                f"all checkpoints in {workdir} are damaged and were renamed ({list_names(found['set_aside'])}). To "
+                "train from step 0, choose a new --workdir, or move the files of this one to another folder."
             )
 
     def open(self) -> None:

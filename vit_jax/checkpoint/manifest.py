@@ -55,7 +55,10 @@ def check_program(manifest: dict[str, Any], wanted: Any, where: str) -> None:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
     if wrong := tree.differences(array_shapes(manifest), wanted):
-        raise UserError(f"the checkpoint {where} is intact, but not of this program's state: {'; '.join(wrong)}.")
+        raise UserError(
+            f"the checkpoint {where} is intact, but its arrays do not match those of this run: {'; '.join(wrong)}. Use "
+            "the config and the version of vit_jax that wrote it, or choose a new --workdir."
+        )
 
 
 def check_metadata(manifest: dict[str, Any], metadata: Any, prefix: str = "") -> None:

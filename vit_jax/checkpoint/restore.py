@@ -72,7 +72,7 @@ def restore_newest(
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damage.items())
         raise UserError(
             f"every checkpoint in {directory.folder} is damaged ({reasons}). Nothing was changed there. Put an intact "
-            "copy in its place, or choose a new --workdir: a run never starts anew by itself."
+            "copy in its place, or choose a new --workdir: a run never restarts from step 0 automatically."
         )
     return None
 
@@ -121,7 +121,7 @@ def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[s
     sentences = []
     for step, reason in damage.items():
         new = directory.set_aside(step)
-        sentences.append(f"checkpoint {step} is damaged and was set aside as {new}: {reason}.")
+        sentences.append(f"checkpoint {step} is damaged and was renamed to {new}: {reason}.")
     return sentences
 
 
@@ -133,7 +133,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
     """
     if not is_checkpoint(path):
-        raise UserError(f"{path} is not a checkpoint: it has no state and about inside.")
+        raise UserError(f"{path} is not a checkpoint: a checkpoint contains `state` and `about`.")
     try:
         manifest = read_manifest(path)
         which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"

@@ -223,8 +223,9 @@ class LocalBatches:
         met, count = len(self.replaced), len(self.source)
         if met > self.max_bad * count:
             raise UserError(
-                f"{fault}; so far {met} of {count:,} images are unreadable, but --config.data.max_bad={self.max_bad:g} "
-                f"allows {math.floor(self.max_bad * count)} to be replaced; repair them, or set it to {met / count:.2g}"
+                f"{fault}; {met} of {count:,} images are unreadable so far, more than the "
+                f"{math.floor(self.max_bad * count)} that --config.data.max_bad={self.max_bad:g} allows; repair them, "
+                f"or set max_bad to {met / count:.2g}"
             )
         logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
 

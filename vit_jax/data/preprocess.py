@@ -208,7 +208,10 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
     calls = [parse_op(part, text) for part in (parts[1:] if parts[0] == "decode" else parts)]
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
-        raise UserError(f"the preprocessing {text!r} must end with its only value_range, such as value_range(-1,1)")
+        raise UserError(
+            f"the preprocessing {text!r} must contain value_range exactly once, as the last op, such as "
+            "value_range(-1,1)"
+        )
     size: KnownSize = None
     for name, arguments in calls:
         size = output_size(size, name, arguments)
@@ -324,8 +327,8 @@ def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownS
             check_crop_fits(*result, *size)
         elif size and min(result) > size:
             raise UserError(
-                f"a crop of {result[0]} x {result[1]} pixels does not fit into an image whose shorter side has {size}; "
-                "put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
+                f"a crop of {result[0]} x {result[1]} pixels does not fit into an image whose shorter side is {size} "
+                "pixels; put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
             )
     return result
 

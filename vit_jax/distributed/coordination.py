@@ -81,7 +81,10 @@ class ProcessGroup:
         while len(values := self.get(folder)) < self.hosts:
             if time.monotonic() > end:
                 missing = ", ".join(str(host) for host in range(self.hosts) if str(host) not in values)
-                raise LostHosts(f"waited {limit:g} s at {topic!r} for host {missing}; its log says where it is.")
+                raise LostHosts(
+                    f"hosts that did not reach {topic!r} within {limit:g} s: {missing}; the log of each shows where it "
+                    "stopped."
+                )
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
         return [values[str(host)] for host in range(self.hosts)]
@@ -155,5 +158,5 @@ def _check_slices() -> None:
     if not complete:
         missing = ", ".join(name for name in names if name not in found) or "a slice ID below the number of slices"
         raise UserError(
-            f"several TPU slices are declared incompletely: {declared}; set {missing} too, or unset them all."
+            f"the multi-slice settings are incomplete: {declared}; set {missing} too, or unset all MEGASCALE variables."
         )

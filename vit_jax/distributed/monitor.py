@@ -23,7 +23,7 @@ MANY = 128  # hosts; more of them exchange less often
 SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
 STUCK = exit_code(LostHosts())
 OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
-STARTUP = "preempted before the first step of this start; nothing is lost: the same command goes on."
+STARTUP = "preempted before the first step of this start; nothing is lost. Run the same command again to continue."
 
 
 class SaveTimer:

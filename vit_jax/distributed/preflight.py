@@ -107,7 +107,7 @@ def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
         more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
         differ = "; ".join(lines[:5])
         raise UserError(
-            f"the hosts differ: {differ}{more}. Start all with the same command, installation, data and workdir."
+            f"the hosts differ: {differ}{more}. Start all hosts with the same command, installation, data and workdir."
         )
 
 
@@ -126,8 +126,8 @@ def check_shared(coordinator: Coordinator, folder: Path) -> None:
         while not path.exists():
             if time.monotonic() > end:
                 raise UserError(
-                    f"the workdir {folder} is not the same folder on all hosts; choose one on a disk that they share, "
-                    "or on gs://."
+                    f"the workdir {folder} is not the same folder on all hosts; choose one on a disk that all hosts "
+                    "share, or on gs://."
                 )
             time.sleep(0.05)
 
@@ -154,8 +154,8 @@ def check_disk_space(config: ConfigDict, state: Any, workdir: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < more * each:
         raise UserError(
-            f"the disk of {workdir} has {free / 1e9:.3g} GB free, but {more} more checkpoints take "
-            f"{more * each / 1e9:.3g} GB; free some, choose another --workdir, or keep fewer "
+            f"the disk of {workdir} has {free / 1e9:.3g} GB free, but {more} more checkpoints need "
+            f"{more * each / 1e9:.3g} GB; free disk space, choose another --workdir, or keep fewer "
             "(--config.checkpoint.keep_last)."
         )
 

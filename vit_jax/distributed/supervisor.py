@@ -9,7 +9,7 @@ from vit_jax import Preempted
 from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
 from vit_jax.distributed.monitor import HostMonitor, SaveTimer, watch_group
 
-PREEMPTED = "preempted; nothing was left to be saved: the same command goes on."
+PREEMPTED = "preempted; there was nothing new to save. Run the same command again to continue."
 
 
 class Supervisor:

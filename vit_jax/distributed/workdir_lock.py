@@ -82,7 +82,7 @@ class WorkdirLock:
 
     def _taken(self, found: dict[str, Any]) -> UserError:
         who = f"process {found['pid']} on {found['host']}"
-        return UserError(f"{self._place} is in use by another run, {who}; stop that one or choose another --workdir.")
+        return UserError(f"{self._place} is in use by another run, {who}; stop that run or choose another --workdir.")
 
     def _beat(self) -> None:
         beats = 0

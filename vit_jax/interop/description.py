@@ -54,9 +54,9 @@ def check_description(description: Any) -> ModelDescription:
     """
     known = isinstance(description, dict)
     if not known or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
-        raise UserError(f"the description of its model must have the fields {', '.join(TYPES)}")
+        raise UserError(f"the description of the model must have the fields {', '.join(TYPES)}")
     if not all(isinstance(name, str) for name in description.get("class_names") or ()):
-        raise UserError("the class names in the description of its model must be strings")
+        raise UserError("the class names in the description of the model must be strings")
     return ModelDescription(**{key: description.get(key) for key in TYPES})
 
 
@@ -68,7 +68,9 @@ def read_description(path: Path) -> ModelDescription:
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
-        raise UserError(f"its arrays are of no known layout; if vit_jax wrote it, {beside.name} is missing beside it")
+        raise UserError(
+            f"its array names match no known layout; if vit_jax wrote this file, put {beside.name} in the same folder"
+        )
     if beside.stat().st_size > MAX_BYTES:
         raise UserError(f"{beside.name} is too large to describe a model")
     with user_errors(f"{beside.name} is not JSON", ValueError, RecursionError):

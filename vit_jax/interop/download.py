@@ -73,8 +73,8 @@ def https_address(address: str, local: bool = True) -> str:
         if host and safe and parts.port != 0 and "@" not in parts.netloc:
             return address
     # The text before an @ may be a password, even where the rest cannot be parsed.
-    words = "this address, which may contain a password" if "@" in address else shown(address, MAX_QUOTED)
-    raise UserError(f"cannot download {words}: give https://HOST/PATH or gs://BUCKET/NAME.")
+    words = "this address (not shown: it may contain a password)" if "@" in address else shown(address, MAX_QUOTED)
+    raise UserError(f"cannot download from {words}; use https://HOST/PATH or gs://BUCKET/NAME.")
 
 
 def relative_path(address: str) -> Path:
@@ -116,7 +116,7 @@ def _open_address(address: str, path: Path, seconds: float) -> Iterator[Any]:
         with error:
             status = f"HTTP status {error.code} {_server_reason(error)}"
         if error.code == 404:
-            raise UserError(f"there is no {address} ({status}).") from error
+            raise UserError(f"{address} was not found ({status}).") from error
         if error.code in (401, 403):
             raise UserError(f"no permission to read {address} ({status}).") from error
         raise UserError(f"cannot read {address} ({status}); try again later, or {advice}") from error
@@ -151,7 +151,7 @@ def _checked_chunks(address: str, size: str | None, response: Any, seconds: floa
         raise UserError(f"the download was cut short: {received} of {total} bytes arrived; try again.")
     _check_size(received, size)
     if announced_md5 and announced_md5[1] != base64.b64encode(md5.digest()).decode():
-        raise UserError("the download is damaged: its MD5 is not the one that the server announced; try again.")
+        raise UserError("the download is damaged: its MD5 is not the one that the server sent; try again.")
 
 
 def _announced_length(response: Any) -> int | None:
@@ -163,7 +163,7 @@ def _announced_length(response: Any) -> int | None:
     text = response.headers.get("Content-Length")
     if text is not None and not re.fullmatch(r"[0-9]{1,18}", text.strip()):
         words = shown(text, MAX_QUOTED)
-        raise UserError(f"the server announces a length of '{words}', which is not a number; try again later.")
+        raise UserError(f"the server sent the length '{words}', which is not a number; try again later.")
     return None if text is None else int(text)
 
 

@@ -26,6 +26,7 @@ from vit_jax.models import ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
+OTHER_LAYOUT = "use --layout=ours"  # which supports every model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,23 +173,27 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) ->
     """
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     if spec.position.kind not in positions:
-        raise UserError(f"the {layout.name} layout has no positions {spec.position.kind}")
+        raise UserError(
+            f"the {layout.name} layout does not support position embeddings of type {spec.position.kind}; "
+            f"{OTHER_LAYOUT}"
+        )
     if spec.position.kind == "learned" and spec.grid[0] != spec.grid[1]:
         rows, columns = spec.grid
         if layout.name == "big_vision":
             raise UserError(
-                f"the big_vision layout can express the positions of square images only, not of {spec.grid} patches"
+                "the big_vision layout supports position embeddings for square images only, not for "
+                f"{rows}x{columns} patches; {OTHER_LAYOUT}"
             )
         if math.isqrt(rows * columns) ** 2 == rows * columns:
             side = math.isqrt(rows * columns)
             raise UserError(
-                f"the google layout does not state the grid of {rows}x{columns} patches, which would be read as "
-                f"{side}x{side}"
+                f"the google layout does not store the patch grid, so {rows}x{columns} patches would be read as "
+                f"{side}x{side}; {OTHER_LAYOUT}"
             )
     if spec.head.pooling == "map" and layout.name == "google":
-        raise UserError("the google layout has no attention pooling")
+        raise UserError(f"the google layout does not support attention pooling; {OTHER_LAYOUT}")
     if spec.stem.kind == "resnet" and layout.name == "big_vision":
-        raise UserError("the big_vision layout has no hybrids")
+        raise UserError(f"the big_vision layout does not support hybrid models (ResNet stem); {OTHER_LAYOUT}")
     if _is_class_row_folded(layout, spec):
         first, rest = np.split(params["position"], [1])
         params = params | {"cls": params["cls"] + first[0], "position": rest}
@@ -256,9 +261,11 @@ def infer_fields(archive: Archive, layout: Layout, resolution: Any = None) -> tu
             stored = tuple(side * patch_size for side in grid)
             return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
     if not class_tokens and _grid(rows - 1, patch_size, None):
-        raise UserError(f"missing {layout.prefix}cls: one of the {rows} position rows belongs to a class token")
+        raise UserError(
+            f"{layout.prefix}cls is missing, but one of the {rows} position embeddings is for a class token"
+        )
     raise UserError(
-        f"its {rows} position rows are not those of square images; give resolution=(height, width) in pixels"
+        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
     )
 
 
@@ -270,8 +277,8 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     dense = f"{block}/MlpBlock_{mlp}/Dense_0/kernel"
     learned = layout.name == "google" or layout.position in arrays
     needed = ["embedding/kernel", query, dense, *([layout.position] if learned else [])]
-    if missing := [f"missing {layout.prefix}{name}" for name in needed if name not in arrays]:
-        raise UserError(f"{'; '.join(missing)}: the model cannot be inferred without")
+    if missing := [f"{layout.prefix}{name}" for name in needed if name not in arrays]:
+        raise UserError(f"the model cannot be inferred, since arrays are missing: {', '.join(missing)}")
     units = arrays.matches(r"block(\d{1,3})/unit(\d{1,3})/")
     counts = collections.Counter(int(stage) for stage, _ in units)
     stages = tuple(counts[stage] for stage in sorted(counts))

@@ -45,12 +45,12 @@ def adapt_parameters(
         found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
         if differ == ["patch_size"] and source.field("stem") == "patches":
             found += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
-        raise UserError(f"it contains a model with {found}; {_remedy(source, target, config_fields)}")
+        raise UserError(f"the checkpoint contains a model with {found}; {_remedy(source, target, config_fields)}")
     old_classes, new_classes = source.field("num_classes"), target.field("num_classes")
     if keep_head and old_classes != new_classes:
         raise UserError(
-            f"its head has {old_classes:,} classes, not {new_classes:,}; without --config.keep_head the run starts "
-            "with a new head."
+            f"the checkpoint's head has {old_classes:,} classes, not {new_classes:,}; without --config.keep_head the "
+            "run starts with a new head."
         )
     leaves, rest = (
         {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD_PREFIXES)}
@@ -61,7 +61,7 @@ def adapt_parameters(
         leaves["position"] = models.resample_positions(leaves["position"], old.grid, new.grid, old.class_rows, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
-        raise UserError(f"a {target.name} cannot start from it: {'; '.join(wrong)}{remedy}")
+        raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")
     return leaves
 
 
@@ -77,7 +77,10 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
     moved = [(index, name) for index, name in enumerate(old) if indices.get(name, index) != index]
     if moved:
         index, name = moved[0]
-        raise UserError(f"class {name!r} is number {index} of its head, but number {indices[name]} of the data.")
+        raise UserError(
+            f"class {name!r} has label {index} in the checkpoint's head, but label {indices[name]} in the data. Use "
+            "the same class order, or omit --config.keep_head."
+        )
     words = ", ".join(old[:3]), ", ".join(new[:3])
     logging.getLogger(__name__).warning(
         "the classes of the head are %s, ...; those of the data are %s, ...: check that they are the same.", *words
@@ -99,4 +102,4 @@ def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...])
 
     flags = [f"name={source.name}"] if source.name != target.name else []
     flags += [f"{key}={source.field(key)}" for key in fields if differs(key)]
-    return f"it fits with {' '.join(f'--config.model.{flag}' for flag in flags)}"
+    return f"to match it, set {' '.join(f'--config.model.{flag}' for flag in flags)}"

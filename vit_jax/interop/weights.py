@@ -148,7 +148,9 @@ def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, A
     if found != listed:
         words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
         stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
-        raise UserError(f"its file contains {stored}, but the catalog lists {words(*listed)}; it is not loaded")
+        raise UserError(
+            f"the file contains {stored}, but the catalog lists {words(*listed)}, so the file was not loaded"
+        )
 
 
 def _load_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
@@ -223,7 +225,7 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
     """
     wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
     if wrong := tree.differences(params, wanted):
-        raise UserError(f"the arrays are not those of the {model.name} described: {'; '.join(wrong)}.")
+        raise UserError(f"the arrays do not match the model {model.name}: {'; '.join(wrong)}.")
 
 
 def _summarise(model: models.Model, params: FlatParameters) -> str:

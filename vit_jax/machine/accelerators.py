@@ -56,7 +56,8 @@ def check_devices(
         asked = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         remedy = (
-            "on a slice of several hosts run this on all of them at once; else end the process that uses the device"
+            "on a slice of several hosts run this on all of them at once; otherwise stop the process that uses the "
+            "device"
         )
         yield Finding("broken", "devices", f"did not start within {seconds:g} s", remedy)
         return
@@ -109,7 +110,7 @@ def _check_unused(
             reasons = [line for line in errors if "backend" in line.lower()] or ["jax does not say why"]
             yield Finding("broken", name, f"does not start: {reasons[-1]}", remedy)
         else:
-            yield Finding("missing", name, f"seems to be here, but no {package} is installed", remedy)
+            yield Finding("missing", name, f"seems to be present, but no {package} is installed", remedy)
 
 
 def processes_with_open_files(files: list[Path]) -> Iterator[tuple[str, str]]:

@@ -120,7 +120,7 @@ def check_shadowing(clone: Path) -> Iterator[Finding]:
     """
     found = PathFinder.find_spec("vit_jax", [str(clone.parent), *sys.path[1:]])
     if clone.name == "vit_jax" and found and found.loader is None:
-        message = f"Python started in {clone.parent} takes the folder {clone.name}/ for the package"
+        message = f"Python started in {clone.parent} imports the folder {clone.name}/ instead of the package"
         yield Finding("warning", "import vit_jax", message, f"pip install -e {clone}")
 
 
@@ -139,7 +139,7 @@ def check_extras(
             continue
         complete = f"[{next(extra for extra in extras if not missing[extra])}]"
         if device and not device.is_here():
-            message = f"no {device.name} seems to be here; the packages of {complete} are installed"
+            message = f"no {device.name} seems to be present; the packages of {complete} are installed"
             yield Finding("optional", feature, message)
         else:
             yield Finding("ok", feature, complete)

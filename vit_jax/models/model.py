@@ -112,7 +112,7 @@ def create(
     given = {name: value for name, value in fields.items() if value is not None}
     chosen = named_fields(name) | given
     if missing := [field for field in SIZE_FIELDS if chosen[field] is None]:
-        raise UserError(f"{name} names no size; give {', '.join(missing)}.")
+        raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")
     spec = replace_fields(ModelSpec(), **chosen)
     choose("loss", loss, LOSSES)
     if not isinstance(preprocess, str | None):

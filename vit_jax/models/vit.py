@@ -81,7 +81,9 @@ class ViT(nn.Module):
         if self.spec.position.kind == "learned" and size != expected:
             raise UserError(
                 "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *expected)
-                + f"create it with resolution={size[0] if size[0] == size[1] else size} and resample its positions."
+                + f"create the model with resolution={size[0] if size[0] == size[1] else size} and resample its "
+                "position embeddings with vit_jax.models.resample_positions; vit_jax.load(PATH, resolution=...) does "
+                "both."
             )
         return self.spec.grid_of(size)
 

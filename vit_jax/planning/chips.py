@@ -147,4 +147,4 @@ def _check_other_name(text: str) -> None:
             raise UserError(f"no cloud offers a {kind} slice of {count}; {choices}.")
     if _is_shape(shape, chip):
         count = f" ({count})" if count else ""
-        raise UserError(f"the topology {text!r}{count} must be written with its shape: --topology={kind}:{shape}.")
+        raise UserError(f"write the topology {text!r}{count} as a shape: --topology={kind}:{shape}.")

@@ -76,6 +76,6 @@ def read_refusal(text: str, argument_bytes: int) -> int:
     """
     found = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
     if "RESOURCE_EXHAUSTED" not in text or found is None:
-        raise UserError(f"the compiler refuses the program: {text.splitlines()[0]}")
+        raise UserError(f"the compiler rejected the program: {text.splitlines()[0]}")
     needed = int(float(found[1]) * SIZE_UNITS[found[2]])
     return needed if found.re is TOTAL_MEMORY else needed + argument_bytes

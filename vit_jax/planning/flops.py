@@ -29,7 +29,7 @@ def training_exaflops(model: Model, images: float) -> float:
 def count_macs(function: Callable[..., Any], *args: Any) -> int:
     """Returns the multiply-accumulates of a function of arrays (or of their shapes).
 
-    One turn of a `while` loop is counted. The products of a convolution with the zeros of its padding are not.
+    The body of a `while` loop is counted once. Multiplications by the zeros of a convolution's padding are not counted.
     """
     return jaxpr_macs(jax.make_jaxpr(function)(*args).jaxpr)
 

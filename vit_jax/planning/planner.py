@@ -14,7 +14,8 @@ def make_plan(
     largest_batch: bool = False,
     chip_hour_price: float | None = None,
 ) -> Plan:
-    """Returns all that is known of a request, what to change if it does not fit, and the command that trains so.
+    """Compiles a request, and returns the plan: memory and cost, what to change if it does not fit in memory, and the
+    training command for it.
 
     Args:
         request: what to compile.

@@ -52,10 +52,10 @@ def compilation_to_json(compilation: Compilation) -> Json:
 
 
 def compilation_from_json(given: Json) -> Compilation:
-    """Returns the compilation that `compilation_to_json` wrote.
+    """Rebuilds a compilation from the JSON that `compilation_to_json` wrote.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `given` is not such JSON.
     """
     evaluation = given.get("evaluation")
     optional: Json = {"peak_bytes": None, "needed_bytes": None}

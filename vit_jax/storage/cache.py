@@ -171,9 +171,9 @@ def _make_room(place: Path, what: str, size: int) -> None:
                 shutil.rmtree(_unfinished_path(other), ignore_errors=True)
     limit = max_bytes()
     if used + size > limit:
-        beside = f" beside {used / 1e9:.3g} GB in use" if used else ""
+        beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
         raise UserError(
-            f"{what} takes {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
+            f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
             "hold; set VIT_JAX_CACHE_GB to more, and VIT_JAX_CACHE to a folder with room."
         )
     total = used + size + sum(recorded for _, recorded, _ in unused)

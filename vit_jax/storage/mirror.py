@@ -39,8 +39,7 @@ def check_init_from(source: str | None, place: str) -> None:
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
     if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{UNMIRRORED}/"):
         raise UserError(
-            f"init_from={source} lies in the workdir {place}, where this run would replace it; "
-            "choose another --workdir."
+            f"init_from={source} is in the workdir {place}, where this run would replace it; choose another --workdir."
         )
 
 

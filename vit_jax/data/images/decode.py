@@ -149,7 +149,7 @@ def list_images(path: str) -> list[str]:
     )
     names = sorted(name for name in below if name.lower().endswith(IMAGE_SUFFIXES) and "/." not in f"/{name}")
     if not names:
-        raise UserError(f"no images ({' '.join(IMAGE_SUFFIXES)}) lie in {path}.")
+        raise UserError(f"{path} contains no images ({' '.join(IMAGE_SUFFIXES)}).")
     return [filesystem.join_path(folder, name) for name in names]
 
 

@@ -30,7 +30,9 @@ def parse_class_selection(text: str, names: Sequence[str] | None, total: int, wh
         elif match:
             first, last = int(match[1]), int(match[2] or match[1])
             if not first <= last < total:
-                raise UserError(f"{where} has no classes {word}: they are 0 to {total - 1}, and 0-1 are the first two")
+                raise UserError(
+                    f"{where} has no classes {word}; its labels are 0 to {total - 1} (write 0-1 for the first two)"
+                )
             labels = list(range(first, last + 1))
         elif not known:
             raise UserError(f"the classes of {where} have no names: write numbers instead of {word!r}, as in 0-4")

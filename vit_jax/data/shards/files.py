@@ -110,10 +110,14 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
         expected = [entry.name for entry in manifest.splits[split]]
     else:
         expected = [file_name(split, i, total) for total in stated_totals(paths) for i in range(total)]
-    for names, what in ((set(expected) - set(paths), "missing"), (set(paths) - set(expected), "unexpected")):
+    missing, unexpected = set(expected) - set(paths), set(paths) - set(expected)
+    for names, what, advice in (
+        (missing, "missing", "copy or pack them again"),
+        (unexpected, "unexpected", "move them to another folder"),
+    ):
         if names:
             first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise UserError(f"of the {len(expected)} shards of {split}, {len(names)} are {what}: {first}")
+            raise UserError(f"split {split} must have {len(expected)} shards; {len(names)} {what}: {first}; {advice}")
     if not manifest:
         return tuple(Shard(paths[name], count_records(paths[name]), None) for name in expected)
     shards = tuple(Shard(paths[entry.name], entry.records, entry.size) for entry in manifest.splits[split])
@@ -133,7 +137,7 @@ def check_cache_room(shards: Iterable[Shard]) -> None:
     size = sum(remote.values())
     if remote and size > cache.max_bytes():
         raise UserError(
-            f"the {len(remote)} shards to read, such as {next(iter(remote))}, take {size / 1e9:.3g} GB, more than the "
+            f"the {len(remote)} shards to read, such as {next(iter(remote))}, need {size / 1e9:.3g} GB, more than the "
             f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB to more, and "
             "VIT_JAX_CACHE to a folder with enough room"
         )

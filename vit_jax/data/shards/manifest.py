@@ -118,7 +118,7 @@ def read_manifest(path: str) -> Manifest | None:
     if not isinstance(fields, dict) or "version" not in fields:
         raise UserError(f"cannot read {path}: it must be an object with a version")
     if fields["version"] != VERSION:
-        raise UserError(f"{path} is of version {fields['version']}, but this program reads version {VERSION}")
+        raise UserError(f"{path} has version {fields['version']}, but this program reads version {VERSION}")
     check_manifest(fields, path)
     return Manifest.from_json(fields)
 

@@ -175,12 +175,12 @@ class Packing:
                 raise UserError(f"{error}; repair it, or leave such images out with --bad-images=skip") from error
             return LeftOut(index, str(error))
         except OSError as error:  # reported here, so that the output is not blamed for it
-            raise UserError(f"cannot read image {index} of the split {split}: {error}") from error
+            raise UserError(f"cannot read image {index} of split {split}: {error}") from error
         labels = label_list(label)
         if wrong := [label for label in labels if not 0 <= label < source.num_classes]:
             raise UserError(
-                f"image {index} of the split {split} has the label {wrong[0]}, but there are {source.num_classes} "
-                "classes; leave the split out with --splits"
+                f"image {index} of split {split} has the label {wrong[0]}, but there are {source.num_classes} "
+                "classes; to skip this split, list only the other splits in --splits"
             )
         return EncodedExample(encoded, [self.labels[label] for label in labels if label in self.labels])
 
@@ -238,7 +238,10 @@ def plan_packing(
     """
     for split in splits or []:
         if set(split) & set("[+"):
-            raise UserError(f"cannot pack {split}: splits are packed whole; slices are taken when they are read")
+            raise UserError(
+                f"cannot pack {split}: only whole splits can be packed; select a slice with --config.data.split when "
+                "you train"
+            )
     sources = {split: open_split(source_config, split) for split in list_splits(source_config, splits or ())}
     first = next(iter(sources.values()))
     workers = workers or os.cpu_count() or 1
@@ -295,7 +298,10 @@ def rows_with_classes(
     chunks = [rows[start : start + LABEL_CHUNK] for start in rows[::LABEL_CHUNK]]
     found = array.array("q", itertools.chain.from_iterable(pool.map(filter_chunk, chunks)))
     if not found:
-        raise UserError(f"no image of the split {split} has one of the classes; leave the split out with --splits")
+        raise UserError(
+            f"no image of split {split} has one of the classes in --classes; to skip this split, list only the other "
+            "splits in --splits"
+        )
     return found
 
 

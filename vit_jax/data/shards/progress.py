@@ -85,7 +85,7 @@ def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any
 
 
 def read_json_lines(path: str) -> list[dict]:
-    """Returns the lines of a file of JSON, up to one that was not written completely."""
+    """Reads a JSON Lines file, and returns its parsed lines up to one that was cut off; none if there is no file."""
     lines: list[dict] = []
     if os.path.exists(path):
         with open(path) as file, contextlib.suppress(ValueError):

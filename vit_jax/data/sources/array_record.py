@@ -112,7 +112,11 @@ class ArrayRecords:
         shards.check_cache_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
 
     def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
-        """Returns the labels of a record as `read_example` does, or raises UserError."""
+        """Checks the labels of a record, and returns them in the form that `read_example` returns.
+
+        Raises:
+            UserError: a label is out of range, or there are too many or too few.
+        """
         if wrong := [label for label in labels if not 0 <= label < self.num_classes]:
             raise UserError(f"{name} has the label {wrong[0]}, but there are {self.num_classes} classes")
         if self.max_labels is None:

@@ -124,7 +124,7 @@ class ImageFolder:
             empty += [] if images else [name]
         if not classes or (empty and SPLITS.get(folder, "train") == "train"):
             suffixes = " ".join(IMAGE_SUFFIXES)
-            raise UserError(f"no images ({suffixes}) lie in these classes of {path}: {first_names(empty)}")
+            raise UserError(f"these classes of {path} contain no images ({suffixes}): {first_names(empty)}")
         return classes
 
     def read_example(self, split: str, index: int) -> tuple[EncodedImage, int]:
@@ -218,7 +218,7 @@ def choose_label_file(tree: FolderTree, folder: str) -> str:
     if images := tree.images_in(folder):
         if not found:
             raise UserError(
-                f"images lie directly in {path} ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
+                f"{path} contains images directly ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
             )
     elif not tree.subfolders(folder):
         raise UserError(f"the folder {path} contains no class folders; {WANTED}")
@@ -300,12 +300,13 @@ def split_folders(tree: FolderTree) -> dict[str, str]:
     splits = [name for name in folders if name in SPLITS]
     others = [name for name in folders if name not in SPLITS]
     if (images := tree.images_in("")) and (splits or not find_label_files(tree, "")):
-        raise UserError(f"images lie directly in {root} ({first_names(images)}); {WANTED}")
+        raise UserError(f"{root} contains images directly ({first_names(images)}); {WANTED}")
     if not folders and not images:
         raise UserError(f"the folder {root} contains no class folders; {WANTED}")
     if splits and others:
         raise UserError(
-            f"the folder {root} mixes splits ({first_names(splits)}) with others ({first_names(others)}); {WANTED}"
+            f"{root} contains both split folders ({first_names(splits)}) and other folders ({first_names(others)}); "
+            f"{WANTED}"
         )
     if not splits:
         return {"train": ""}
@@ -315,5 +316,5 @@ def split_folders(tree: FolderTree) -> dict[str, str]:
 
 
 def first_names(names: list[str]) -> str:
-    """Returns the first names, for a message."""
+    """Returns the first few of the names as one string, for an error message."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

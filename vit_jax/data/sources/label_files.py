@@ -36,7 +36,9 @@ def parse_label_file(text: str, name: str) -> list[Row]:
     except csv.Error as error:
         raise UserError(f"cannot read {name}: {error}") from error
     if short := [cells for cells in table if len(cells) < 2]:
-        raise UserError(f"cannot read {name}: the line {short[0][0]:.60} lacks one of the columns image and class")
+        raise UserError(
+            f"cannot read {name}: the line {short[0][0]:.60} must have at least two columns, image and class"
+        )
     return [(cells[0].strip(), cells[1].strip()) for cells in table]
 
 

@@ -75,10 +75,12 @@ def select_examples(split: str, counts: Mapping[str, int]) -> list[tuple[str, ra
         first = slice_boundary(start, count) if start else 0
         last = slice_boundary(stop, count) if stop else count
         if max(abs(first), abs(last)) > count:
-            raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond its {count} examples")
+            raise UserError(
+                f"the slice {name}[{start or ''}:{stop or ''}] reaches beyond the {count} examples of the split"
+            )
         rows = range(count)[first:last]
         if not rows:
-            raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] of {count} examples is empty")
+            raise UserError(f"the slice {name}[{start or ''}:{stop or ''}] is empty: the split has {count} examples")
         selected.append((name, rows))
     return selected
 

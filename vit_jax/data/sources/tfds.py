@@ -101,7 +101,10 @@ def find_builder(name: str, data_dir: str | None) -> Any:
 def check_features(info: Any, name: str) -> None:
     """Raises UserError if a data set, described by TFDS's `info`, has no images with one class each."""
     if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
-        raise UserError(f"the TFDS dataset {name!r} has no image and class label, but {', '.join(info.features)}")
+        raise UserError(
+            f"the TFDS dataset {name!r} must have the features `image` and `label` (one class), but has "
+            f"{', '.join(info.features)}"
+        )
 
 
 def build_command(name: str, where: str) -> str:
@@ -128,13 +131,13 @@ def prepare_dataset(name: str, where: str) -> Any:
         builder = tfds.builder(name, data_dir=where, file_format="array_record")
     except tfds.core.DatasetNotFoundError:
         raise UserError(
-            f"{missing}, and TFDS has none of this name; data of your own must lie there as ArrayRecord files whose "
-            "examples have an `image` (encoded) and a `label` (one class); "
-            "--config.data.source=synthetic runs without data"
+            f"{missing}, and TFDS has no dataset of this name; to use your own data, store it there as ArrayRecord "
+            "files whose examples have an `image` (encoded) and a `label` (one class); to run without data, use "
+            "--config.data.source=synthetic"
         ) from None
     except Exception as error:  # a data set's own code may raise anything
         raise UserError(
-            f"{missing}, and TFDS cannot load its code here ({short_reason(error)}); {elsewhere}"
+            f"{missing}, and TFDS cannot create the builder of this dataset here ({short_reason(error)}); {elsewhere}"
         ) from error
     check_features(builder.info, name)
     urls = {} if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else dict(builder.url_infos or {})
@@ -150,7 +153,7 @@ def prepare_dataset(name: str, where: str) -> Any:
             builder.download_and_prepare()
         except Exception as error:
             raise UserError(
-                f"{missing}, and TFDS cannot prepare it here ({short_reason(error)}); {elsewhere}"
+                f"{missing}, and TFDS cannot prepare this dataset here ({short_reason(error)}); {elsewhere}"
             ) from error
     return builder
 
