@@ -27,7 +27,7 @@ MESHES = {
     "slices of data and fsdp": {"slice": 2, "data": 2, "fsdp": 2},
     "fsdp and tensor": {"fsdp": 4, "tensor": 2},
 }
-RARE = ("data", "tensor", "slices of data and fsdp", "fsdp and tensor")
+RARE = ("data", "fsdp", "tensor", "slices of data and fsdp", "fsdp and tensor")
 SPLITS = [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in MESHES]
 
 

@@ -55,6 +55,7 @@ def test_best_first_and_what_diverges_last(whole):
         assert (workdir / row.name / "model.npz").exists() == (row.last is not None)
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path, monkeypatch):
     make, run, begun, stops = program.make_program, train.train, [], [True]
 

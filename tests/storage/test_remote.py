@@ -31,7 +31,8 @@ from vit_jax.monitoring import TrainMetrics
 from vit_jax.storage import filesystem, timeout
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
-SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]  # of those that start processes
+SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]
+SLOWLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in BUCKETS]  # what starts processes
 WORDS = [
     "--config.data.split=train",
     "--config.evals.test.split=train[:16]",
@@ -171,7 +172,7 @@ def runs(photos, tmp_path_factory, request):
     return folder
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", SLOWLY)
 def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind, tmp_path):
     run = f"{BUCKETS[kind]}/run"
     assert f"Resuming {run} after step 10." in filesystem.read_bytes(f"{run}/train.log").decode()
@@ -185,7 +186,7 @@ def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind
     chex.assert_trees_all_equal(vit_jax.load(run)[1], vit_jax.load(runs / "here")[1])
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", SLOWLY)
 def test_what_lies_on_the_bucket(runs, photos, kind):
     run = f"{BUCKETS[kind]}/run"
     found = filesystem.list_files(run)
@@ -197,7 +198,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
     assert json.loads(filesystem.read_bytes(f"{run}/config.json"))["data"]["source"] == source(kind, photos)
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", SLOWLY)
 def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, capsys):
     run = f"{BUCKETS[kind]}/run"
     for best in (False, True):
