@@ -223,7 +223,9 @@ class QueuedResource:
         if not self._packed:  # once: later edits of the code are not for this run
             log("pack")
             if run_command(self._steps["pack"], stdout=sys.stderr).returncode:
-                raise UserError("cannot pack the code; start in its folder, and run git status to find deleted files.")
+                raise UserError(
+                    "cannot pack the code; start in the folder of the code, and run git status to find deleted files."
+                )
             self._packed = True
         return True
 

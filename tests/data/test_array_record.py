@@ -324,7 +324,7 @@ def test_a_remote_set_larger_than_the_cache_is_refused_at_once(tmp_path, monkeyp
     size = sum(path.stat().st_size for path in (tmp_path / "set").glob("*.array_record"))
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size - 1) / 1e9))
-    with pytest.raises(UserError, match=r"the 3 shards to read, .*memory:.* take .* GB, more than .*VIT_JAX_CACHE_GB"):
+    with pytest.raises(UserError, match=r"the 3 shards to read, .*memory:.* need .* GB, more than .*VIT_JAX_CACHE_GB"):
         open_source(f"array_record:{where}", "train")
     assert len(open_source(f"array_record:{where}", "train[:7]")) == 7  # in two of the three shards
     assert len(open_source(f"array_record:{tmp_path / 'set'}", "train")) == 11

@@ -398,7 +398,7 @@ def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match=r"^cannot read image 0 of the split train: .*I"),
+        pytest.raises(UserError, match=r"^cannot read image 0 of split train: .*I"),
     ):
         patch.setattr(encode.EncodeOptions, "__call__", broken)
         packed("digits", tmp_path / "out", "--shards=1")
@@ -424,7 +424,7 @@ def test_a_wrong_label_is_named(tmp_path, monkeypatch):
         "read_example",
         lambda *args: (decode.EncodedImage(encode.encode_png(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
     )
-    with pytest.raises(UserError, match="image 0 of the split train has the label 9, but there are 4 classes"):
+    with pytest.raises(UserError, match="image 0 of split train has the label 9, but there are 4 classes"):
         packed(source, tmp_path / "out", "--shards=1")
 
 

@@ -101,7 +101,7 @@ def test_what_fails_on_one_host_fails_on_all(groups, error, kind):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"MEGASCALE_SLICE_ID": None}, "set MEGASCALE_SLICE_ID too, or unset them all"),
+        ({"MEGASCALE_SLICE_ID": None}, "set MEGASCALE_SLICE_ID too, or unset all MEGASCALE"),
         ({"MEGASCALE_NUM_SLICES": None}, "set MEGASCALE_NUM_SLICES too"),
         ({"MEGASCALE_SLICE_ID": "2"}, "set a slice ID below the number of slices too"),
         ({"MEGASCALE_NUM_SLICES": "two"}, "settings are incomplete"),

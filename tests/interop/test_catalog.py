@@ -385,7 +385,7 @@ def test_without_a_network_the_path_is_named(tmp_path, monkeypatch):
 def test_addresses_that_are_refused(tmp_path, monkeypatch, address):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     monkeypatch.setattr(urllib.request, "build_opener", None)
-    with pytest.raises(UserError, match=r"^cannot download \S+: .*\.$"):
+    with pytest.raises(UserError, match=r"^cannot download from \S+; .*\.$"):
         download.download_file(address)
 
 

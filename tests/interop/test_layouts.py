@@ -78,7 +78,7 @@ def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, 
     model, params = load(name)
     impossible = {"google": ("sincos", "map"), "big_vision": ("hybrid",), "ours": ()}[layout]
     if any(word in name for word in impossible):
-        with pytest.raises(UserError, match=f"the {layout} layout has no"):
+        with pytest.raises(UserError, match=f"the {layout} layout does not support"):
             vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
         return assert_nothing_is_left(tmp_path)
     vit_jax.save(tmp_path / "x.npz", model, params, layout=layout)
@@ -221,7 +221,7 @@ def test_positions_of_images_that_are_not_square(changed, tmp_path):
     with pytest.raises(UserError, match="big_vision layout supports position embeddings for square images only"):
         vit_jax.save(tmp_path / "x.npz", model, params, layout="big_vision")
     wide, positions = load("google_vit_in21k_tanh", resolution=(16, 64))
-    with pytest.raises(UserError, match="does not state the grid of 2x8 patches, which would be read as 4x4"):
+    with pytest.raises(UserError, match="does not store the patch grid, so 2x8 patches would be read as 4x4"):
         vit_jax.save(tmp_path / "x.npz", wide, positions, layout="google")
     vit_jax.save(tmp_path / "x.npz", model, params)
     again, back = vit_jax.load(tmp_path / "x.npz")

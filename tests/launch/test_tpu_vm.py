@@ -392,7 +392,7 @@ def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
     assert "they cost until" in capfd.readouterr().err
     shutil.rmtree(play.folder / "code" / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(play.folder))
-    with pytest.raises(UserError, match="cannot pack the code; start in its folder"):
+    with pytest.raises(UserError, match="cannot pack the code; start in the folder of the code"):
         tpu_vm.main(argv, play.sleep)
 
 
