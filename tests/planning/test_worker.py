@@ -5,6 +5,10 @@ import importlib.util
 import json
 import math
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -199,3 +203,16 @@ def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):
     with pytest.raises(SystemExit):
         plan.main(["plan", *WORDS])
     assert "--topology" in capsys.readouterr().err
+
+
+def test_a_compilation_ends_with_the_process_that_asked():
+    worker = "import os, time; from vit_jax.planning.worker import end_with_parent; print(os.getpid(), flush=True); "
+    worker += "end_with_parent(os.getppid(), 0.05)"
+    asks = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {worker!r}]).wait()"
+    with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True) as process:
+        number = int(process.stdout.readline())
+        process.kill()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{number}").exists() and "Z" not in Path(f"/proc/{number}/stat").read_text().split()[2]:
+        assert time.monotonic() < end, "it goes on"
+        time.sleep(0.05)

@@ -8,6 +8,8 @@ import dataclasses
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -29,11 +31,24 @@ def main(argv: list[str]) -> None:
     """Answers the request in the first argument."""
     given = json.loads(argv[1])
     request = Request(**given | {"words": tuple(given["words"])})
+    threading.Thread(target=end_with_parent, args=[os.getppid()], daemon=True).start()
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what recipes and libraries print is not part of the answer
         for each in compile_request(request):
             answer = {"compiling": each} if isinstance(each, str) else {"compiled": compilation_to_json(each)}
             print(json.dumps(answer), file=answers, flush=True)
+
+
+def end_with_parent(parent: int, period: float = 1.0) -> None:
+    """Ends this process when its parent has ended, however it was killed: a compilation may take an hour.
+
+    Args:
+        parent: number of the parent process.
+        period: seconds between two looks.
+    """
+    while os.getppid() == parent:
+        time.sleep(period)
+    os._exit(1)
 
 
 def compile_request(request: Request) -> Iterator[str | Compilation]:
