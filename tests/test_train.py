@@ -349,7 +349,9 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
     with pytest.raises(UserError, match="at step 1 already, beyond total_steps=0"):
         train.train(quick, tmp_path / "kept")
     quick.init_from = None
-    with pytest.raises(UserError, match=r"keep_head=True keeps the head of init_from; set --config\.init_from too\."):
+    with pytest.raises(
+        UserError, match=r"keep_head=True needs --config\.init_from, the checkpoint whose head is kept\."
+    ):
         train.train(quick, tmp_path / "kept")
 
 
@@ -426,7 +428,7 @@ def command(workdir, *words):
         (["--config.data.num_classes=11"], "data.num_classes is 11"),
         (["--config.evals.test.split=val"], "evals.test"),
         (["--config.data.source=digit"], "did you mean 'digits'"),
-        (["--config.data.source=tfds:jft300m"], "--config.data.source=synthetic runs without data"),
+        (["--config.data.source=tfds:jft300m"], "to run without data, use --config.data.source=synthetic"),
         (["--workdir=http://host/run"], "neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..."),
     ],
 )

@@ -89,7 +89,9 @@ def relative_path(address: str) -> Path:
         names[-1] += f"?{parts.query}"
     if {"", ".", ".."} & set(names):
         words = shown(address, MAX_QUOTED)
-        raise UserError(f"cannot download {words}: its path must name a file, without empty parts and without '..'.")
+        raise UserError(
+            f"cannot download from {words}; its path must name a file, without empty parts and without '..'."
+        )
     return Path(*(quote(name, safe="+") for name in names))
 
 
