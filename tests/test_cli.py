@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
 
-COMMAND = "import vit_jax; from vit_jax import cli; cli.run(lambda argv"
+COMMAND = "import vit_jax; from vit_jax import cli; cli.run(reports=True, command=lambda argv"
 ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
 
 
@@ -92,12 +92,23 @@ def test_an_answer_that_nobody_reads_to_its_end_is_no_error(words, code, said):
     assert (done.returncode, done.stderr) == (code, f"vit_jax: {said}\n" if said else "")
 
 
-def test_another_closed_pipe_is_an_error(capfd):
+@pytest.mark.parametrize("reports", [False, True])
+def test_another_closed_pipe_is_an_error(capfd, reports):
     def command(argv):
         raise BrokenPipeError("a connection")
 
     with pytest.raises(BrokenPipeError, match="a connection"):
-        cli.run(command)
+        cli.run(command, reports=reports)
+
+
+def test_a_run_that_cannot_print_any_more_is_not_done():
+    """As in `python -m vit_jax.main ... 2>&1 | head -3`: exit code 0 would mean that it is finished."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from vit_jax import cli; cli.run(lambda argv: print('x' * 10**6, flush=True))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(writer)
+    assert done.returncode not in (0, 2, 42)
 
 
 def test_compiled_programs_are_kept_for_their_user_alone(monkeypatch, tmp_path):

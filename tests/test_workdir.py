@@ -1,6 +1,7 @@
 """A run's folder: nothing that was learnt is lost, whatever fails beside the training, and nothing is overwritten."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 import vit_jax
 from configs import smoke
 from tests.test_train import rows
-from vit_jax import UserError, data, evals, train
+from vit_jax import Preempted, UserError, data, evals, train
 from vit_jax.checkpoint import find_checkpoint
 from vit_jax.checkpoint.manager import Checkpoints
 from vit_jax.data import loader
 from vit_jax.data.sources import kinds
+from vit_jax.distributed import Supervisor
 from vit_jax.storage import mirror
 
 
@@ -204,3 +206,72 @@ def test_a_checkpoint_says_what_was_measured_and_how(whole):
     assert about["evals"] == {"test": {"split": evaluation.split, "preprocess": evaluation.preprocess}}
     assert contents == kinds.open_source(configured(), "test").fingerprint
     assert find_checkpoint(whole, best=True).name in ("4", "8", "10")
+
+
+# -- What comes between -----------------------------------------------------------------------------------------------
+
+
+class Interrupted(Supervisor):
+    """A supervisor of a run that is preempted at a step, whose workdir another run may have taken by then."""
+
+    def __init__(self, step, taken=False):
+        super().__init__()
+        self.left, self.taken = step, taken
+
+    def count_step(self):
+        super().count_step()
+        self.left -= 1
+        if self.left == 0:
+            if self.taken:
+                self.raise_later(UserError("in use by another run."))
+            raise Preempted("preempted.")
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_preempted_run_saves_nothing_where_another_writes(tmp_path, taken):
+    with pytest.raises(UserError if taken else Preempted, match="another run" if taken else "after step 3 is saved"):
+        train.train(configured(), tmp_path / "run", supervisor=Interrupted(3, taken))
+    assert steps(tmp_path / "run") == ([] if taken else [3])
+
+
+def test_a_run_whose_workdir_was_taken_at_its_end_exports_nothing(tmp_path, monkeypatch):
+    supervisor, evaluate = Supervisor(), evals.run_evaluators
+
+    def taken(*args):
+        supervisor.raise_later(UserError("in use by another run."))
+        return evaluate(*args)
+
+    monkeypatch.setattr(evals, "run_evaluators", taken)
+    config = configured()
+    config.total_steps = config.warmup_steps = 0
+    with pytest.raises(UserError, match="another run"):
+        train.train(config, tmp_path / "run", supervisor=supervisor)
+    assert not (tmp_path / "run" / "model.npz").exists()
+
+
+def test_settings_with_which_no_step_was_made_are_not_those_of_the_run(whole, tmp_path, monkeypatch):
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    before = (workdir / "config.json").read_text()
+    config = configured()
+    config.total_steps, config.batch_eval = config.total_steps + 1, 64
+    failing(monkeypatch, evals, "check_fits", UserError("set --config.batch_eval to less."), call=1)
+    with pytest.raises(UserError, match="batch_eval to less"):
+        train.train(config, workdir)
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_an_interruption_of_the_last_save_says_what_is_saved(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(patch, Checkpoints, "close", KeyboardInterrupt(), call=1)
+        with pytest.raises(KeyboardInterrupt) as end:
+            train.train(configured(), tmp_path / "run")
+    [note] = end.value.__notes__
+    assert re.match(r"step \d+ is saved\. Run the same command again", note)
+
+
+def test_an_interval_that_is_unset_is_a_sentence(tmp_path):
+    config = configured()
+    with config.unlocked():
+        config.checkpoint_every_minutes = None
+    with pytest.raises(UserError, match="checkpoint_every_minutes must be set"):
+        train.train(config, tmp_path / "run")

@@ -30,13 +30,14 @@ def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def run(command: Callable[[list[str]], None], again: str = "") -> None:
+def run(command: Callable[[list[str]], None], again: str = "", reports: bool = False) -> None:
     """Calls a command with this process's arguments and ends the process.
 
     `again` is a sentence on what the same command does when it is run again after an interruption. A note that the
-    command adds to the interruption is printed instead: it knows what is saved.
+    command adds to the interruption is printed instead: it knows what is saved. A command that only `reports` ends
+    quietly when nobody reads stdout any more.
 
-    Exit codes: 0 done, or nobody reads stdout any more; 1 a non-finite loss, or an internal error with its traceback;
+    Exit codes: 0 done; 1 a non-finite loss, or an internal error with its traceback;
     2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. All others
     end with a sentence.
     """
@@ -44,7 +45,7 @@ def run(command: Callable[[list[str]], None], again: str = "") -> None:
     skip_absent_tpu()
     signal.signal(signal.SIGTERM, terminate)
     try:
-        with ignore_closed_stdout():
+        with ignore_closed_stdout() if reports else contextlib.nullcontext():
             command(sys.argv)
         return
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:

@@ -51,4 +51,4 @@ def parse_resolution(text: str) -> int | tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, reports=True)

@@ -147,4 +147,4 @@ def format_value(value: float | str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, reports=True)

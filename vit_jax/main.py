@@ -16,7 +16,7 @@ Exit codes: 0 done, 1 internal error or non-finite loss, 2 wrong usage, 42 preem
 or stuck host; see docs/reliability.md.
 """
 
-from vit_jax import cli
+from vit_jax import cli, ignore_closed_stdout
 from vit_jax.config_flags import parse_command_line
 from vit_jax.config_print import print_config
 from vit_jax.train import train
@@ -33,7 +33,8 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     if "--print" in argv:
-        print_config([word for word in argv if word != "--print"])
+        with ignore_closed_stdout():
+            print_config([word for word in argv if word != "--print"])
         return
     with cli.supervised() as supervisor:
         config, workdir = parse_command_line(argv)

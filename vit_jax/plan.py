@@ -88,4 +88,4 @@ def make_requests(args: argparse.Namespace, words: list[str]) -> list[Request]:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="what was compiled is remembered.")
+    cli.run(main, again="what was compiled is remembered.", reports=True)

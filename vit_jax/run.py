@@ -42,7 +42,7 @@ class Run:
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
         supervisor.enter_phase("beginning")
-        supervisor.note_save()  # opening and restoring may have taken long
+        supervisor.set_save_interval(config.checkpoint_every_minutes * 60)
 
     def __enter__(self) -> "Run":
         """Returns the run."""
@@ -137,6 +137,7 @@ class Run:
             self._log.write_text(
                 f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}."
             )
+        self._supervisor.raise_pending()
         self._log.write_text(f"Model: {self._folder.export(self.state)}")
         return self.metrics
 
@@ -152,6 +153,9 @@ class Run:
                 raise
 
     def _save_preempted(self) -> None:
+        self._supervisor.raise_pending()  # another run may have taken the workdir
+        if not self.step:
+            return
         self._train_metrics.flush()
         if self.step > self._folder.start:
             self.save()

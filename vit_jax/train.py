@@ -38,7 +38,7 @@ def train(
         LostHosts: a host did not come where the others waited for it.
     """
     supervisor = supervisor or Supervisor()
-    supervisor.set_limits(config.stall_limit, config.checkpoint_every_minutes * 60)
+    supervisor.set_stall_limit(config.stall_limit)
     place = check_workdir(workdir)
     with supervisor.phase("opening the data", patient=True):
         config, info, program = prepare(config)
@@ -56,6 +56,7 @@ def train(
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step"):
                 evals.check_fits(program, state.eval_params)
+        folder.write_config()
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
 
         run.evaluate_restored()

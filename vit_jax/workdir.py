@@ -87,6 +87,9 @@ class Workdir:
         """Closes the workdir, and adds to an interruption what the same command does."""
         try:
             self.close()
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             if error is not None and not isinstance(error, Exception):
                 step = self._checkpoints.latest
@@ -126,9 +129,6 @@ class Workdir:
             UserError: the workdir is remote and cannot be written to.
         """
         config = self._config
-        complete = 0 < self.start == config.total_steps  # then what was changed had no part in it
-        if jax.process_index() == 0 and not complete:
-            save_config(config, self.path / "config.json")
         log = self._log = MetricWriter(
             self.path,
             self.start,
@@ -146,11 +146,23 @@ class Workdir:
         if not self.start:
             log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
         if self._changes:
-            since = "Changed, but the run is complete:" if complete else "Changed since the run was started:"
+            since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
             log.write_text("\n".join([since, *self._changes]))
+        return log
+
+    def write_config(self) -> None:
+        """Writes `config.json`, by which the run counts as started with these settings.
+
+        Raises:
+            UserError: the workdir is remote and cannot be written to.
+        """
+        if jax.process_index() == 0 and not self._is_complete():
+            save_config(self._config, self.path / "config.json")
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
-        return log
+
+    def _is_complete(self) -> bool:  # then what was changed had no part in it
+        return 0 < self.start == self._config.total_steps
 
     def save(self, state: Any, step: int) -> None:
         """Starts to save the state after `step`.

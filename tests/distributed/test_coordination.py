@@ -147,3 +147,11 @@ def test_hosts_do_not_speak_through_a_proxy(monkeypatch):
     assert (given["num_processes"], given["process_id"]) == (4, 2)
     assert not {"HTTPS_PROXY", "https_proxy", "http_proxy"} & set(given["proxies"])
     assert os.environ["HTTPS_PROXY"] == "http://proxy"
+
+
+def test_a_value_that_is_there_already_is_never_gathered():
+    store = Store()
+    for host in (0, 1):
+        store.key_value_set(f"vit_jax/gather/preflight/1/{host}", '"stale"')
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ALREADY_EXISTS"):
+        ProcessGroup(store, 0, 2, Counter()).all_gather("preflight", "new")

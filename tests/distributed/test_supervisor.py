@@ -50,7 +50,7 @@ def test_the_first_announcement_counts_and_is_the_others():
 @pytest.mark.parametrize("entered", [False, True])
 def test_alone_it_saves_by_its_own_clock(entered):
     one = Supervisor()
-    one.set_limits(stall=1800.0, save_every=0.2)
+    one.set_save_interval(0.2)
     with one if entered else contextlib.nullcontext():
         one.count_step()
         assert not one.save_due()
@@ -71,7 +71,7 @@ def test_without_an_interval_it_never_saves_by_the_clock():
 
     clock = Clock()
     one = Supervisor(clock=clock)
-    one.set_limits(stall=1800.0, save_every=0)
+    one.set_save_interval(0)
     clock.seconds = 1e6
     one.count_step()
     assert not one.save_due()
@@ -91,7 +91,7 @@ HANGS = """
 import time
 from vit_jax.distributed import Supervisor
 with Supervisor() as supervisor:
-    supervisor.set_limits(1.0, None)
+    supervisor.set_stall_limit(1.0)
     supervisor.enter_phase("data of step 3")
     time.sleep(60)
 """

@@ -76,7 +76,7 @@ class ProcessGroup:
             return [value]
         self._calls[f"{self.host} {topic}"] += 1
         folder = f"gather/{topic}/{self._calls[f'{self.host} {topic}']}"
-        self.put(f"{folder}/{self.host}", value)
+        self.put(f"{folder}/{self.host}", value, once=True)
         end, pause = time.monotonic() + limit, POLL
         while len(values := self.get(folder)) < self.hosts:
             if time.monotonic() > end:
@@ -89,13 +89,23 @@ class ProcessGroup:
             pause = min(2 * pause, 0.25)
         return [values[str(host)] for host in range(self.hosts)]
 
-    def put(self, key: str, value: Json, replace: bool = False) -> None:
-        """Writes a value where all hosts can get it, unless there is one and `replace` is False."""
+    def put(self, key: str, value: Json, replace: bool = False, once: bool = False) -> None:
+        """Writes a value where all hosts can get it.
+
+        Args:
+            key: of the value.
+            value: as JSON.
+            replace: whether it replaces a value that is there; else that stays.
+            once: that there is one is an error.
+
+        Raises:
+            JaxRuntimeError: the store cannot be reached, or there is a value although it must be the first.
+        """
         assert self._store
         try:
             self._store.key_value_set(f"vit_jax/{key}", json.dumps(value), replace)
         except jax.errors.JaxRuntimeError as error:
-            if "ALREADY_EXISTS" not in str(error):
+            if once or "ALREADY_EXISTS" not in str(error):
                 raise
 
     def get(self, folder: str) -> dict[str, Json]:

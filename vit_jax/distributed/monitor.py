@@ -145,7 +145,8 @@ class HostMonitor:
 
     def _look(self) -> None:
         """Asks for a save when it is time, and ends this process if it has to end at once."""
-        group, agreement, departure = self.watched.group, self.watched.agreement, self.watched.departure
+        watched = self.watched
+        group, agreement, departure = watched.group, watched.agreement, watched.departure
         if group.host == 0 and agreement.count and self.timer.is_over():
             self.timer.restart()
             agreement.request("save")
@@ -153,7 +154,7 @@ class HostMonitor:
             agreement.exchange()
         if agreement.stopped_before_start:
             departure.end_process(STARTUP, exit_code(Preempted()))
-        fault = self.watched.watchdog.look()
+        fault = watched.watchdog.look()
         if fault and not self._over.is_set():
             if group.hosts > 1:
                 departure.announce(fault, STUCK)

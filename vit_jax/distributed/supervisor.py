@@ -58,9 +58,13 @@ class Supervisor:
             self._entered = False
             self._monitor.stop()
 
-    def set_limits(self, stall: float, save_every: float | None) -> None:
-        """Sets the seconds without progress after which the run is ended, and those between two saves, if any."""
-        self._monitor.watched.watchdog.stall_limit, self._timer.interval = stall, save_every or None
+    def set_stall_limit(self, seconds: float) -> None:
+        """Sets the seconds without progress after which the run is ended."""
+        self._monitor.watched.watchdog.stall_limit = seconds
+
+    def set_save_interval(self, seconds: float) -> None:
+        """Sets the seconds between two saves, 0 for none by the clock, and starts to count them."""
+        self._timer.interval = seconds or None
         self.note_save()
 
     def enter_phase(self, phase: str, patient: bool = False) -> None:

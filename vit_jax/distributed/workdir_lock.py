@@ -88,11 +88,13 @@ class WorkdirLock:
         beats = 0
         while not self._over.wait(BEAT):
             beats += 1
+            found = None
             with contextlib.suppress(UserError):  # a store that refuses is reported when a checkpoint is saved
                 found = self._read()
-                if found and found["run"] != self._id["run"]:
-                    return self._lost(self._taken(found))
-                self._write(beats)
+                if not found or found["run"] == self._id["run"]:
+                    self._write(beats)
+            if found and found["run"] != self._id["run"]:
+                return self._lost(self._taken(found))
 
     def _read(self) -> dict[str, Any] | None:
         try:

@@ -17,7 +17,8 @@ from typing import Any
 import fsspec
 
 from vit_jax import UserError, reason, user_errors
-from vit_jax.storage import atomic_write, cache, timeout
+from vit_jax.storage import cache, timeout
+from vit_jax.storage.atomic import atomic_write
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
 # The fields of a listing that differ between versions of an object; stores know some of them.
