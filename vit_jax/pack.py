@@ -99,4 +99,4 @@ def positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, again=cli.AGAIN)
+    cli.run(main, again="the same command packs what is missing.")
