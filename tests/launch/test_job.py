@@ -52,7 +52,7 @@ def test_names_that_clouds_refuse(name):
 
 
 def test_what_cannot_be_run_is_refused():
-    with pytest.raises(UserError, match="what to run after --"):
+    with pytest.raises(UserError, match="put the command to run after --"):
         make_run()
     for options in ({"slices": 0}, {"restarts": -1}):
         with pytest.raises(UserError, match="at least"):

@@ -206,8 +206,8 @@ def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):
 
 
 def test_a_compilation_ends_with_the_process_that_asked():
-    worker = "import os, time; from vit_jax.planning.worker import end_with_parent; print(os.getpid(), flush=True); "
-    worker += "end_with_parent(os.getppid(), 0.05)"
+    worker = "import os; from vit_jax.planning.worker import end_with_parent; parent = os.getppid(); "
+    worker += "print(os.getpid(), flush=True); end_with_parent(parent, 0.05)"
     asks = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {worker!r}]).wait()"
     with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True) as process:
         number = int(process.stdout.readline())
