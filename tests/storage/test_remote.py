@@ -217,6 +217,7 @@ def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, ca
         evaluate.evaluate(f"{BUCKETS[kind]}/nothing")
 
 
+@pytest.mark.slow
 def test_a_run_here_starts_from_a_bucket_and_writes_to_another(runs, quick):
     quick.mesh.data, quick.total_steps, quick.warmup_steps, quick.profile_steps = 8, 3, 1, 1
     quick.init_from = "s3://bkt/run"
