@@ -390,7 +390,8 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
     largest = max(map(len, contents.values()))  # the arrays, and maybe a copy of them
     for name, content in contents.items():
         if len(content) == largest:
-            (tmp_path / "x").write_bytes(content[: largest // 2] + b"?" + content[largest // 2 + 1 :])
+            changed = bytes([content[largest // 2] ^ 1])
+            (tmp_path / "x").write_bytes(content[: largest // 2] + changed + content[largest // 2 + 1 :])
             filesystem.upload(tmp_path / "x", f"{folder}/{name}")
     quick.total_steps = 3
     train.train(quick, run)
