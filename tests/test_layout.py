@@ -182,6 +182,14 @@ def test_the_loop_is_read_at_a_glance():
     assert len([node for node in ast.walk(loop) if isinstance(node, ast.stmt)]) <= 20
 
 
+def test_files_are_replaced_in_one_place():
+    for module, source in SOURCES.items():
+        if module != "vit_jax.storage.atomic":
+            assert not re.search(r"(partial|temporary)\.(replace|rename)\(|os\.(replace|rename|fsync)\(", source), (
+                module
+            )
+
+
 def test_no_hidden_defaults():
     for module, source in SOURCES.items():
         assert not re.search(r"\b(config|cfg)(\.\w+)*\.get\(", source), module

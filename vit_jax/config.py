@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
 from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, OnResume, epochs_field, find_field
+from vit_jax.storage import atomic_write
 
 # Metrics by which a checkpoint may be the best: larger is better.
 BEST = ("accuracy", "top5")
@@ -129,9 +130,9 @@ def rename_fields(fields: Any) -> None:
 
 def save_config(config: ConfigDict, path: Path) -> None:
     """Writes the configuration as JSON, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"version": CONFIG_VERSION, **config.to_dict()}, indent=2) + "\n")
-    partial.replace(path)
+    text = json.dumps({"version": CONFIG_VERSION, **config.to_dict()}, indent=2) + "\n"
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
 
 
 def load_config(path: Path) -> ConfigDict:

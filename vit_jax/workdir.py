@@ -14,13 +14,12 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
-from vit_jax.distributed import Coordinator, GatheredArray, SingleHost
+from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
 from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
 LOGS = ("metrics.jsonl", "train.log")  # which a resumed run continues
-SINGLE_HOST = SingleHost()
 
 
 class Workdir:

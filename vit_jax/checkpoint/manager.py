@@ -17,9 +17,7 @@ from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
 from vit_jax.checkpoint.manifest import add_checksum, describe_arrays, list_names
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.checkpoint.restore import Restored, restore_newest
-from vit_jax.distributed import Coordinator, SingleHost, run_on_all
-
-SINGLE_HOST = SingleHost()
+from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
 
 
 class Checkpoints:

@@ -42,6 +42,9 @@ class SingleHost:
         raise error
 
 
+SINGLE_HOST = SingleHost()
+
+
 def run_on_all(coordinator: Coordinator, topic: str, work: Callable[[], Json]) -> list[Json]:
     """Returns what `work` returns on every host, as JSON and in the hosts' order, once it is over on all.
 

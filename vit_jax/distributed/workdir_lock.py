@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 import uuid
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.storage import filesystem
 
 FILE = "owner.json"
@@ -109,18 +108,10 @@ class WorkdirLock:
 
     def _write(self, beats: int) -> None:
         text = json.dumps(self._id | {"started": _started(os.getpid()), "beats": beats})
-        folder = Path(tempfile.gettempdir() if self.remote else self._place)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{FILE}.{self._id['run']}"
-            partial.write_text(text)
-            if self.remote:
-                filesystem.upload(partial, self._path)
-                partial.unlink()
-            else:
-                partial.replace(self._path)
-        except OSError as error:
-            raise UserError(f"cannot write to the workdir {self._place}: {error.strerror or error}.") from error
+        if not self.remote:
+            with user_errors(f"cannot write to the workdir {self._place}"):
+                Path(self._place).mkdir(parents=True, exist_ok=True)
+        filesystem.write_bytes(self._path, text.encode())
 
     def _remove(self) -> None:
         if self.remote:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from vit_jax.planning import compiled, flops, serialization
 from vit_jax.planning.records import StepReport, is_topology
-from vit_jax.storage import cache
+from vit_jax.storage import atomic_write, cache
 
 CACHE_FORMAT = 5  # of the reports in the cache; another number makes them all unknown
 
@@ -62,9 +62,8 @@ def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
     )
     with contextlib.suppress(OSError):  # on a full disk it is not remembered
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(serialization.remember_step(step))
-        partial.replace(path)
+        with atomic_write(path) as temporary:
+            temporary.write_text(serialization.remember_step(step))
     return step
 
 
