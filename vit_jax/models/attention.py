@@ -1,4 +1,4 @@
-"""Self-attention over queries, keys and values in one array: implementations with one signature (equations 6 and 7)."""
+"""Self-attention, with the projection before it: implementations with one signature (equations 5 to 7)."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -7,12 +7,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax import kernels
+from vit_jax.models.layers import Rows, add_bias, as_matrix
 from vit_jax.models.spec import AttentionKind
+from vit_jax.sharding import constrain, gather, per_device
 
 QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 Attended: TypeAlias = Float[Array, "batch tokens width"]
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
+QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
+QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
+# (rows of all images, kernel and bias of the projection, tokens of an image) -> (attended rows, weights)
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, int], tuple[Rows, AttentionWeights]]
+
+# Names of the dimensions of the parameters.
+KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
 
 
 def heads_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
@@ -70,11 +80,50 @@ def auto(qkv: QKV) -> tuple[Attended, AttentionWeights]:
     return jax.lax.platform_dependent(qkv, cpu=heads_first, default=tokens_first)
 
 
-ATTENTIONS: dict[AttentionKind, Callable[[QKV], tuple[Attended, AttentionWeights]]] = {
-    "auto": auto,
-    "heads_first": heads_first,
-    "tokens_first": tokens_first,
+def project(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> QKV:
+    """Returns the queries, keys and values of all images (equation 5)."""
+    kernel = gather(kernel, KERNEL)
+    qkv = add_bias(jnp.einsum("btw,wshd->btshd", x.reshape(-1, tokens, x.shape[-1]), kernel), bias)
+    return constrain(qkv, ("batch", "tokens", *BIAS))
+
+
+def _projected(attention: Callable[[QKV], tuple[Attended, AttentionWeights]]) -> Attention:
+    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+        attended, weights = attention(project(x, kernel, bias, tokens))
+        return attended.reshape(x.shape), weights
+
+    return attend
+
+
+def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+    """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
+
+    Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
+    """
+    rows = padded_rows("fused", tokens)
+
+    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+        _, _, heads, head_dim = kernel.shape
+        qkv = add_bias(x @ as_matrix(kernel, bias.size), bias.reshape(-1))
+        attended = kernels.fused_attention(qkv.reshape(-1, rows, bias.size), tokens, heads)
+        return attended.reshape(-1, heads * head_dim)
+
+    attended = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"))(x, kernel, bias)
+    _, weights = tokens_first(project(x, kernel, bias, rows)[:, :tokens])
+    return attended, weights
+
+
+ATTENTIONS: dict[AttentionKind, Attention] = {
+    "auto": _projected(auto),
+    "heads_first": _projected(heads_first),
+    "tokens_first": _projected(tokens_first),
+    "fused": fused,
 }
+
+
+def padded_rows(kind: AttentionKind, tokens: int) -> int:
+    """Returns the rows in which the tokens of an image are stored: for the kernel, the next multiple of 8."""
+    return -(-tokens // kernels.ROW_TILE) * kernels.ROW_TILE if kind == "fused" else tokens
 
 
 def _scaled(x: Array) -> Array:

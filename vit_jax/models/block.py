@@ -2,32 +2,29 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import ATTENTIONS, QKV, AttentionWeights
-from vit_jax.models.layers import LayerNorm, Tokens, dropout
+from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel, padded_rows
+from vit_jax.models.layers import LayerNorm, Rows, add_bias, as_matrix, dropout
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 
-class QKVProjection(nn.Module):
-    """Queries, keys and values by one matmul (equation 5); each is initialised with its own fans."""
+class QKVParameters(nn.Module):
+    """The projection to queries, keys and values by one matmul (equation 5); each is initialised with its own fans."""
 
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens) -> QKV:
-        """Returns the three projections of the tokens, side by side."""
+    def __call__(self) -> tuple[QKVKernel, QKVBias]:
+        """Returns the kernel in the dtype of the activations, and the bias."""
         spec = self.spec
         shape = (3, spec.attention.num_heads, spec.head_dim)
         kernel_init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
         kernel = self.param("kernel", kernel_init, (spec.width, *shape)).astype(spec.dtype)
-        bias = self.param("bias", nn.initializers.zeros, shape).astype(spec.dtype)
-        kernel = gather(kernel, ("width", "qkv", "heads", "head_dim"))
-        return jnp.einsum("btw,wshd->btshd", x, kernel) + bias
+        return kernel, self.param("bias", nn.initializers.zeros, shape)
 
 
 class OutProjection(nn.Module):
@@ -36,27 +33,27 @@ class OutProjection(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, attended: Tokens) -> Tokens:
+    def __call__(self, attended: Rows) -> Rows:
         """Returns the projection of `attended`, the concatenated heads."""
         spec = self.spec
         shape = (spec.attention.num_heads, spec.head_dim, spec.width)
         kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (spec.width,)).astype(spec.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (spec.width,))
         kernel = gather(kernel, ("heads", "head_dim", "width"))
-        return attended @ kernel.reshape(spec.width, spec.width) + bias
+        return add_bias(attended @ as_matrix(kernel, spec.width), bias)
 
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention (appendix A), without dropout of the attention weights (appendix B.1)."""
 
     spec: ModelSpec
+    tokens: int  # of an image
 
     @nn.compact
-    def __call__(self, x: Tokens) -> tuple[Tokens, AttentionWeights]:
-        """Returns the attended tokens and the attention weights."""
-        names = ("batch", "tokens", "qkv", "heads", "head_dim")
-        qkv = constrain(QKVProjection(self.spec, name="qkv")(x), names)
-        attended, weights = ATTENTIONS[self.spec.attention.kind](qkv)
+    def __call__(self, x: Rows) -> tuple[Rows, AttentionWeights]:
+        """Returns what every row attends to, and the attention weights of the tokens."""
+        kernel, bias = QKVParameters(self.spec, name="qkv")()
+        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.tokens)
         return OutProjection(self.spec, name="out")(attended), weights
 
 
@@ -64,25 +61,27 @@ class Block(nn.Module):
     """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Trains if a `dropout` random stream is given."""
 
     spec: ModelSpec
+    tokens: int  # of an image
 
     @nn.compact
-    def __call__(self, x: Tokens, drop_rate: float | Float[Array, ""] = 0.0) -> tuple[Tokens, AttentionWeights]:
-        """Returns the tokens and the attention weights.
+    def __call__(self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0) -> tuple[Rows, AttentionWeights]:
+        """Returns the rows and the attention weights.
 
         Args:
-            x: tokens.
+            x: the rows of all images, `padded_rows` of each, the tokens first.
             drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
-        branch, weights = SelfAttention(self.spec, name="attention")(LayerNorm(name="norm1")(x))
+        branch, weights = SelfAttention(self.spec, self.tokens, name="attention")(LayerNorm(name="norm1")(x))
         x = x + self.drop_branch(dropout(self, branch), drop_rate)
         branch = MLPS[self.spec.mlp](self.spec, name="mlp")(LayerNorm(name="norm2")(x))
         x = x + self.drop_branch(branch, drop_rate)
-        return constrain(x, ("batch", "tokens", "width")), weights
+        return constrain(x, ("batch", "width")), weights
 
-    def drop_branch(self, branch: Tokens, rate: float | Float[Array, ""]) -> Tokens:
-        """Returns the branch, zero for examples drawn with probability `rate`, else divided by 1 - rate."""
+    def drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
+        """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
         if not self.spec.stochastic_depth or not self.has_rng("dropout"):
             return branch
         keep = 1.0 - rate
-        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (len(branch), 1, 1))
-        return branch * (kept / keep).astype(branch.dtype)
+        images = branch.reshape(-1, padded_rows(self.spec.attention.kind, self.tokens), self.spec.width)
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (len(images), 1, 1))
+        return (images * (kept / keep).astype(branch.dtype)).reshape(branch.shape)

@@ -1,16 +1,19 @@
 """The stack of blocks: one stored layout, executed as separate blocks or as one loop."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from vit_jax.models.block import Block
-from vit_jax.models.layers import LayerNorm, Tokens
+from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.spec import ModelSpec, Remat
+
+PaddedTokens: TypeAlias = Float[Array, "batch rows width"]
 
 # What the backward pass need not compute again.
 REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
@@ -26,36 +29,44 @@ class Encoder(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
+    def __call__(self, x: PaddedTokens, tokens: int, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
         """Returns the normalised tokens and the intermediates of the blocks.
+
+        Args:
+            x: the tokens of each image, padded as `attention.padded_rows` says.
+            tokens: how many there are in an image.
+            capture: further intermediates to return.
 
         Returns:
             tokens: [batch, tokens, width].
             out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
                 [depth, batch, heads, tokens, tokens] in float32.
         """
-        spec = self.spec
-        block = Block(spec, parent=None)  # applied to one layer's slice of the stacked parameters
-        layers = self.param("blocks", lambda key: _init_stacked(block, key, spec))
+        spec, padded = self.spec, x.shape
+        block = Block(spec, tokens, parent=None)  # applied to one layer's slice of the stacked parameters
+        layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.stochastic_depth, spec.depth)
 
-        def step(x: Tokens, layer: Any, index: Any, rate: Any) -> tuple[Tokens, dict[str, Array]]:
+        def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
             x, weights = block.apply({"params": layer}, x, rate, rngs=rngs)
-            return x, {"blocks": x} | ({"attention": weights} if "attention" in capture else {})
+            images = x.reshape(padded)[:, :tokens]
+            return x, {"blocks": images} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
             # Inside a loop nothing can be merged with the forward pass: the barriers against it would only cost time.
             step = jax.checkpoint(step, policy=REMAT_POLICIES[spec.remat], prevent_cse=not spec.scan)
+        # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
+        rows = x.reshape(-1, spec.width)
         if spec.scan:
-            x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
+            rows, out = jax.lax.scan(lambda x, layer: step(x, *layer), rows, (layers, jnp.arange(spec.depth), rates))
         else:
-            x, out = _run_unrolled(step, x, layers, rates)
-        return LayerNorm(name="norm")(x), out
+            rows, out = _run_unrolled(step, rows, layers, rates)
+        return LayerNorm(name="norm")(rows).reshape(padded)[:, :tokens], out
 
 
-def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Tokens, dict[str, Array]]:
+def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array) -> tuple[Rows, dict[str, Array]]:
     # The gradient of a split is one concatenation; that of indexing would be a sum of layers padded with zeros.
     leaves, treedef = jax.tree.flatten(layers)
     columns = [[part[0] for part in jax.lax.split(leaf, (1,) * len(leaf))] for leaf in leaves]
@@ -66,6 +77,8 @@ def _run_unrolled(step: Any, x: Tokens, layers: Any, rates: Array) -> tuple[Toke
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def _init_stacked(block: Block, key: Array, spec: ModelSpec) -> dict:
-    example = jnp.zeros((1, 1, spec.width), spec.dtype)
+def _init_stacked(key: Array, spec: ModelSpec) -> dict:
+    attention = dataclasses.replace(spec.attention, kind="heads_first")  # the parameters are the same for all
+    block = Block(dataclasses.replace(spec, attention=attention), 1, parent=None)
+    example = jnp.zeros((1, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

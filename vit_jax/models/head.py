@@ -9,7 +9,7 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.models.block import OutProjection
-from vit_jax.models.layers import LayerNorm, Tokens
+from vit_jax.models.layers import LayerNorm, Tokens, add_bias
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.spec import ModelSpec, Pooling
 from vit_jax.sharding import constrain, gather
@@ -31,7 +31,7 @@ class HeadsProjection(nn.Module):
             spec.dtype
         )
         kernel = gather(kernel, ("width", "heads", "head_dim"))
-        return jnp.tensordot(x, kernel, 1) + self.param("bias", nn.initializers.zeros, shape).astype(spec.dtype)
+        return add_bias(jnp.tensordot(x, kernel, 1), self.param("bias", nn.initializers.zeros, shape))
 
 
 class ProbeAttention(nn.Module):
@@ -40,7 +40,7 @@ class ProbeAttention(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Float[Array, "batch 1 width"]:
+    def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Pooled:
         """Returns what the probe attends to in each image."""
         query = HeadsProjection(self.spec, name="query")(probe) * self.spec.head_dim**-0.5
         names = ("batch", "tokens", "heads", "head_dim")
@@ -48,7 +48,7 @@ class ProbeAttention(nn.Module):
         value = constrain(HeadsProjection(self.spec, name="value")(x), names)
         scores = jnp.einsum("hd,bthd->bht", query, key, preferred_element_type=jnp.float32)
         attended = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores).astype(x.dtype), value)
-        return OutProjection(self.spec, name="out")(attended.reshape(len(x), 1, self.spec.width))
+        return OutProjection(self.spec, name="out")(attended.reshape(len(x), self.spec.width))
 
 
 class AttentionPooling(nn.Module):
@@ -62,7 +62,7 @@ class AttentionPooling(nn.Module):
         spec = self.spec
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return (x + MLPS[spec.mlp](spec, name="mlp")(LayerNorm(name="norm")(x)))[:, 0]
+        return x + MLPS[spec.mlp](spec, name="mlp")(LayerNorm(name="norm")(x))
 
 
 class TokenPooling(nn.Module):

@@ -1,5 +1,6 @@
 """The layers that the modules share: dense layer, LayerNorm and dropout, with gradients that suit the platform."""
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -13,8 +14,8 @@ from vit_jax.sharding import gather
 EPSILON = 1e-6  # of LayerNorm, as published
 
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
-Wide: TypeAlias = Float[Array, "batch tokens wide"]
-Narrow: TypeAlias = Float[Array, "batch tokens narrow"]
+Wide: TypeAlias = Float[Array, "*rows wide"]
+Narrow: TypeAlias = Float[Array, "*rows narrow"]
 Kernel: TypeAlias = Float[Array, "wide narrow"]
 Rows: TypeAlias = Float[Array, "*rows width"]
 Channels: TypeAlias = Float[Array, " width"]
@@ -37,8 +38,52 @@ class Dense(nn.Module):
         """Returns `x @ kernel + bias`."""
         shape = (x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
-        bias = self.param("bias", self.bias_init, shape[1:]).astype(self.dtype)
-        return self.matmul(x, gather(kernel, self.dimensions)) + bias
+        bias = self.param("bias", self.bias_init, shape[1:])
+        return add_bias(self.matmul(x, gather(kernel, self.dimensions)), bias)
+
+
+@jax.custom_vjp
+def add_bias(x: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns `x + bias` in the dtype of `x`; the gradient of `bias` is summed over the other axes in float32.
+
+    Args:
+        x: any shape.
+        bias: the shape of the last axes of `x`, in float32.
+    """
+    return x + bias.astype(x.dtype)
+
+
+def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
+    return add_bias(x, bias), bias
+
+
+def _add_bias_backward(bias: Array, grad: Array) -> tuple[Array, Array]:
+    return grad, grad.sum(range(grad.ndim - bias.ndim), dtype=jnp.float32).astype(bias.dtype)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def as_matrix(kernel: Float[Array, "..."], outputs: int) -> Float[Array, "inputs outputs"]:
+    """Returns a kernel as a matrix with that many columns.
+
+    Its gradient is computed as that matrix: otherwise the TPUs' compiler computes it in the kernel's own layout in
+    memory, for which it first transposes an activation.
+    """
+    return kernel.reshape(-1, outputs)
+
+
+def _as_matrix_forward(kernel: Array, outputs: int) -> tuple[Array, Array]:
+    return kernel.reshape(-1, outputs), kernel
+
+
+def _as_matrix_backward(outputs: int, kernel: Array, grad: Array) -> tuple[Array]:
+    del outputs
+    return (jax.lax.optimization_barrier(grad).reshape(kernel.shape),)
+
+
+as_matrix.defvjp(_as_matrix_forward, _as_matrix_backward)
 
 
 @jax.custom_vjp
@@ -57,13 +102,17 @@ def _matmul_backward(residuals: tuple[Wide, Kernel], grad: Narrow) -> tuple[Wide
 
 
 def _kernel_gradient(x: Wide, grad: Narrow) -> Kernel:
-    return jnp.einsum("btm,btw->mw", x, grad)
+    return _flat(x).T @ _flat(grad)
 
 
 def _transposed_gradient(x: Wide, grad: Narrow) -> Kernel:
     # XLA's CPU matmul computes the transposed gradient in two thirds of the time; the barrier keeps the compiler from
     # undoing the transposition.
-    return jax.lax.optimization_barrier(jnp.einsum("btw,btm->wm", grad, x)).T
+    return jax.lax.optimization_barrier(_flat(grad).T @ _flat(x)).T
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 narrowing_matmul.defvjp(_matmul_forward, _matmul_backward)
@@ -111,6 +160,6 @@ def _norm_backward(residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Ch
 layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
-def dropout(module: nn.Module, x: Tokens) -> Tokens:
+def dropout(module: nn.Module, x: Rows) -> Rows:
     """Returns `x` after dropout at the rate of the module's spec, if the module has a `dropout` random stream."""
     return nn.Dropout(module.spec.dropout_rate, deterministic=not module.has_rng("dropout"))(x)

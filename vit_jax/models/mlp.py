@@ -5,17 +5,17 @@ from typing import TypeAlias
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from vit_jax.models.layers import Dense, Tokens, dropout, narrowing_matmul
+from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_matmul
 from vit_jax.models.spec import MlpKind, ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
 
-Hidden: TypeAlias = Float[Array, "batch tokens mlp"]
+Hidden: TypeAlias = Float[Array, "rows mlp"]
 
 kernel_init = nn.initializers.xavier_uniform()
 bias_init = nn.initializers.normal(1e-6)
 
 # Names of the dimensions of the activations and of the kernels.
-TOKENS, HIDDEN = ("batch", "tokens", "width"), ("batch", "tokens", "mlp")
+ROWS, HIDDEN = ("batch", "width"), ("batch", "mlp")
 WIDENING, NARROWING = ("width", "mlp"), ("mlp", "width")
 
 
@@ -25,8 +25,8 @@ class Mlp(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens) -> Tokens:
-        """Returns tokens of the same width."""
+    def __call__(self, x: Rows) -> Rows:
+        """Returns rows of the same width."""
         spec = self.spec
         inits = (kernel_init, bias_init)
         dense1 = Dense(spec.mlp_dim, WIDENING, spec.dtype, *inits, name="dense1")
@@ -41,13 +41,13 @@ class ShardMapMlp(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: Tokens) -> Tokens:
-        """Returns tokens of the same width."""
+    def __call__(self, x: Rows) -> Rows:
+        """Returns rows of the same width."""
         spec = self.spec
         dense1 = DenseParameters((spec.width, spec.mlp_dim), spec.dtype, name="dense1")()
         dense2 = DenseParameters((spec.mlp_dim, spec.width), spec.dtype, name="dense2")()
-        widen = per_device(_widen, (TOKENS,), (WIDENING, WIDENING[1:]), HIDDEN)
-        narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), TOKENS)
+        widen = per_device(_widen, (ROWS,), (WIDENING, WIDENING[1:]), HIDDEN)
+        narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), ROWS)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
         return dropout(self, narrow(dropout(self, widen(x, *dense1)), *dense2))
 
@@ -63,15 +63,15 @@ class DenseParameters(nn.Module):
         """Returns the kernel and the bias."""
         kernel = self.param("kernel", kernel_init, self.shape)
         bias = self.param("bias", bias_init, self.shape[1:])
-        return kernel.astype(self.dtype), bias.astype(self.dtype)
+        return kernel.astype(self.dtype), bias
 
 
-def _widen(x: Tokens, kernel: Float[Array, "width mlp"], bias: Float[Array, " mlp"]) -> Hidden:
-    return nn.gelu(x @ kernel + bias, approximate=True)
+def _widen(x: Rows, kernel: Float[Array, "width mlp"], bias: Float[Array, " mlp"]) -> Hidden:
+    return nn.gelu(add_bias(x @ kernel, bias), approximate=True)
 
 
-def _narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Tokens:
-    return sum_over("mlp", hidden @ kernel) + bias
+def _narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
+    return add_bias(sum_over("mlp", hidden @ kernel), bias)
 
 
 MLPS: dict[MlpKind, type[nn.Module]] = {"jit": Mlp, "shard_map": ShardMapMlp}

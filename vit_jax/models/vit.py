@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
+from vit_jax.models.attention import padded_rows
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.layers import Dense, Tokens, dropout
+from vit_jax.models.layers import Dense, Tokens, add_bias, dropout
 from vit_jax.models.position import POSITIONS
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import ModelSpec, StemKind
@@ -37,19 +38,22 @@ class Embed(nn.Module):
     """Patches in raster order, each flattened and projected to the width (E of equation 1)."""
 
     spec: ModelSpec
+    before: int  # empty rows before the patches
+    rows: int  # of an image, in all
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Tokens:
-        """Returns one token per patch of the stem's output."""
-        stem, width = self.spec.stem, self.spec.width
+    def __call__(self, x: FeatureMap) -> tuple[Tokens, Float[Array, " width"]]:
+        """Returns the projections, zero in empty rows, and the bias, which is still to be added to those of patches."""
+        stem, width, dtype = self.spec.stem, self.spec.width, self.spec.dtype
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
-        kernel = gather(kernel.astype(self.spec.dtype), ("patch_rows", "patch_columns", "channels", "width"))
-        bias = self.param("bias", nn.initializers.zeros, (width,))
+        kernel = gather(kernel.astype(dtype), ("patch_rows", "patch_columns", "channels", "width"))
         rows, columns = x.shape[1] // size, x.shape[2] // size
-        patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3)
-        patches = patches.reshape(-1, rows * columns, size * size * channels).astype(self.spec.dtype)
-        return patches @ kernel.reshape(-1, width) + bias.astype(self.spec.dtype)
+        patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3).astype(dtype)
+        patches = patches.reshape(-1, rows * columns, size * size * channels)
+        after = self.rows - self.before - rows * columns
+        patches = jnp.pad(patches, ((0, 0), (self.before, after), (0, 0)))
+        return patches @ kernel.reshape(-1, width), self.param("bias", nn.initializers.zeros, (width,))
 
 
 class ViT(nn.Module):
@@ -64,16 +68,19 @@ class ViT(nn.Module):
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         spec = self.spec
         grid = self._grid(images)
-        x = Embed(spec, name="embed")(STEMS[spec.stem.kind](spec, images))
-        if spec.class_rows:
-            cls = self.param("cls", nn.initializers.zeros, (spec.width,)).astype(x.dtype)
-            x = jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, spec.width)), x], axis=1)
-        table = POSITIONS[spec.position.kind](self.param, grid, spec.class_rows, spec.width)
-        if table is not None:
-            x = x + table.astype(x.dtype)
+        patches, before = grid[0] * grid[1], spec.class_rows
+        tokens = before + patches
+        rows = padded_rows(spec.attention.kind, tokens)
+        x, bias = Embed(spec, before, rows, name="embed")(STEMS[spec.stem.kind](spec, images))
+        added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: class token, biases and positions
+        if before:
+            added = jnp.concatenate([self.param("cls", nn.initializers.zeros, (spec.width,))[None], added])
+        table = POSITIONS[spec.position.kind](self.param, grid, before, spec.width)
+        added = added if table is None else added + table
+        x = add_bias(x, jnp.pad(added, ((0, rows - tokens), (0, 0))))
         x = constrain(dropout(self, x), ("batch", "tokens", "width"))
-        tokens, out = Encoder(spec, name="encoder")(x, capture)
-        return self._classify(tokens, out)
+        x, out = Encoder(spec, name="encoder")(x, tokens, capture)
+        return self._classify(x, out)
 
     def _grid(self, images: Images) -> tuple[int, int]:
         size = images.shape[1:3]

@@ -1,0 +1,279 @@
+"""Self-attention of short sequences on TPUs (Pallas): scores and softmax stay in VMEM, forwards and backwards.
+
+The kernels read and write the fused layout of the projections, [batch, rows, 3 x heads x head_dim], so that nothing is
+transposed in HBM. Scores are stored as [keys, queries]: a softmax then runs along sublanes, by plain additions of
+vector registers, and the products with it need no transposition of scores. Heads that share 128 lanes are separated by
+zeroing the others' lanes in one operand; that costs the matrix unit nothing, which contracts 128 lanes at a time. The
+backward pass computes the scores again, from the log-sum-exp of each query.
+"""
+
+import collections
+import functools
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from vit_jax.kernels.dispatch import kernel_or_plain
+from vit_jax.kernels.tiles import LANES, ROW_TILE, Group, Shape, Tile, make_shape, pipelined, tiles
+
+FusedQKV: TypeAlias = Float[Array, "batch rows qkv_width"]
+Attended: TypeAlias = Float[Array, "batch rows width"]
+LogSumExp: TypeAlias = Float[Array, "batch blocks heads lanes"]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def fused_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
+    """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim) (equations 6 and 7).
+
+    Only reverse-mode differentiation works. Rows from `tokens` on are not attended to; their own results are finite.
+
+    Args:
+        qkv: queries, keys and values of all heads, side by side.
+        tokens: the number of rows that are tokens.
+        heads: the number of heads.
+    """
+    return _forward(qkv, tokens, heads)[0]
+
+
+def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
+    """Returns the same as `fused_attention` without a kernel."""
+    batch, rows, qkv_width = qkv.shape
+    query, key, value = jnp.moveaxis(qkv.reshape(batch, rows, 3, heads, -1), 2, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
+    weights = jax.nn.softmax(jnp.where(jnp.arange(rows) < tokens, scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value).reshape(batch, rows, qkv_width // 3)
+
+
+def _forward(qkv: FusedQKV, tokens: int, heads: int) -> tuple[Attended, tuple]:
+    shape = make_shape(qkv.shape, tokens, heads)
+    attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, shape, qkv)
+    return attended, (qkv, attended, lse)
+
+
+def _backward(tokens: int, heads: int, residuals: tuple, grad: Attended) -> tuple[FusedQKV]:
+    shape = make_shape(residuals[0].shape, tokens, heads)
+    return tuple(kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *residuals, grad))
+
+
+fused_attention.defvjp(_forward, _backward)
+
+
+def _forward_on_tpu(interpret: bool, shape: Shape, qkv: FusedQKV) -> list[Array]:
+    outputs = jax.ShapeDtypeStruct((*qkv.shape[:2], shape.width), qkv.dtype), _lse(shape, len(qkv))
+    return _call(_forward_kernel, "attention_forward", shape, (qkv,), outputs, (), interpret)
+
+
+def _forward_plain(shape: Shape, qkv: FusedQKV) -> list[Array]:
+    lse = _lse(shape, len(qkv))
+    return [
+        plain_attention(qkv, shape.tokens, shape.heads),
+        jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape),
+    ]
+
+
+def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Array]:
+    qkv = operands[0]
+    sums = [pltpu.VMEM((shape.images, shape.rows, shape.width), jnp.float32)] * 2 if shape.query_steps > 1 else []
+    outputs = (jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),)
+    return _call(_backward_kernel, "attention_backward", shape, operands, outputs, sums, interpret)
+
+
+def _backward_plain(shape: Shape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended) -> list[Array]:
+    del attended, lse
+    return list(jax.vjp(lambda qkv: plain_attention(qkv, shape.tokens, shape.heads), qkv)[1](grad))
+
+
+def _lse(shape: Shape, batch: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((batch, shape.blocks, shape.heads, LANES), jnp.float32)
+
+
+def _call(
+    kernel: Any, name: str, shape: Shape, operands: tuple, outputs: tuple, scratch: Any, interpret: bool
+) -> list[Array]:
+    """Runs a kernel over a grid of images and, for long sequences, blocks of queries."""
+    batch = len(operands[0])
+
+    def block(array: Any) -> pl.BlockSpec:
+        if len(array.shape) == 4:  # the log-sum-exp: those of the blocks in this step
+            return pl.BlockSpec(
+                (shape.images, shape.blocks_per_step, *array.shape[2:]), lambda image, step: (image, step, 0, 0)
+            )
+        return pl.BlockSpec((shape.images, *array.shape[1:]), lambda image, step: (image, 0, 0))
+
+    in_specs, out_specs = [block(array) for array in operands], [block(array) for array in outputs]
+    moved = sum(
+        math.prod(spec.block_shape) * array.dtype.itemsize
+        for spec, array in zip(in_specs + out_specs, operands + outputs, strict=True)
+    )
+    return pl.pallas_call(
+        functools.partial(kernel, shape),
+        grid=(batch // shape.images, shape.query_steps),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=[_like(operands[0], each) for each in outputs],
+        scratch_shapes=list(scratch),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=2 * moved + 16 * 2**20,
+        ),
+        name=name,
+        interpret=interpret,
+    )(*operands)
+
+
+def _like(operand: Array, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the shape with the mesh axes over which `operand` varies, inside a `shard_map`."""
+    return jax.eval_shape(lambda x: jnp.broadcast_to(x.ravel()[0].astype(shape.dtype), shape.shape), operand)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _dot_transposed(a: Array, b: Array) -> Array:
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+class _Operand:
+    """An array of a step of the grid; what is taken from it is loaded once."""
+
+    def __init__(self, shape: Shape, ref: Any):
+        self.shape, self.ref = shape, ref
+        self.rows = functools.cache(self._rows)
+        self.transposed = functools.cache(lambda group, section: ref[group.image, :, group.lanes(section)].T)
+        self.queries = functools.cache(self._queries)
+
+    def _rows(self, group: Group, section: int, head: int) -> Array:
+        """Returns [rows, lanes] of a head's keys (1) or values (2): its own channels, or 128 that heads share."""
+        lanes, channels = group.lanes(section), group.channels(head)
+        if LANES % self.shape.head_dim:
+            lanes = slice(lanes.start + channels.start, lanes.start + channels.stop)
+        return self.ref[group.image, :, lanes]
+
+    def _queries(self, group: Group, block: int) -> Array:
+        """Returns [channels, 128] of a block of queries, zero beyond the array."""
+        x = self.ref[group.image, _query_rows(self.shape, block), group.lanes(0)]
+        missing = LANES - x.shape[0]
+        return (jnp.concatenate([x, jnp.zeros((missing, x.shape[1]), x.dtype)]) if missing else x).T
+
+    def query(self, tile: Tile) -> Array:
+        """Returns [lanes, 128], a head's block of queries, to be multiplied by `rows`."""
+        x = self.queries(tile.group, tile.block)
+        if LANES % self.shape.head_dim:
+            return x[tile.channels]
+        channel = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        return jnp.where((channel >= tile.channels.start) & (channel < tile.channels.stop), x, jnp.zeros_like(x))
+
+
+def _query_rows(shape: Shape, block: int) -> Any:
+    if shape.query_steps == 1:
+        return slice(block * LANES, min((block + 1) * LANES, shape.rows))
+    start = jnp.minimum(pl.program_id(1) * LANES, shape.rows - LANES)
+    return pl.ds(pl.multiple_of(start, ROW_TILE), LANES)
+
+
+def _only_new(shape: Shape, x: Array) -> Array:
+    """Returns [channels, 128] queries with those that an earlier step of the grid saw set to zero."""
+    if shape.query_steps == 1 or shape.rows % LANES == 0:
+        return x
+    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(lane >= pl.program_id(1) * LANES - (shape.rows - LANES), x, jnp.zeros_like(x))
+
+
+def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
+    """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
+    scale = shape.head_dim**-0.5 * math.log2(math.e)
+    operand = _Operand(shape, qkv)
+    results: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
+
+    def scores(tile: Tile) -> Array:
+        return _dot(operand.rows(tile.group, 1, tile.head), operand.query(tile))
+
+    def attend(tile: Tile, scores: Array) -> None:
+        scores = tile.only_tokens(scores, -jnp.inf)
+        highest = scores.max(0, keepdims=True)
+        weights = jnp.exp2((scores - highest) * scale)
+        total = weights.sum(0, keepdims=True)
+        lse[tile.image, tile.block, tile.head : tile.head + 1, :] = highest * scale + jnp.log2(total)
+        values = operand.transposed(tile.group, 2)[tile.channels]
+        results[tile.block].append(_dot(values, weights.astype(qkv.dtype)) * (1 / total))
+        if tile.last_of_group:
+            _store_queries(tile.group, attended, results)
+
+    pipelined(tiles(shape), scores, attend)
+
+
+def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> None:
+    """Writes the rows of blocks of queries, given [channels, 128] of every head of the group; empties the results."""
+    for block, heads in results.items():
+        where = _query_rows(group.shape, block)
+        count = where.size if isinstance(where, pl.Slice) else where.stop - where.start
+        ref[group.image, where, group.lanes(0)] = jnp.concatenate(heads).T.astype(ref.dtype)[:count]
+    results.clear()
+
+
+def _backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, *sums: Any) -> None:
+    """Writes the gradient of queries, keys and values.
+
+    Args:
+        shape: sizes.
+        qkv: the kernel's operand in the forward pass.
+        attended: its result.
+        lse: likewise.
+        grad: the gradient of `attended`.
+        grad_qkv: the result.
+        sums: the gradients of keys and values so far, in float32, if the grid has steps over the queries.
+    """
+    scale = shape.head_dim**-0.5
+    inputs, outputs, output_grads = _Operand(shape, qkv), _Operand(shape, attended), _Operand(shape, grad)
+    query_grads: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
+    key_grads: list[tuple[Array, Array]] = []  # of keys and of values, [channels, rows], by head
+    blocks: list[tuple[Array, ...]] = []  # of a head
+
+    def scores(tile: Tile) -> tuple[Array, Array]:
+        keys, values = (inputs.rows(tile.group, section, tile.head) for section in (1, 2))
+        return _dot(keys, inputs.query(tile)), _dot(values, output_grads.query(tile))
+
+    def differentiate(tile: Tile, computed: tuple[Array, Array]) -> None:
+        scores, weights_grad = computed
+        log_total = lse[tile.image, tile.block, tile.head : tile.head + 1, :]
+        weights = tile.only_tokens(jnp.exp2(scores * (scale * math.log2(math.e)) - log_total), 0.0)
+        query, out_grad, out = (
+            operand.queries(tile.group, tile.block)[tile.channels] for operand in (inputs, output_grads, outputs)
+        )
+        along = (out_grad.astype(jnp.float32) * out.astype(jnp.float32)).sum(0, keepdims=True)
+        scores_grad = (weights * (weights_grad - along)).astype(qkv.dtype)
+        keys = inputs.transposed(tile.group, 1)[tile.channels]
+        query_grads[tile.block].append(_dot(keys, scores_grad) * scale)
+        blocks.append((scores_grad, _only_new(shape, query), weights.astype(qkv.dtype), _only_new(shape, out_grad)))
+        if tile.last_of_head:
+            scores_grads, queries, weights_, out_grads = (
+                jnp.concatenate(each, 1) for each in zip(*blocks, strict=True)
+            )
+            blocks.clear()
+            key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
+        if tile.last_of_group:
+            _store_queries(tile.group, grad_qkv, query_grads)
+            for section, grads in enumerate(zip(*key_grads, strict=True), 1):
+                _store_keys(tile.group, section, grad_qkv, sums, jnp.concatenate(grads).T)
+            key_grads.clear()
+
+    pipelined(tiles(shape), scores, differentiate)
+
+
+def _store_keys(group: Group, section: int, ref: Any, sums: Any, grad: Array) -> None:
+    """Writes the gradients of keys (section 1) or values (2), once all steps over the queries have added to them."""
+    if not sums:
+        ref[group.image, :, group.lanes(section)] = grad.astype(ref.dtype)
+        return
+    total, where, step = sums[section - 1], (group.image, slice(None), group.lanes(0)), pl.program_id(1)
+    total[where] = jnp.where(step == 0, 0.0, total[where]) + grad
+
+    @pl.when(step == group.shape.query_steps - 1)
+    def _() -> None:
+        ref[group.image, :, group.lanes(section)] = total[where].astype(ref.dtype)

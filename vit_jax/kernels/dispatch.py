@@ -1,0 +1,79 @@
+"""Chooses between a kernel and its plain form when a program is lowered.
+
+The compiler splits plain operations over devices, but not kernels. A kernel is therefore used where a program is
+lowered for TPUs and either runs on one device or states what each device does (`jax.shard_map`).
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+Shape: TypeAlias = Any  # of a call: hashable
+Kernel: TypeAlias = Callable[..., list[jax.Array]]  # (interpret, shape, *operands) -> results
+Plain: TypeAlias = Callable[..., list[jax.Array]]  # (shape, *operands) -> the same
+
+_interpreting: contextvars.ContextVar[bool] = contextvars.ContextVar("interpreting", default=False)
+
+
+@contextlib.contextmanager
+def interpret_kernels() -> Iterator[None]:
+    """Makes functions that are traced meanwhile run their kernels on any device, slowly: for tests."""
+    token = _interpreting.set(True)
+    try:
+        yield
+    finally:
+        _interpreting.reset(token)
+
+
+def kernel_or_plain(kernel: Kernel, plain: Plain, shape: Shape, *operands: jax.Array) -> list[jax.Array]:
+    """Returns the results of `kernel`, or those of `plain` where the kernel cannot run; it cannot be differentiated."""
+    if _interpreting.get():
+        return kernel(True, shape, *operands)
+    return _choice.bind(*operands, kernel=kernel, plain=plain, shape=shape)
+
+
+_choice = Primitive("kernel_or_plain")
+_choice.multiple_results = True
+_choice.def_impl(jax.jit(_choice.bind, static_argnames=("kernel", "plain", "shape")))
+
+
+@_choice.def_abstract_eval
+def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: Shape) -> list[Any]:
+    del kernel
+    return list(jax.make_jaxpr(functools.partial(plain, shape))(*operands).out_avals)
+
+
+def _lower(context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape) -> Any:
+    del kernel
+    return mlir.lower_fun(functools.partial(plain, shape), multiple_results=True)(context, *operands)
+
+
+def _lower_for_tpu(
+    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape
+) -> Any:
+    axes = context.module_context.axis_context
+    if (mesh := getattr(axes, "mesh", None)) is not None:
+        alone = mesh.size == 1 or axes.manual_axes == frozenset(mesh.axis_names)
+    else:
+        alone = axes.num_devices == 1
+    function = functools.partial(kernel, False, shape) if alone else functools.partial(plain, shape)
+    return mlir.lower_fun(function, multiple_results=True)(context, *operands)
+
+
+mlir.register_lowering(_choice, _lower)
+mlir.register_lowering(_choice, _lower_for_tpu, platform="tpu")
+
+
+def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: Shape) -> Any:
+    del kernel
+    results = jax.vmap(functools.partial(plain, shape), in_axes=tuple(axes))(*operands)
+    return results, (0,) * len(results)
+
+
+batching.primitive_batchers[_choice] = _batch
