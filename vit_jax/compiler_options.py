@@ -1,0 +1,79 @@
+"""Options of the compiler, by kind of device.
+
+They are those of `jax.jit(..., compiler_options=...)`; libtpu takes there all of its flags that matter to a step.
+"""
+
+import logging
+import os
+from typing import TypeAlias
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import UserError
+
+Options: TypeAlias = dict[str, str | bool]  # name of an option, as the compiler spells it -> value
+
+# Kind of device -> options. None may let the compiler assume that there is no NaN or infinity: the step tests for them.
+TABLE: dict[str, Options] = {}
+
+
+def choose_options(given: str, mesh: Mesh) -> Options:
+    """Returns the options under which the functions of a program are compiled.
+
+    They are the table's, without those that LIBTPU_INIT_ARGS sets or that the installed compiler does not know,
+    replaced and joined by the given ones.
+
+    Args:
+        given: `config.compiler_options`; NAME= without a value omits an option of the table.
+        mesh: of the program.
+
+    Raises:
+        UserError: `given` cannot be parsed, or the compiler rejects one of its options.
+    """
+    own, kind = parse_options(given), mesh.devices.flat[0].device_kind
+    set_elsewhere = {word.lstrip("-").partition("=")[0] for word in os.environ.get("LIBTPU_INIT_ARGS", "").split()}
+    options: Options = {}
+    for name, value in TABLE.get(kind, {}).items():
+        if name in own or name in set_elsewhere:
+            continue
+        if fault := find_fault(name, value, mesh):
+            logging.getLogger(__name__).warning("the compiler option %s=%s is omitted: %s", name, value, fault)
+        else:
+            options[name] = value
+    for name, value in own.items():
+        if value == "":
+            continue
+        if fault := find_fault(name, value, mesh):
+            raise UserError(f"the compiler for {kind} rejects {name}={value} in compiler_options: {fault}.")
+        options[name] = value
+    return options
+
+
+def parse_options(text: str) -> Options:
+    """Returns the options of NAME=VALUE,NAME=VALUE.
+
+    Raises:
+        UserError: the text has another form.
+    """
+    options: Options = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not name.isidentifier() or not equals:
+            raise UserError(
+                f"cannot parse {part!r} in compiler_options; write NAME=VALUE,NAME=VALUE, with the compiler's names."
+            )
+        # XLA's own options take truth values only as such, libtpu's as words too.
+        options[name] = {"true": True, "false": False}.get(value.lower(), value)
+    return options
+
+
+def find_fault(name: str, value: str | bool, mesh: Mesh) -> str | None:
+    """Returns why the compiler for the devices of a mesh rejects an option, or None if it accepts it."""
+    trivial = jax.jit(lambda: 0, out_shardings=NamedSharding(mesh, P()), compiler_options={name: value})
+    try:
+        trivial.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ").strip().rstrip(".:")
+    return None
