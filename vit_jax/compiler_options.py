@@ -15,8 +15,8 @@ from vit_jax import UserError
 
 Options: TypeAlias = dict[str, str | bool]  # name of an option, as the compiler spells it -> value
 
-# Figures are millions of cycles of a training step of ViT-B/16 with 128 images a chip: the schedule of the compiler, then
-# its own estimate, from libtpu 0.0.42 without a chip.
+# Figures are millions of cycles of a training step of ViT-B/16 with 128 images a chip: the schedule of the compiler,
+# then its own estimate, from libtpu 0.0.42 without a chip.
 
 # The MiB from which the compiler cuts a product with weights that are split over chips into a loop over the chips, to
 # hide the gathers. Whole products are faster, and other products hide their gathers. Weights over v5e:2x4: 256.6, 484
