@@ -36,6 +36,7 @@ CAPTIONS = {
     "interop": "weights in and out of files",
     "planning": "compile for absent TPUs",
     "analysis": "pictures in notebooks",
+    "compiler_options": "by kind of device",
     "cli": "exit codes",
     "machine": "what this computer has",
     "tree": "names of leaves",

@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
     config.checkpoint_every_minutes = 15.0  # minutes after which one is saved even before that; 0: by steps only
     config.stall_limit = 1800.0  # seconds without progress on a host, compilation included, after which the run ends
     config.profile_steps = 0  # steps to trace into <workdir>/profile, starting with the third step of the run
+    config.compiler_options = ""  # NAME=VALUE,...: of jax.jit, over those chosen for the devices; NAME= omits one
 
     config.model = ConfigDict()
     config.model.name = "ViT-B/16"  # [{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,g,G}/<patch size>, or ViT/<patch size>

@@ -72,6 +72,7 @@ FIELDS: Mapping[str, Field] = {
     "checkpoint_every_minutes": Field(0, MOST),
     "stall_limit": Field(1, MOST),
     "profile_steps": Field(0, MOST),
+    "compiler_options": Field(when_missing=("",)),
     # The model's numbers are checked by models.create.
     "model.name": Field(),
     "model.width": Field(optional=True),

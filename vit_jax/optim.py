@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -135,13 +135,13 @@ def make_freeze(config: ConfigDict) -> Callable[[optax.Params], optax.Params]:
     return freeze
 
 
-def lr_multipliers_by_name(config: ConfigDict, names: Iterable[str]) -> dict[str, float]:
-    """Returns the learning-rate multipliers of the parameters of the given names.
+def lr_multipliers_by_name(config: ConfigDict, params: optax.Params) -> dict[str, float]:
+    """Returns the learning-rate multipliers of the parameters by name.
 
     Raises:
         UserError: a pattern matches no parameter.
     """
-    names, multipliers = list(names), lr_multipliers(config)
+    names, multipliers = list(tree.flatten(params)), lr_multipliers(config)
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, name) for name in names):
             raise UserError(

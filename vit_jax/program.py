@@ -1,6 +1,7 @@
 """From a configuration to the functions that run on the devices: the one constructor, for training, planning, tests."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, models, optim, sharding, tasks
+from vit_jax.compiler_options import choose_options
 from vit_jax.config import check_config, resolve_config
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 
@@ -35,6 +37,7 @@ class Program:
         predict: (params, images) -> logits.
         eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
         lr_multipliers: parameter name -> learning-rate multiplier; 0: frozen.
+        compiler_options: under which all functions are compiled.
     """
 
     mesh: Mesh
@@ -51,13 +54,15 @@ class Program:
     predict: Callable[[Any, jax.Array], jax.Array]
     eval_step: Callable[[Any, Batch], StepMetrics]
     lr_multipliers: dict[str, float]
+    compiler_options: dict[str, str | bool]
 
 
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
     Raises:
-        UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh.
+        UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh; or the compiler
+            rejects an option.
     """
     model = make_model(config, mesh, spec)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
@@ -66,11 +71,11 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
-        return step.init(tree.unflatten(tree.flatten(model.init(key, batch["image"])) | given))
+        return step.init(model.init(key, batch["image"]), given)
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
-    batch_sharding = sharding.batch_sharding(mesh)
+    batch_sharding, params_shardings = sharding.batch_sharding(mesh), state_shardings.params
     replicated = NamedSharding(mesh, P())
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -81,12 +86,11 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
         with sharding.use_mesh(mesh):
             return model.apply(params, images)[0]
 
-    params_shardings = state_shardings.params
-    predict = jax.jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding)
-
     def eval_step(params: Any, batch: Batch) -> StepMetrics:
         return step.task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
 
+    options = choose_options(config.compiler_options, mesh)
+    jit = functools.partial(jax.jit, compiler_options=options)
     return Program(
         mesh=mesh,
         model=model,
@@ -97,16 +101,17 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program
         batch=batch,
         eval_batch=eval_batch,
         batch_sharding=batch_sharding,
-        init=jax.jit(init, out_shardings=state_shardings),
-        train_step=jax.jit(
+        init=jit(init, out_shardings=state_shardings),
+        train_step=jit(
             train_step,
             in_shardings=(state_shardings, batch_sharding),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        predict=predict,
-        eval_step=jax.jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
-        lr_multipliers=optim.lr_multipliers_by_name(config, tree.flatten(state.params)),
+        predict=jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding),
+        eval_step=jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
+        lr_multipliers=optim.lr_multipliers_by_name(config, state.params),
+        compiler_options=options,
     )
 
 
@@ -177,7 +182,7 @@ def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
     """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
-    config.accum_steps = 1
+    config.accum_steps, config.compiler_options = 1, ""
     config.batch = config.batch_eval = jax.device_count()
     return make_program(config, sharding.make_mesh(config), data.spec(config))
 

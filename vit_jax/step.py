@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from vit_jax import tree
 from vit_jax.models import Model
 from vit_jax.tasks import Classify
 
@@ -66,8 +67,9 @@ class TrainStep:
     ema_decay: float
     freeze: Callable[[Any], Any] = lambda params: params
 
-    def init(self, params: Any) -> TrainState:
-        """Returns the state before the first step."""
+    def init(self, params: Any, given: dict[str, Any] | None = None) -> TrainState:
+        """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
+        params = tree.unflatten(tree.flatten(params) | given) if given else params
         zero = jnp.zeros((), jnp.int32)
         ema = jax.tree.map(jnp.copy, params) if self.ema_decay else None
         return TrainState(step=zero, params=params, opt_state=self.optimizer.init(params), ema=ema, skips=zero)

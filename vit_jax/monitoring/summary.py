@@ -19,6 +19,7 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
     spec = program.model.spec
+    options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
@@ -30,6 +31,7 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
+        *([f"Compiler options: {options}"] if options else []),
     ]
 
 

@@ -17,15 +17,16 @@ from vit_jax.planning import compiled, flops, serialization
 from vit_jax.planning.records import StepReport, is_topology
 from vit_jax.storage import atomic_write, cache
 
-CACHE_FORMAT = 5  # of the reports in the cache; another number makes them all unknown
+CACHE_FORMAT = 6  # of the reports in the cache; another number makes them all unknown
 
 
 class Function(NamedTuple):
-    """A jitted function of a program, the shapes of its arguments, and the shardings of the first of them."""
+    """A jitted function of a program, the shapes of its arguments, the shardings of the first of them, its options."""
 
     jitted: Any
     arguments: tuple[Any, ...]
     shardings: Any
+    options: dict[str, str | bool]
 
 
 def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
@@ -43,7 +44,7 @@ def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
     lowered = traced.lower()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     macs = flops.jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
-    path = _cache_path(mesh, target, versions, lowered.as_text())
+    path = _cache_path(mesh, target, versions, function.options, lowered.as_text())
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
         return serialization.remembered_step(path.read_text(), flops=2 * macs)
     began = time.monotonic()
@@ -67,12 +68,14 @@ def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
     return step
 
 
-def _cache_path(mesh: Mesh, target: str, versions: dict[str, str | None], text: str) -> Path:
+def _cache_path(
+    mesh: Mesh, target: str, versions: dict[str, str | None], options: dict[str, str | bool], text: str
+) -> Path:
     flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
     place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"
-    key = json.dumps([CACHE_FORMAT, place, versions, flags, places, text])
+    key = json.dumps([CACHE_FORMAT, place, versions, flags, options, places, text])
     return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 

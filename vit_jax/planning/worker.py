@@ -61,13 +61,13 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
     devices = targets.find_devices(request.target, config.mesh.slice)
     config, program = program_without_data(config, devices)
     workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
-    state, shardings = program.state, program.state_shardings
+    state, shardings, options = program.state, program.state_shardings, program.compiler_options
     yield _progress(workload, "prediction" if request.inference else "train step")
     if request.inference:
-        function = Function(program.predict, (state.params, program.batch["image"]), shardings.params)
+        function = Function(program.predict, (state.params, program.batch["image"]), shardings.params, options)
         yield Compilation(workload, _limit(compile_function(function, program.mesh, request.target), workload), None)
         return
-    function = Function(program.train_step, (state, program.batch), shardings)
+    function = Function(program.train_step, (state, program.batch), shardings, options)
     step = _limit(compile_function(function, program.mesh, request.target), workload)
     yield f"the evaluation step of {workload.model}, {workload.target}, {workload.mesh_axes}"
     evaluation = compile_evaluation(program, request.target, workload.state_bytes - workload.parameter_bytes)
@@ -132,7 +132,7 @@ def compile_evaluation(program: Program, target: str, kept_bytes: int) -> Evalua
         kept_bytes: of the training state that the step is not given, but which stays on a device.
     """
     batch, params_shardings = program.eval_batch, program.state_shardings.params
-    function = Function(program.eval_step, (program.state.params, batch), params_shardings)
+    function = Function(program.eval_step, (program.state.params, batch), params_shardings, program.compiler_options)
     step = compile_function(function, program.mesh, target)
     rows = batch["image"].shape[0]
     return EvaluationReport(

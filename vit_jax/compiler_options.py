@@ -1,0 +1,98 @@
+"""Options of the compiler, by kind of device.
+
+They are those of `jax.jit(..., compiler_options=...)`; libtpu takes there all of its flags that matter to a step.
+"""
+
+import logging
+import os
+from typing import TypeAlias
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import UserError
+
+Options: TypeAlias = dict[str, str | bool]  # name of an option, as the compiler spells it -> value
+
+# Figures are millions of cycles of a training step of ViT-B/16 with 128 images a chip: the schedule of the compiler,
+# then its own estimate, from libtpu 0.0.42 without a chip.
+
+# The MiB from which the compiler cuts a product with weights that are split over chips into a loop over the chips, to
+# hide the gathers. Whole products are faster, and other products hide their gathers. Weights over v5e:2x4: 256.6, 484
+# -> 176.8, 337, and 13.9 -> 9.9 GB.
+WHOLE_PRODUCTS: Options = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
+# Fusions and copies into on-chip memory are chosen by counting instruction bundles. One block on v5e:2x2: 15.8, 30.8 ->
+# 14.9, 30.5, since reductions take half; without attention's products and softmax 10.3, 17.2 -> 10.1, 16.7, and with
+# weights over v5e:2x4 10.3, 16.8 -> 10.2, 16.3; without them on v6e:2x2 4.5, 9.6 -> 4.3, 9.1. Up to 6 % more HBM.
+BUNDLE_COSTS: Options = {
+    "xla_tpu_use_bundle_aware_cost_model_for_fusions": True,
+    "xla_msa_use_bundle_aware_cost_model": True,
+}
+
+# Kind of device -> options. None may let the compiler assume that there is no NaN or infinity: the step tests for them.
+TABLE: dict[str, Options] = {
+    "TPU v5 lite": WHOLE_PRODUCTS | BUNDLE_COSTS,
+    "TPU v6 lite": BUNDLE_COSTS,
+}
+
+
+def choose_options(given: str, mesh: Mesh) -> Options:
+    """Returns the options under which the functions of a program are compiled.
+
+    They are the table's, without those that LIBTPU_INIT_ARGS sets or that the installed compiler does not know,
+    replaced and joined by the given ones.
+
+    Args:
+        given: `config.compiler_options`; NAME= without a value omits an option of the table.
+        mesh: of the program.
+
+    Raises:
+        UserError: `given` cannot be parsed, or the compiler rejects one of its options.
+    """
+    own, kind = parse_options(given), mesh.devices.flat[0].device_kind
+    set_elsewhere = {word.lstrip("-").partition("=")[0] for word in os.environ.get("LIBTPU_INIT_ARGS", "").split()}
+    options: Options = {}
+    for name, value in TABLE.get(kind, {}).items():
+        if name in own or name in set_elsewhere:
+            continue
+        if fault := find_fault(name, value, mesh):
+            logging.getLogger(__name__).warning("the compiler option %s=%s is omitted: %s", name, value, fault)
+        else:
+            options[name] = value
+    for name, value in own.items():
+        if value == "":
+            continue
+        if fault := find_fault(name, value, mesh):
+            raise UserError(f"the compiler for {kind} rejects {name}={value} in compiler_options: {fault}.")
+        options[name] = value
+    return options
+
+
+def parse_options(text: str) -> Options:
+    """Returns the options of NAME=VALUE,NAME=VALUE.
+
+    Raises:
+        UserError: the text has another form.
+    """
+    options: Options = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not name.isidentifier() or not equals:
+            raise UserError(
+                f"cannot parse {part!r} in compiler_options; write NAME=VALUE,NAME=VALUE, with the compiler's names."
+            )
+        # XLA's own options take truth values only as such, libtpu's as words too.
+        options[name] = {"true": True, "false": False}.get(value.lower(), value)
+    return options
+
+
+def find_fault(name: str, value: str | bool, mesh: Mesh) -> str | None:
+    """Returns why the compiler for the devices of a mesh rejects an option, or None if it accepts it."""
+    trivial = jax.jit(lambda: 0, out_shardings=NamedSharding(mesh, P()), compiler_options={name: value})
+    try:
+        trivial.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ").strip().rstrip(".:")
+    return None
