@@ -12,11 +12,10 @@ from collections.abc import Iterable
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
-INSTRUCTION = re.compile(r"(?:%(\w+) = )?([a-z][\w.]*)\b *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
+INSTRUCTION = re.compile(r" *(?:%(\w+) = )?([a-z][\w.]*)\b *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
 PREDICATE = re.compile(r" *\((!?)%(p\w+)(?:, %?(\w+))?\),?")
 TARGET = re.compile(r"target = \$region(\d+)")
 MATMUL = re.compile(r"vmatmul([\w.]*)\.mxu(\d)")
-OPERAND = re.compile(r"%\w+|-?\b\d+\b|\[#allocation\w*\]")
 STORED = re.compile(r"\[smem:\[(#allocation\d+_spill)\]\]")
 
 # Rows of the left operand that a matrix unit takes from one instruction: of two bytes each, or of four or from its own
@@ -90,31 +89,31 @@ def parse_bundles(text: str) -> Bundles:
         for code, unit in MATMUL.findall(line):
             taken = PACKED_ROWS if ".bf16" in code and ".lmr" not in code else ROWS
             rows.setdefault(number, Counter())[unit] += taken
-        parsed[number] = [found for part in line.split(";;") if (found := _parse_instruction(part, regions))]
+        parts = line.partition(":")[2].lstrip(" >{").split(";;")
+        parsed[number] = [found for part in parts if (found := _parse_instruction(part, regions))]
     return Bundles(len(lines), _keep_needed(parsed), rows)
 
 
 def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None:
     """Returns a scalar instruction or a transfer; None for all others."""
-    text = COMMENT.sub("", part).strip(" {}>\n")
-    text = text.split("{")[-1].strip() if BUNDLE.match(text) else text
-    found = INSTRUCTION.match(text)
+    found = INSTRUCTION.match(part)
     if found is None:
         return None
     result, code, rest = found.groups()
     if not (code.startswith(("s", "p", "int_to_ptr")) or is_transfer(code)):
         return None
+    rest = COMMENT.sub("", rest).rstrip(" }\n")
     predicate = PREDICATE.match(rest)
     rest = rest[predicate.end() :] if predicate else rest
     target = TARGET.search(rest)
     if code == "sbr.rel" and (target is None or target[1] not in regions):
-        raise ValueError(f"no region for {text}")
+        raise ValueError(f"no region for {part}")
     slot = STORED.search(rest) if code in ("sst", "sld") else None
     rest = rest[: target.start()] if target else rest[slot.end() :] if slot else rest
     return Instruction(
         code,
         result,
-        tuple(map(_operand, OPERAND.findall(rest))),
+        tuple(map(_operand, rest.split(","))),
         predicate[2] if predicate else None,
         bool(predicate and predicate[1]),
         _operand(predicate[3]) if predicate and predicate[3] else None,
@@ -130,6 +129,8 @@ def is_transfer(code: str) -> bool:
 
 
 def _operand(text: str) -> Operand:
+    """Returns a constant or a name; the name of an address is no name of a scalar, so that its value is unknown."""
+    text = text.strip()
     return int(text) if text.lstrip("-").isdecimal() else text.removeprefix("%")
 
 

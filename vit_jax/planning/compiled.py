@@ -45,16 +45,11 @@ def read_executable(executable: jax.stages.Compiled, target: str, devices: list[
     )
 
 
-def sum_exchanges(
-    found: list[collectives.Collective], tpu: chips.Slice | None, devices: list[jax.Device]
-) -> dict[str, Exchange]:
-    """Returns the collectives of each kind together; `tpu` is the slice that the devices are of, if they are of one."""
-    places = [(getattr(chip, "slice_index", 0), *chip.coords[: len(tpu.shape)]) for chip in devices] if tpu else []
+def sum_exchanges(found: list[collectives.Collective], links: collectives.Links | None) -> dict[str, Exchange]:
+    """Returns the collectives of each kind together."""
     result: dict[str, Exchange] = {}
     for each in found:
-        link_bytes = 0.0
-        if tpu and not each.kind.endswith(collectives.BETWEEN_SLICES):
-            link_bytes = link_traffic.link_bytes(each.kind, each.bytes, each.groups, places, tpu.wraps, tpu.shape)
+        link_bytes = links.carried_bytes(each) if links else 0.0
         before = result.get(each.kind, Exchange(0, 0, 0.0))
         result[each.kind] = Exchange(
             before.count + each.times,

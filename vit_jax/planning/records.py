@@ -130,6 +130,36 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepSchedule:
+    """What a program costs a device by the schedules of its operations, which wait for nothing; all but bytes in cycles.
+
+    Attributes:
+        kinds: `matmul`, `kernel`, `reduction`, `layout`, `elementwise` or `other` -> cycles of these operations.
+        exchange_exposed: during which a device only waits for collectives, at the full speed of the busiest link.
+        exchange_hidden: of collectives, while operations run.
+        copies_exposed: during which a device only waits for copies that run beside its operations.
+        copies_hidden: of such copies, while operations run.
+        hbm_bytes: that the operations move from and to HBM.
+        assumed_branches: that depend on data, in the operations; each was taken to execute what is conditional.
+        missing: the number of operations without a schedule that the compiler estimates at more than 1,000 cycles.
+    """
+
+    kinds: dict[str, int]
+    exchange_exposed: int
+    exchange_hidden: int
+    copies_exposed: int
+    copies_hidden: int
+    hbm_bytes: int
+    assumed_branches: int
+    missing: int
+
+    @property
+    def cycles(self) -> int:
+        """The cycles of the operations, without what they wait for."""
+        return sum(self.kinds.values())
+
+
+@dataclasses.dataclass(frozen=True)
 class Executable:
     """What a compiled program contains.
 

@@ -9,22 +9,25 @@ from collections import Counter
 from collections.abc import Callable
 
 from vit_jax.planning.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
+from vit_jax.planning.chips import Chip
 
 DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
-GRANULE_BYTES = 32  # unit of the size of a transfer
 MAX_STEPS = 5_000_000  # bundles with something to execute, after which it is given up
+
+UNSIGNED = 2**32 - 1
 
 # What the scalar unit computes; operations that are not here have an unknown result.
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "sadd": operator.add,
     "ssub": operator.sub,
     "smul": operator.mul,
+    "smulhi": lambda a, b: (a & UNSIGNED) * (b & UNSIGNED) >> 32,
     "sand": operator.and_,
     "sor": operator.or_,
     "sxor": operator.xor,
     "sshll": lambda value, bits: value << bits,
     "sshra": lambda value, bits: value >> bits,
-    "sshrl": lambda value, bits: (value & 0xFFFFFFFF) >> bits,
+    "sshrl": lambda value, bits: (value & UNSIGNED) >> bits,
     "smin": min,
     "smax": max,
 }
@@ -45,16 +48,25 @@ class Schedule:
     Attributes:
         bundles: issued, one in a cycle; waits are not among them.
         mxu_rows: of the left operands, that the busiest matrix unit takes.
-        hbm_bytes: transferred from and to HBM; None: unknown.
-        cores: of the chip that share the operation.
+        granules: transferred from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
+        shared: the cores of a chip share the operation, and the numbers are those of one of them.
         assumed: the number of branches that depend on data: each was taken to enter the code that follows it.
     """
 
     bundles: int
     mxu_rows: int
-    hbm_bytes: int | None
-    cores: int
+    granules: int | None
+    shared: bool
     assumed: int
+
+    def hbm_bytes(self, chip: Chip) -> int:
+        """Returns the bytes that a chip moves from and to HBM; what is unknown is left out."""
+        return (self.granules or 0) * chip.granule_bytes * (chip.tensor_cores if self.shared else 1)
+
+    def cycles(self, chip: Chip) -> int:
+        """Returns the cycles of a chip: the longest of bundles issued, matrix unit busy, and HBM traffic."""
+        moving = self.hbm_bytes(chip) / chip.hbm_bandwidth * chip.clock
+        return max(self.bundles, self.mxu_rows // chip.matrix_rows, round(moving))
 
 
 class _Core:
@@ -64,6 +76,7 @@ class _Core:
         values: name -> its value; None: unknown.
         registers: the number of a register -> its value.
         slots: of memory -> value.
+        divisions: name -> quotient and remainder, in the order in which they are fetched.
         issued: (first, end) -> how often these bundles were issued one after the other.
         granules: transferred from and to HBM; None: unknown.
         assumed: the branches that depend on data.
@@ -74,6 +87,7 @@ class _Core:
         self.values: dict[str, int | None] = {}
         self.registers: dict[str, int | None] = {}
         self.slots: dict[str, int | None] = {}
+        self.divisions: dict[str, list[int]] = {}
         self.issued: Counter[tuple[int, int]] = Counter()
         self.granules: int | None = 0
         self.assumed: set[int] = set()
@@ -141,6 +155,9 @@ class _Core:
         if each.code == "sld":
             self.uses_core_id |= each.core_id
             return 0 if each.core_id else self.slots.get(each.slot or "")
+        if each.code == "spop.drf":
+            results = self.divisions.get(str(each.operands[0]))
+            return results.pop(0) if results else None
         values = [self.value(operand) for operand in each.operands]
         if each.code == "scalar_select":
             return None if values[0] is None else values[1 if values[0] else 2]
@@ -151,6 +168,8 @@ class _Core:
         kind = each.code.split(".")
         if len(values) != 2 or values[0] is None or values[1] is None:
             return None
+        if kind[0] == "sdivrem" and values[1]:
+            self.divisions[each.result or ""] = list(divmod(values[0], values[1]))
         if kind[0] == "scmp" and kind[1] in COMPARISONS:
             return int(COMPARISONS[kind[1]](values[0], values[1]))
         return _signed(OPERATIONS[kind[0]](values[0], values[1])) if kind[0] in OPERATIONS else None
@@ -182,8 +201,8 @@ def read_schedule(text: str) -> Schedule:
     return Schedule(
         bundles=sum((end - first) * times for (first, end), times in core.issued.items()),
         mxu_rows=max(rows.values(), default=0),
-        hbm_bytes=None if core.granules is None else core.granules * GRANULE_BYTES,
-        cores=2 if core.uses_core_id else 1,
+        granules=core.granules,
+        shared=core.uses_core_id,
         assumed=len(core.assumed),
     )
 
