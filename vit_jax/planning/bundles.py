@@ -1,7 +1,7 @@
-"""Reads the final schedule that libtpu's compiler writes of one operation: its bundles, and what their scalar unit does.
+"""Reads the final schedule that libtpu's compiler writes of one operation: its bundles, and what is scalar in them.
 
-A bundle is what a TPU core issues in one cycle. Its text is one line, `0x1f : > { %s3 = sadd.s32 1, %s2 ;; ... }`, where
-`%s` are scalars and `%p` predicates. Comments mark the regions to which branches lead.
+A bundle is what a TPU core issues in one cycle. Its text is one line, `0x1f : > { %s3 = sadd.s32 1, %s2 ;; ... }`,
+where `%s` are scalars and `%p` predicates. Comments mark the regions to which branches lead.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ STORED = re.compile(r"\[smem:\[(#allocation\d+_spill)\]\]")
 # Rows of the left operand that a matrix unit takes from one instruction: of two bytes each, or of four or from its own
 # register (lmr). So counted, large products have exactly their multiply-accumulates.
 PACKED_ROWS, ROWS = 16, 8
+
+END = "end"  # the region of the last bundle
 
 Operand = int | str  # a constant, or the name of a scalar or a predicate
 
@@ -83,6 +85,7 @@ def parse_bundles(text: str) -> Bundles:
         elif lines:  # a comment of several lines
             lines[-1] += "\n" + line
     regions = {region: number for number, line in enumerate(lines) for region in REGION.findall(line)}
+    regions[END] = len(lines) - 1  # which carries no mark
     rows: dict[int, Counter[str]] = {}
     parsed: dict[int, list[Instruction]] = {}
     for number, line in enumerate(lines):
@@ -106,8 +109,6 @@ def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None
     predicate = PREDICATE.match(rest)
     rest = rest[predicate.end() :] if predicate else rest
     target = TARGET.search(rest)
-    if code == "sbr.rel" and (target is None or target[1] not in regions):
-        raise ValueError(f"no region for {part}")
     slot = STORED.search(rest) if code in ("sst", "sld") else None
     rest = rest[: target.start()] if target else rest[slot.end() :] if slot else rest
     return Instruction(
@@ -117,7 +118,7 @@ def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None
         predicate[2] if predicate else None,
         bool(predicate and predicate[1]),
         _operand(predicate[3]) if predicate and predicate[3] else None,
-        regions[target[1]] if target else None,
+        regions.get(target[1], regions[END]) if target else None,
         slot[1] if slot else None,
         code == "sld" and "/* core id */" in part,
     )

@@ -66,9 +66,7 @@ class Links:
         """Returns what the busiest link carries in one execution of a collective; what hosts carry is left out."""
         if each.kind.endswith(BETWEEN_SLICES):
             return 0.0
-        return link_traffic.link_bytes(
-            each.kind, each.bytes, each.groups, self.places, self.tpu.wraps, self.tpu.shape
-        )
+        return link_traffic.link_bytes(each.kind, each.bytes, each.groups, self.places, self.tpu.wraps, self.tpu.shape)
 
     def cycles(self, each: Collective) -> float:
         """Returns the cycles that one execution of a collective takes, if the busiest link is used at full speed."""

@@ -57,7 +57,7 @@ class Dumps:
             names = re.findall(r"^  (.+)$", group, re.MULTILINE)
             one = next((self._files[name] for name in names if name in self._files), None)
             if one:
-                self._files = {name: one for name in names} | self._files
+                self._files = dict.fromkeys(names, one) | self._files
 
     def read(self, name: str) -> Schedule | None:
         """Returns the schedule of an operation, by its name in the program; None: there is none that can be read."""

@@ -94,8 +94,11 @@ def main(argv: list[str]) -> None:
     answers: list[int | None] = []
     for given in json.load(sys.stdin):
         dumps.delete_dumps(folder)
-        arrays = [tuple((dtype, tuple(shape)) for dtype, shape in given[part]) for part in ("operands", "results")]
-        text = compile_kernel(Kernel(given["config"], *arrays, tuple(map(tuple, given["aliases"]))), device)
+        operands, results = (
+            tuple((dtype, tuple(shape)) for dtype, shape in given[part]) for part in ("operands", "results")
+        )
+        aliases = tuple((operand, result) for operand, result in given["aliases"])
+        text = compile_kernel(Kernel(given["config"], operands, results, aliases), device)
         [name] = [each.name for each in hlo.read_instructions(text) if is_kernel(each)]
         found = dumps.Dumps(folder).read(name)
         answers.append(found.cycles(chip) if found else None)

@@ -3,6 +3,7 @@
 Loops, the stages of a pipelined grid and the blocks that it does not fetch again are all decided there.
 """
 
+import bisect
 import dataclasses
 import operator
 from collections import Counter
@@ -50,7 +51,8 @@ class Schedule:
         mxu_rows: of the left operands, that the busiest matrix unit takes.
         granules: transferred from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
         shared: the cores of a chip share the operation, and the numbers are those of one of them.
-        assumed: the number of branches that depend on data: each was taken to enter the code that follows it.
+        assumed: the number of conditions that depend on data: what they guard counts as executed.
+        open_loops: the number of loops whose turns depend on data: they count once.
     """
 
     bundles: int
@@ -58,6 +60,7 @@ class Schedule:
     granules: int | None
     shared: bool
     assumed: int
+    open_loops: int
 
     def hbm_bytes(self, chip: Chip) -> int:
         """Returns the bytes that a chip moves from and to HBM; what is unknown is left out."""
@@ -79,7 +82,7 @@ class _Core:
         divisions: name -> quotient and remainder, in the order in which they are fetched.
         issued: (first, end) -> how often these bundles were issued one after the other.
         granules: transferred from and to HBM; None: unknown.
-        assumed: the branches that depend on data.
+        assumed: (where it is, where it leads) of the branches that depend on data; they are not taken.
         uses_core_id: whether cores share the work.
     """
 
@@ -90,37 +93,32 @@ class _Core:
         self.divisions: dict[str, list[int]] = {}
         self.issued: Counter[tuple[int, int]] = Counter()
         self.granules: int | None = 0
-        self.assumed: set[int] = set()
+        self.assumed: set[tuple[int, int]] = set()
         self.uses_core_id = False
 
     def run(self, bundles: Bundles) -> None:
         """Executes a schedule from its first bundle to its last."""
         events = sorted({*bundles.scalar, bundles.count})
-        after = {number: following for number, following in zip(events, events[1:] + [bundles.count], strict=True)}
+        after = dict(zip(events, [*events[1:], bundles.count], strict=True))
         begin, number = 0, events[0]  # of the bundles that are issued in sequence; the next to execute
         branch: tuple[int, int] | None = None  # after which bundle it takes effect, and where it leads
         for _ in range(MAX_STEPS):
             if branch and number > branch[0]:
                 self.issued[begin, branch[0] + 1] += 1
                 begin, branch = branch[1], None
-                number = next(event for event in events if event >= begin)
+                number = events[bisect.bisect_left(events, begin)]
             if number >= bundles.count:
                 self.issued[begin, bundles.count] += 1
                 return
             for each in bundles.scalar[number]:
                 if each.target is None:
                     self.execute(each)
-                elif self.branches(each, number):
+                elif (taken := self.holds(each)) is None:
+                    self.assumed.add((number, each.target))
+                elif taken:
                     branch = number + DELAY_SLOTS, each.target
             number = after[number]
         raise ValueError(f"more than {MAX_STEPS:,} steps")
-
-    def branches(self, each: Instruction, number: int) -> bool:
-        """Returns whether a branch is taken; one that depends on data is not."""
-        taken = self.holds(each)
-        if taken is None:
-            self.assumed.add(number)
-        return bool(taken)
 
     def holds(self, each: Instruction) -> bool | None:
         """Returns whether an instruction is executed; None: unknown."""
@@ -203,7 +201,8 @@ def read_schedule(text: str) -> Schedule:
         mxu_rows=max(rows.values(), default=0),
         granules=core.granules,
         shared=core.uses_core_id,
-        assumed=len(core.assumed),
+        assumed=sum(target > number for number, target in core.assumed),
+        open_loops=sum(target <= number for number, target in core.assumed),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from vit_jax.planning import collectives, hlo, kernels
 from vit_jax.planning.dumps import Dumps
-from vit_jax.planning.overlap import Timeline
+from vit_jax.planning.overlap import Exchange, Timeline
 from vit_jax.planning.records import StepSchedule
 
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
@@ -28,6 +28,8 @@ LAYOUT = FREE | {
     "bitcast-convert",
 }
 OTHER = {"sort", "gather", "scatter", "rng-bit-generator", "select-and-scatter", "custom-call"}
+EXCHANGES = (*collectives.COLLECTIVE_KINDS, "send", "recv")
+ASYNCHRONOUS = "async-collective-"  # fusions that only begin or end a collective which others execute meanwhile
 CONTROL = {"while", "call", "conditional"}  # their cost is that of the instructions in them
 COPY_START = re.compile(r"(copy|slice)-start$")
 LARGE_CYCLES = 1000  # an operation that is estimated at more and has no schedule is counted as missing
@@ -48,22 +50,19 @@ def group_fused(text: str) -> Iterator[tuple[hlo.Instruction, list[hlo.Instructi
 
 
 def operation_kind(executed: hlo.Instruction, fused: list[hlo.Instruction]) -> str:
-    """Returns `matmul`, `kernel`, `reduction`, `layout`, `elementwise` or `other`."""
+    """Returns `matmul`, `kernel`, `exchange`, `reduction`, `layout`, `elementwise` or `other`."""
     operations = {executed.operation} | {each.operation for each in fused}
     if kernels.is_kernel(executed):
         return "kernel"
     if operations & {"convolution", "dot"}:
         return "matmul"
+    if executed.operation.startswith(EXCHANGES) or executed.name.startswith(ASYNCHRONOUS):
+        return "exchange"
     if operations & {"reduce", "reduce-window"}:
         return "reduction"
     if operations & OTHER:
         return "other"
     return "layout" if operations <= LAYOUT else "elementwise"
-
-
-def _begin_collective(executed: hlo.Instruction, fused: list[hlo.Instruction], exchange: Timeline) -> bool:
-    """Adds the start of what an instruction exchanges; returns whether it does nothing but exchange."""
-    return False
 
 
 def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> StepSchedule:
@@ -76,35 +75,37 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
     """
     chip = links.tpu.chip
     kinds: Counter[str] = Counter()
-    exchange, copies = Timeline(), Timeline()
-    hbm_bytes = assumed = missing = 0
-    steps = Counter(chain for each in hlo.read_instructions(text) if (chain := collectives.find_chain(each)))
+    exchange, copies = Exchange(links, text), Timeline()
+    hbm_bytes = open_loops = missing = 0
     for executed, fused in group_fused(text):
         if executed.operation in FREE | CONTROL:
             continue
-        if collectives.parse_collective(executed):
-            exchange.transfer(links.cycles(collectives.parse_collective(executed)) * executed.times)
-        else:
+        exchange.begin(executed, fused)
+        kind = operation_kind(executed, fused)
+        if kind != "exchange":
             found = dumps.read(executed.name)
             cycles = found.cycles(chip) * executed.times if found else 0
-            kinds[operation_kind(executed, fused)] += cycles
-            exchange.run(cycles)
+            if found and found.open_loops:
+                cycles = max(cycles, (executed.cycles or 0) * executed.times)
+            kinds[kind] += cycles
+            exchange.timeline.run(cycles)
             copies.run(cycles)
             hbm_bytes += found.hbm_bytes(chip) * executed.times if found else 0
-            assumed += found.assumed if found else 0
+            open_loops += bool(found and found.open_loops)
             missing += not found and (executed.cycles or 0) > LARGE_CYCLES
+        exchange.end(executed, fused)
         if COPY_START.search(executed.operation):
             moved = collectives.byte_sizes(executed.shape)[1]  # destination and source, or source and slice
             copies.start(executed.name, moved * executed.times / chip.hbm_bandwidth * chip.clock)
-        elif executed.operation.endswith("-done") and executed.operands:
+        elif executed.operation.endswith("-done"):
             copies.wait(executed.operands[0])
     return StepSchedule(
         kinds={kind: cycles for kind, cycles in kinds.most_common() if cycles},
-        exchange_exposed=round(exchange.exposed),
-        exchange_hidden=round(exchange.hidden),
+        exchange_exposed=round(exchange.timeline.exposed),
+        exchange_hidden=round(exchange.timeline.hidden),
         copies_exposed=round(copies.exposed),
         copies_hidden=round(copies.hidden),
         hbm_bytes=hbm_bytes,
-        assumed_branches=assumed,
+        open_loops=open_loops,
         missing=missing,
     )
