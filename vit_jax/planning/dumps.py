@@ -17,7 +17,7 @@ FILE = re.compile(r"\d+-(.+?)-\d+-final_bundles\.txt")
 
 def dump_environment(folder: str) -> dict[str, str]:
     """Returns the variable with which a process writes schedules into a folder; compiling then takes twice as long."""
-    return {VARIABLE: f"{os.environ.get(VARIABLE, '')} {FLAGS.format(folder=folder)}".strip()}
+    return {VARIABLE: f"{other_flags()} {FLAGS.format(folder=folder)}".strip()}
 
 
 def dump_folder() -> Path | None:
