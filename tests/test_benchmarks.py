@@ -13,6 +13,7 @@ SMALL = {
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
+    "benchmarks.tpu": ["--only=none"],
     "benchmarks.train_step": ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"],
 }
 SHOWN = [command for line in LINES for command in commands(line) if command[0] in BENCHMARKS]
