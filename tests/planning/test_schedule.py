@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.planning import chips, collectives, dumps, hlo, kernels, step_schedule, targets
+from vit_jax.planning import chips, collectives, dumps, hlo, kernel_cycles, kernels, step_schedule, targets
 from vit_jax.planning.overlap import Timeline
 from vit_jax.planning.scalar_unit import Schedule, read_schedule
 
@@ -219,16 +219,38 @@ def test_schedules_come_out_at_the_arithmetic_and_at_the_bytes(tmp_path):
     assert found["kernel"][1] == blocks and found["alone"] == found["kernel"][0]
 
 
-def test_kernels_are_told_from_the_text_of_a_program():
-    line = (
-        "  %attention.1 = (f32[16,256]{1,0:T(8,128)}, bf16[8]{0}) custom-call(%a, %b), "
-        'custom_call_target="tpu_custom_call", operand_layout_constraints={f32[16,256]{1,0}, s32[]}, '
-        "output_operand_aliasing={{0}: (0, {})}, metadata={}, "
-        'backend_config={"flag_configs":[],"custom_call_config":{"body":"TUzv{","needs_layout_passes":true},"x":{}}'
-    )
-    text = f"ENTRY %main (x: f32[]) -> f32[] {{\n{line}\n}}"
+KERNEL = (
+    "  %attention.1 = (f32[16,256]{1,0:T(8,128)}, bf16[8]{0}) custom-call(%a, %b), "
+    'custom_call_target="tpu_custom_call", operand_layout_constraints={f32[16,256]{1,0}, s32[]}, '
+    "output_operand_aliasing={{0}: (0, {})}, metadata={}, "
+    'backend_config={"flag_configs":[],"custom_call_config":{"body":"TUzv{","needs_layout_passes":true},"x":{}}'
+)
+
+
+def test_kernels_are_read_from_the_text_of_a_program():
+    text = f"ENTRY %main (x: f32[]) -> f32[] {{\n{KERNEL}\n}}"
     [found] = [kernels.parse_kernel(each) for each in hlo.read_instructions(text) if kernels.is_kernel(each)]
     assert found.operands == (("float32", (16, 256)), ("int32", ()))
     assert found.results == (("float32", (16, 256)), ("bfloat16", (8,)))
     assert json.loads(found.config) == {"custom_call_config": {"body": "TUzv{", "needs_layout_passes": True}}
     assert found.aliases == ((0, 0),)
+
+
+def test_each_kernel_is_compiled_alone_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    other = KERNEL.replace("attention.1", "attention.2").replace("TUzv", "TUzw")
+    text = f"ENTRY %main (x: f32[]) -> f32[] {{\n{KERNEL}\n{KERNEL.replace('attention.1', 'again')}\n{other}\n}}"
+    asked = []
+
+    def compile_alone(unknown, target):
+        asked.append(len(unknown))
+        return [None if refused and "TUzw" in kernel.config else 7 for kernel in unknown]
+
+    monkeypatch.setattr(kernel_cycles, "_compile", compile_alone)
+    refused = True
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {"libtpu": "1"}) is None
+    refused = False
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x4", {"libtpu": "1"}) == 3 * 7
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {"libtpu": "2"}) == 3 * 7
+    assert asked == [2, 1, 2]  # what was refused is tried again, and so is another compiler
+    assert kernel_cycles.sum_kernel_cycles("ENTRY %main (x: f32[]) -> f32[] {\n}", "v5e:2x2", {}) is None

@@ -38,6 +38,8 @@ def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -
     unknown = [kernel for kernel in times if kernel not in found]
     for kernel, cycles in zip(unknown, _compile(unknown, target), strict=True):
         found[kernel] = cycles
+        if cycles is None:
+            continue
         with contextlib.suppress(OSError):  # on a full disk it is not remembered
             paths[kernel].parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(paths[kernel]) as temporary:
@@ -47,7 +49,7 @@ def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -
 
 
 def _compile(unknown: list[kernels.Kernel], target: str) -> list[int | None]:
-    """Returns the cycles of kernels; None for all if one cannot be compiled alone."""
+    """Returns the cycles of kernels; None for one that cannot be compiled alone, or for all if the process fails."""
     if not unknown:
         return []
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder:

@@ -22,6 +22,13 @@ ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
 DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint"}
 
+# Operands stay in HBM on every kind of chip: alone, a kernel would often find them in a faster memory.
+IN_HBM = {
+    "xla_vf_vmem_memory_space_assignment": False,
+    "xla_gf_vmem_memory_space_assignment": False,
+    "xla_tpu_cmem_memory_space_assignment": False,
+}
+
 Array = tuple[str, tuple[int, ...]]  # numpy's name of the type, shape
 
 
@@ -82,7 +89,7 @@ def compile_kernel(kernel: Kernel, device: jax.Device) -> str:
         legacy_backend_config=kernel.config,
         input_output_aliases=dict(kernel.aliases),
     )
-    return jax.jit(call).lower(*operands).compile().as_text()
+    return jax.jit(call).lower(*operands).compile(IN_HBM).as_text()
 
 
 def main(argv: list[str]) -> None:
@@ -98,7 +105,12 @@ def main(argv: list[str]) -> None:
             tuple((dtype, tuple(shape)) for dtype, shape in given[part]) for part in ("operands", "results")
         )
         aliases = tuple((operand, result) for operand, result in given["aliases"])
-        text = compile_kernel(Kernel(given["config"], operands, results, aliases), device)
+        try:
+            text = compile_kernel(Kernel(given["config"], operands, results, aliases), device)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"a kernel does not compile alone: {error}", file=sys.stderr)
+            answers.append(None)
+            continue
         [name] = [each.name for each in hlo.read_instructions(text) if is_kernel(each)]
         found = dumps.Dumps(folder).read(name)
         answers.append(found.cycles(chip) if found else None)
