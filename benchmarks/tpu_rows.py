@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -91,5 +90,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
     main(sys.argv)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
-INSTRUCTION = re.compile(r" *(?:%(\w+) = )?([a-z][\w.]*)\b *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
+# All but the vector units' instructions.
+INSTRUCTION = re.compile(r" *(?:%(\w+) = )?((?:s|p|int_to_ptr|dma\.)[\w.]*) *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
 PREDICATE = re.compile(r" *\((!?)%(p\w+)(?:, %?(\w+))?\),?")
 TARGET = re.compile(r"target = \$region(\d+)")
 MATMUL = re.compile(r"vmatmul([\w.]*)\.mxu(\d)")
@@ -103,8 +104,6 @@ def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None
     if found is None:
         return None
     result, code, rest = found.groups()
-    if not (code.startswith(("s", "p", "int_to_ptr")) or is_transfer(code)):
-        return None
     rest = COMMENT.sub("", rest).rstrip(" }\n")
     predicate = PREDICATE.match(rest)
     rest = rest[predicate.end() :] if predicate else rest
