@@ -136,15 +136,22 @@ def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (labels, ["---"] * len(labels), *rows)]
 
 
+def has_theirs(model: str) -> bool:
+    """Returns whether big_vision has a model: it has no hybrids."""
+    return "+" not in model
+
+
 def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
     """Returns a table of rows of ours with those of big_vision beside them."""
     lines = []
     for row in rows:
-        ours, theirs = (results[dataclasses.replace(row, code=code)] for code in CODES)
-        ratio = f"{theirs.schedule.cycles / ours.schedule.cycles:.2f}" if ours.schedule and theirs.schedule else ""
+        ours = results[row]
+        theirs = results[dataclasses.replace(row, code="big_vision")] if has_theirs(row.model) else None
+        both = ours.schedule and theirs and theirs.schedule
+        ratio = f"{theirs.schedule.cycles / ours.schedule.cycles:.2f}" if both else ""
         tokens = str(PATCHES[row.model] + POOLINGS[row.pooling])
-        other = ["", "", "", "", ""] if "+" in row.model else theirs.cells()
-        lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *other, ratio])
+        cells = theirs.cells() if theirs else [""] * len(CELLS)
+        lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *cells, ratio])
     names = [f"{code}: {CELLS[0]}" if not i else name for code in CODES for i, name in enumerate(CELLS)]
     return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours"], lines)
 
@@ -161,7 +168,7 @@ def operations(results: Results) -> list[str]:
     """Returns where the cycles of the models on v5e go."""
     lines = []
     for (model, images), code in itertools.product(IMAGES.items(), CODES):
-        found = results[Row(code, model, "v5e:2x2", images)] if code == "vit_jax" or "+" not in model else None
+        found = results[Row(code, model, "v5e:2x2", images)] if code == "vit_jax" or has_theirs(model) else None
         if found and found.schedule:
             cycles = [f"{found.schedule.kinds.get(kind, 0) / 1e6:.1f}" for kind in KINDS]
             moved, copies = found.schedule.hbm_bytes / 1e9, found.schedule.copies_exposed / 1e6
