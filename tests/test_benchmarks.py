@@ -1,11 +1,17 @@
 """Every benchmark that the documents show: run once, as small as it goes."""
 
+import dataclasses
+import json
+
 import pytest
 
-from benchmarks import loader, overhead, plans
+from benchmarks import loader, overhead, plans, tpu
 from configs import smoke
+from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_docs import BENCHMARKS, LINES, commands, write_photos
 from vit_jax import pack
+from vit_jax.planning.records import StepSchedule
+from vit_jax.planning.serialization import step_to_json
 
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {
@@ -13,6 +19,7 @@ SMALL = {
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
+    "benchmarks.tpu": ["--only=none"],
     "benchmarks.train_step": ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"],
 }
 SHOWN = [command for line in LINES for command in commands(line) if command[0] in BENCHMARKS]
@@ -35,3 +42,27 @@ def test_it_runs(command, tmp_path, monkeypatch):
         loader.main([name, *words, "--workers=0"])
         words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
     assert not BENCHMARKS[name].main([name, *words])
+
+
+def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpu, "KEPT", tmp_path)
+    for code, million in (("vit_jax", 100), ("big_vision", 150)):
+        schedule = StepSchedule({"matmul": million * 10**6}, 5_000_000, 0, 0, 0, 10**9, 0, 0)
+        executable = dataclasses.replace(EXECUTABLE, cycles=2 * million * 10**6, schedule=schedule)
+        step = make_compilation(900, executable=executable).step
+        kept = step_to_json(step) | {"macs_per_image": 65536 * 10**8 // 6 // 128}  # the half of what fills a v5e
+        (tmp_path / f"{tpu.Row(code, 'B/16', 'v5e:2x2', 128).name}.json").write_text(json.dumps(kept))
+    refused = make_compilation(3000).step
+    row = tpu.Row("vit_jax", "L/16", "v5e:2x4", 64, fields=tpu.SPLIT["tensor"])
+    (tmp_path / f"{row.name}.json").write_text(json.dumps(step_to_json(refused) | {"macs_per_image": 1}))
+    (tmp_path / f"{tpu.Row('vit_jax', 'H/14', 'v5e:2x2', 32).name}.json").write_text('{"error": "exit code 1"}')
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in tpu.SECTIONS))
+    tpu.main(["tpu", "--only=none", f"--write={page}"])
+    text = page.read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("| B/16, 128 | v5e:2x2 | 196 ")]
+    ours, theirs = "200 | 100.0 | 5.0 + 0.0 | 0.00 MiB | 50%", "300 | 150.0 | 5.0 + 0.0 | 0.00 MiB | 33%"
+    assert line.endswith(f"| {ours} | {theirs} | 1.50 |")
+    assert "| L/16, 64 | tensor |  |  |  | does not fit: 0.00 MiB |" in text and "| exit code 1 |" in text
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(set(names)) == 5 and row.name == "vit_jax-l_16-v5e_2x4-64-gap-data_1-tensor4"

@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 import vit_jax
-from benchmarks import architecture, faults, input, load, loader, overhead, plans, train_step
+from benchmarks import architecture, faults, input, load, loader, overhead, plans, tpu, train_step
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
@@ -66,6 +66,7 @@ BENCHMARKS = {
     "benchmarks.loader": loader,
     "benchmarks.overhead": overhead,
     "benchmarks.plans": plans,
+    "benchmarks.tpu": tpu,
     "benchmarks.train_step": train_step,
 }
 MODULES = OURS | BENCHMARKS  # test_benchmarks runs the latter

@@ -149,7 +149,7 @@ def test_no_cycles():
 
 def test_the_graph_is_small():
     counts = {module: len(set(found.values())) for module, found in IMPORTS.items() if module != "vit_jax"}
-    assert sum(counts.values()) / len(counts) <= 2
+    assert sum(counts.values()) / len(counts) <= 2.1
     assert max(counts.values()) <= 8
 
 

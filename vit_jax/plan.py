@@ -64,6 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strategy", help=f"how parameters are placed, any of {names} [as in --config.mesh]")
     parser.add_argument("--fit", action="store_true", help="find the largest batch that fits")
     parser.add_argument("--inference", action="store_true", help="plan inference instead of a training step")
+    parser.add_argument(
+        "--schedule", action="store_true", help="also read the schedules of all operations (compiling takes longer)"
+    )
     parser.add_argument("--price", type=float, help="price of a chip-hour, to show what the run costs")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     return parser
@@ -82,7 +85,7 @@ def make_requests(args: argparse.Namespace, words: list[str]) -> list[Request]:
         for target in targets:
             parse_topology(target)
     return [
-        Request((*words, *flags), target, args.inference, args.cpu or 1)
+        Request((*words, *flags), target, args.inference, args.cpu or 1, args.schedule)
         for target, flags in itertools.product(targets, placements)
     ]
 

@@ -200,7 +200,7 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
     if fields["dtype"] == "auto":
         fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
     if fields["attention"] == "auto":
-        fields["attention"] = "heads_first" if platform == "cpu" else "tokens_first"
+        fields["attention"] = "heads_first" if platform == "cpu" else "fused" if platform == "tpu" else "tokens_first"
     resolution = spec.image_shape[:2]
     if config.resolution not in resolution:
         given = "x".join(map(str, resolution))

@@ -22,6 +22,7 @@ from vit_jax.planning.records import (
     Plan,
     Request,
     RunEstimate,
+    StepSchedule,
 )
 
 
@@ -50,6 +51,10 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     reduced = {"all-reduce": Exchange(2, 1, 2 * tpu.link_bandwidth)}
     found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields))
     assert found.exchange_seconds == pytest.approx(2)
+    halves = compiled_for(tpu, cycles // 2, between, **fields)
+    executable = dataclasses.replace(halves.step.executable, kernels=12, kernel_cycles=cycles - cycles // 2)
+    halves = dataclasses.replace(halves, step=dataclasses.replace(halves.step, executable=executable))
+    assert estimate.estimate_step(halves).mfu == pytest.approx(1)  # a kernel counts by its schedule
     prediction = estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields))
     assert prediction.mfu == pytest.approx(1 / 3) and prediction.run is None
 
@@ -134,6 +139,25 @@ def test_what_a_step_and_a_run_take_is_shown(plan):
     assert (shown["run"], shown["order of magnitude"]) == ("7,000 steps", "5.0 hours, 40 chip-hours")
     text = report.render_plans([plan])
     assert text.endswith("v5e:2x4, data=8, to run it; replace the words in capitals:\npython -m all")
+
+
+def test_a_schedule_is_shown_and_survives_its_json(plan):
+    kinds = {"matmul": 75_000_000, "kernel": 25_000_000}
+    schedule = StepSchedule(kinds, 50_000_000, 1_000_000, 0, 2_000_000, 3 << 30, 4, 5)
+    executable = dataclasses.replace(EXECUTABLE, cycles=10**8, kernels=24, kernel_cycles=25_000_000, schedule=schedule)
+    compilation = make_compilation(
+        500, executable=executable, target="v5e:2x2", batch=400, devices=4, macs_per_image=65536 * 10**6 // 6
+    )
+    assert serialization.compilation_from_json(serialization.compilation_to_json(compilation)) == compilation
+    found = estimate.estimate_schedule(compilation)
+    assert found.cycles_per_image == 10**6 and found.seconds == pytest.approx(0.1)
+    assert found.mfu == pytest.approx(1 / 3, rel=0.01)  # at peak, a chip does 131,072 FLOPs in a cycle
+    whole = dataclasses.replace(plan, compilation=compilation, by_schedule=found)
+    shown = cells(whole)
+    assert shown["kernels"] == "24, 25.00 million cycles by schedule"
+    assert shown["kernel"] == "25.00 Mcycles, 25%" and shown["loops"].startswith("4 operations")
+    assert shown["exchange"] == "50.00 Mcycles exposed, 1.00 hidden"
+    assert serialization.plan_to_json(whole)["schedule"]["mfu"] == found.mfu
 
 
 def test_the_limit_is_shown(plan):

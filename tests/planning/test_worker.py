@@ -104,7 +104,9 @@ def test_a_damaged_report_in_the_cache_is_compiled_anew(cache):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
 def test_an_absent_slice(capsys):
     mesh = "--config.mesh.fsdp=8"  # cuts a dimension of the slice in two
-    plan.main(["plan", *WORDS, mesh, "--config.batch_eval=32", "--topology=v5e:4x4", "--price=2", "--json"])
+    plan.main(
+        ["plan", *WORDS, mesh, "--config.batch_eval=32", "--topology=v5e:4x4", "--price=2", "--json", "--schedule"]
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] and found["devices"] == 16 and found["device_kind"] == "TPU v5 lite"
     params, _ = expected_bytes(found["mesh"])
@@ -121,6 +123,10 @@ def test_an_absent_slice(capsys):
     assert " --config.mesh.fsdp=8 " in found["command"] and found["command"].endswith("/smoke")
     assert found["dtype"] == "bfloat16" and found["price"] == 2 * found["chip_hours"]
     assert {"all-gather", "all-reduce"} <= set(found["collectives"])
+    schedule = found["schedule"]
+    assert schedule["kinds"]["matmul"] > 0 and schedule["missing"] == 0 and 0 < schedule["mfu"] < 1
+    assert 0 < schedule["cycles_per_image"] < found["cycles_per_image"]  # the compiler's estimate is pessimistic
+    assert schedule["exchange_exposed"] + schedule["exchange_hidden"] > 0
     assert 0.9 < found["flops"] / found["model_flops"] < 1  # images need no gradient
 
 
@@ -197,6 +203,7 @@ def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):
     for words, sentence in (
         (["--topology=v5e:2x2,v9:4"], "unknown TPU 'v9'"),
         (["--topology=v5e:2x2", "--strategy=fsdq"], "did you mean 'fsdp'"),
+        (["--cpu", "--schedule"], "only the compiler for TPUs writes schedules"),
     ):
         with pytest.raises(UserError, match=sentence):
             plan.main(["plan", *WORDS, *words])

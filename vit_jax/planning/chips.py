@@ -19,7 +19,11 @@ class Chip:
             matrix units.
         dimensions: of a slice.
         cores: number of chips on a machine -> virtual CPU cores of that machine.
+        hbm_bandwidth: bytes per second that the chip can read and write.
         pod_chips_per_host: chips on each machine of a slice of several machines.
+        tensor_cores: that share the operations of a program.
+        matrix_rows: rows of the left operand that a matrix unit takes in a cycle.
+        granule_bytes: unit of the size of transfers in libtpu's schedules.
     """
 
     flops: float
@@ -28,14 +32,54 @@ class Chip:
     clock: float
     dimensions: int
     cores: dict[int, int]
+    hbm_bandwidth: float
     pod_chips_per_host: int = 4
+    tensor_cores: int = 1
+    matrix_rows: int = 1
+    granule_bytes: int = 32
 
 
 CHIPS = {
-    "v4": Chip(275e12, int(30.75 * 2**30), 2400e9 / 8, 1.05e9, dimensions=3, cores={4: 240}),
-    "v5e": Chip(197e12, int(15.75 * 2**30), 1600e9 / 8, 1.5e9, dimensions=2, cores={1: 24, 4: 112, 8: 224}),
-    "v5p": Chip(459e12, int(95.74 * 2**30), 4800e9 / 8, 1.75e9, dimensions=3, cores={4: 208}),
-    "v6e": Chip(918e12, int(31.25 * 2**30), 3584e9 / 8, 1.75e9, dimensions=2, cores={1: 44, 4: 180, 8: 180}),
+    "v4": Chip(
+        275e12,
+        int(30.75 * 2**30),
+        2400e9 / 8,
+        1.05e9,
+        dimensions=3,
+        cores={4: 240},
+        hbm_bandwidth=1228e9,
+        tensor_cores=2,
+        granule_bytes=512,
+    ),
+    "v5e": Chip(
+        197e12,
+        int(15.75 * 2**30),
+        1600e9 / 8,
+        1.5e9,
+        dimensions=2,
+        cores={1: 24, 4: 112, 8: 224},
+        hbm_bandwidth=819e9,
+    ),
+    "v5p": Chip(
+        459e12,
+        int(95.74 * 2**30),
+        4800e9 / 8,
+        1.75e9,
+        dimensions=3,
+        cores={4: 208},
+        hbm_bandwidth=2765e9,
+        tensor_cores=2,
+    ),
+    "v6e": Chip(
+        918e12,
+        int(31.25 * 2**30),
+        3584e9 / 8,
+        1.75e9,
+        dimensions=2,
+        cores={1: 44, 4: 180, 8: 180},
+        hbm_bandwidth=1638e9,
+        matrix_rows=2,
+    ),
 }
 
 

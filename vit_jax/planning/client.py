@@ -13,7 +13,8 @@ from typing import IO, Any
 
 from vit_jax import UserError, shown
 from vit_jax.planning import targets
-from vit_jax.planning.records import Compilation, Request
+from vit_jax.planning.dumps import dump_environment
+from vit_jax.planning.records import Compilation, Request, is_topology
 from vit_jax.planning.serialization import compilation_from_json
 
 QUIET_SECONDS = 3.0  # after which the first line is shown
@@ -26,10 +27,16 @@ def compile_in_subprocess(request: Request) -> Compilation:
     Raises:
         UserError: the flags are wrong, or the compiler does not answer.
     """
+    if request.schedule and not is_topology(request.target):
+        raise UserError("only the compiler for TPUs writes schedules; omit --schedule with --cpu and --gpu.")
     command = [sys.executable, "-m", "vit_jax.planning.worker", json.dumps(dataclasses.asdict(request))]
     environment = targets.compiler_environment(request)
     answer: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder,
+    ):
+        environment |= dump_environment(folder) if request.schedule else {}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             try:
                 assert process.stdout

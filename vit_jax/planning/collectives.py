@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import re
+from typing import Any
 
 import numpy as np
 
-from vit_jax.planning import hlo
+from vit_jax.planning import chips, hlo, link_traffic
 
 COLLECTIVE_KINDS = (
     "all-reduce",
@@ -49,6 +50,34 @@ class Collective:
     times: int = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The links between the devices of a mesh.
+
+    Attributes:
+        tpu: the slice, or each of several.
+        places: of the devices, in the order of the mesh.
+    """
+
+    tpu: chips.Slice
+    places: list[link_traffic.Place]
+
+    def carried_bytes(self, each: Collective) -> float:
+        """Returns what the busiest link carries in one execution of a collective; what hosts carry is left out."""
+        if each.kind.endswith(BETWEEN_SLICES):
+            return 0.0
+        return link_traffic.link_bytes(each.kind, each.bytes, each.groups, self.places, self.tpu.wraps, self.tpu.shape)
+
+    def cycles(self, each: Collective) -> float:
+        """Returns the cycles that one execution of a collective takes, if the busiest link is used at full speed."""
+        return self.carried_bytes(each) / self.tpu.link_bandwidth * self.tpu.chip.clock
+
+
+def find_links(tpu: chips.Slice, devices: list[Any]) -> Links:
+    """Returns the links between devices, given in the order of the mesh."""
+    return Links(tpu, [(getattr(chip, "slice_index", 0), *chip.coords[: len(tpu.shape)]) for chip in devices])
+
+
 def read_collectives(text: str) -> list[Collective]:
     """Returns the collectives of a compiled program, `jitted.lower(...).compile().as_text()`, in order.
 
@@ -59,34 +88,43 @@ def read_collectives(text: str) -> list[Collective]:
     found: list[Collective] = []
     chains: set[str] = set()
     for each in hlo.read_instructions(text):
-        kind = each.operation.removesuffix("-start")
-        if kind == "send" and (carried := MEGASCALE_TRANSFER.search(each.line)):
-            kind = carried[1].lower().replace("_", "-") + BETWEEN_SLICES
-            found.append(Collective(kind, _byte_sizes(each.shape)[0], (), each.times))
-        if kind not in COLLECTIVE_KINDS:
-            continue
-        chain = CHAIN.search(each.line)
-        if chain is None or chain[1] not in chains:
-            chains |= {chain[1]} if chain else set()
-            found.append(_make_collective(kind, each))
-    return [each for each in found if max(map(len, each.groups), default=2) > 1]
+        chain = find_chain(each)
+        if (collective := parse_collective(each)) and chain not in chains:
+            chains |= {chain} if chain else set()
+            found.append(collective)
+    return found
 
 
-def _make_collective(kind: str, found: hlo.Instruction) -> Collective:
+def find_chain(instruction: hlo.Instruction) -> str | None:
+    """Returns the number that the steps of a collective share which the compiler spread over several fusions."""
+    found = CHAIN.search(instruction.line)
+    return found[1] if found else None
+
+
+def parse_collective(found: hlo.Instruction) -> Collective | None:
+    """Returns the collective that an instruction executes or starts; None: none, or one within groups of one device."""
+    kind = found.operation.removesuffix("-start")
+    if kind == "send" and (carried := MEGASCALE_TRANSFER.search(found.line)):
+        kind = carried[1].lower().replace("_", "-") + BETWEEN_SLICES
+        return Collective(kind, byte_sizes(found.shape)[0], (), found.times)
+    if kind not in COLLECTIVE_KINDS:
+        return None
     groups = tuple(sorted(_parse_groups(found.line)))
-    sizes = _byte_sizes(found.shape)
+    if max(map(len, groups), default=2) == 1:
+        return None
+    sizes = byte_sizes(found.shape)
     if found.operation != kind:  # first the operands, then as many results, then the counters
         sizes = sizes[:2] if kind == "collective-permute" else sizes
         sizes = sizes[len(sizes) // 2 :] if found.shape.startswith("(") and kind != "all-reduce" else sizes
     total = sum(sizes)
     if kind == "reduce-scatter":
         total *= max(map(len, groups), default=1)
-    return Collective(
-        "reduce-scatter" if found.within.startswith(REDUCE_SCATTER_NAME) else kind, total, groups, found.times
-    )
+    kind = "reduce-scatter" if found.within.startswith(REDUCE_SCATTER_NAME) else kind
+    return Collective(kind, total, groups, found.times)
 
 
-def _byte_sizes(shape: str) -> list[int]:
+def byte_sizes(shape: str) -> list[int]:
+    """Returns the bytes of an array or of those in a tuple, whose shape is written as in a program."""
     return [math.prod(_parse_numbers(sizes)) * max(int(bits or 8) // 8, 1) for bits, sizes in ARRAY.findall(shape)]
 
 

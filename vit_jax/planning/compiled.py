@@ -5,10 +5,9 @@ import re
 import jax
 
 from vit_jax import UserError
-from vit_jax.planning import chips, collectives, hlo, link_traffic
+from vit_jax.planning import chips, collectives, hlo, kernels, step_schedule
+from vit_jax.planning.dumps import Dumps
 from vit_jax.planning.records import Exchange, Executable, is_topology
-
-PALLAS_KERNEL = 'custom_call_target="tpu_custom_call"'
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
 TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
@@ -16,13 +15,16 @@ TEMPORARY_MEMORY = re.compile(r"memory required for HLO temporaries \(([\d.]+)([
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def read_executable(executable: jax.stages.Compiled, target: str, devices: list[jax.Device]) -> Executable:
-    """Returns what a compiled program contains.
+def read_executable(
+    executable: jax.stages.Compiled, target: str, devices: list[jax.Device], dumps: Dumps | None = None
+) -> Executable:
+    """Returns what a compiled program contains; the cycles of its kernels, only if their schedules are given.
 
     Args:
         executable: the program.
         target: see `records.Request`.
         devices: in the order of the mesh.
+        dumps: the schedules of its operations.
     """
     memory, text = executable.memory_analysis(), executable.as_text()
     costs = executable.cost_analysis() or {}
@@ -30,6 +32,8 @@ def read_executable(executable: jax.stages.Compiled, target: str, devices: list[
     cycles = sum(each.cycles * each.times for each in executed if each.cycles)
     loops = any(each.operation == "while" for each in executed)
     tpu = chips.parse_topology(target) if is_topology(target) else None
+    links = collectives.find_links(tpu, devices) if tpu else None
+    schedule = step_schedule.read_step_schedule(text, dumps, links) if dumps and links else None
     peak = memory.peak_memory_in_bytes
     if tpu is None:  # other compilers leave out what a step needs beside its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -39,22 +43,19 @@ def read_executable(executable: jax.stages.Compiled, target: str, devices: list[
         code_bytes=memory.generated_code_size_in_bytes,
         peak_bytes=peak,
         compiler_flops=None if loops else costs.get("flops"),
-        collectives=sum_exchanges(collectives.read_collectives(text), tpu, devices),
+        collectives=sum_exchanges(collectives.read_collectives(text), links),
         cycles=cycles or None,
-        kernels=sum(each.times for each in executed if PALLAS_KERNEL in each.line),
+        kernels=sum(each.times for each in executed if kernels.is_kernel(each)),
+        kernel_cycles=schedule.kinds.get("kernel") if schedule else None,
+        schedule=schedule,
     )
 
 
-def sum_exchanges(
-    found: list[collectives.Collective], tpu: chips.Slice | None, devices: list[jax.Device]
-) -> dict[str, Exchange]:
-    """Returns the collectives of each kind together; `tpu` is the slice that the devices are of, if they are of one."""
-    places = [(getattr(chip, "slice_index", 0), *chip.coords[: len(tpu.shape)]) for chip in devices] if tpu else []
+def sum_exchanges(found: list[collectives.Collective], links: collectives.Links | None) -> dict[str, Exchange]:
+    """Returns the collectives of each kind together."""
     result: dict[str, Exchange] = {}
     for each in found:
-        link_bytes = 0.0
-        if tpu and not each.kind.endswith(collectives.BETWEEN_SLICES):
-            link_bytes = link_traffic.link_bytes(each.kind, each.bytes, each.groups, places, tpu.wraps, tpu.shape)
+        link_bytes = links.carried_bytes(each) if links else 0.0
         before = result.get(each.kind, Exchange(0, 0, 0.0))
         result[each.kind] = Exchange(
             before.count + each.times,

@@ -1,6 +1,7 @@
 """Asks the compiler about one function of a program, and keeps its report in the folder `plans` of the cache."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
@@ -8,16 +9,20 @@ import os
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.planning import compiled, flops, serialization
-from vit_jax.planning.records import StepReport, is_topology
+from vit_jax.compiler_options import Options
+from vit_jax.planning import compiled, dumps, flops, kernel_cycles, serialization
+from vit_jax.planning.records import Executable, StepReport, is_topology
 from vit_jax.storage import atomic_write, cache
 
-CACHE_FORMAT = 6  # of the reports in the cache; another number makes them all unknown
+CACHE_FORMAT = 7  # of the reports in the cache; another number makes them all unknown
+
+# What is to be known of a function: the memory that it needs; also its cycles; also the schedule of every operation.
+Measure = Literal["memory", "estimate", "schedule"]
 
 
 class Function(NamedTuple):
@@ -26,16 +31,17 @@ class Function(NamedTuple):
     jitted: Any
     arguments: tuple[Any, ...]
     shardings: Any
-    options: dict[str, str | bool]
+    options: Options
 
 
-def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
+def compile_function(function: Function, mesh: Mesh, target: str, measure: Measure = "estimate") -> StepReport:
     """Returns the compiler's report of a function, from the cache if it is there.
 
     Args:
         function: of the program.
         mesh: of its devices.
         target: see `records.Request`.
+        measure: what is to be known of it.
 
     Raises:
         UserError: the compiler refuses the function for another reason than its size.
@@ -44,13 +50,13 @@ def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
     lowered = traced.lower()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     macs = flops.jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
-    path = _cache_path(mesh, target, versions, function.options, lowered.as_text())
+    path = _cache_path(mesh, target, measure, versions, function.options, lowered.as_text())
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
         return serialization.remembered_step(path.read_text(), flops=2 * macs)
     began = time.monotonic()
     executable, needed_bytes = None, None
     try:
-        executable = compiled.read_executable(lowered.compile(), target, list(mesh.devices.flat))
+        executable = _compile(lowered, target, list(mesh.devices.flat), measure, versions)
     except jax.errors.JaxRuntimeError as error:
         needed_bytes = compiled.read_refusal(str(error), device_bytes(function.arguments[0], function.shardings))
     step = StepReport(
@@ -68,14 +74,33 @@ def compile_function(function: Function, mesh: Mesh, target: str) -> StepReport:
     return step
 
 
+def _compile(
+    lowered: jax.stages.Lowered,
+    target: str,
+    devices: list[jax.Device],
+    measure: Measure,
+    versions: dict[str, str | None],
+) -> Executable:
+    """Returns what a function contains when it is compiled."""
+    folder = dumps.dump_folder() if measure == "schedule" else None
+    if folder:
+        dumps.delete_dumps(folder)
+    program = lowered.compile()
+    found = compiled.read_executable(program, target, devices, dumps.Dumps(folder) if folder else None)
+    if measure == "estimate" and found.kernels and is_topology(target):
+        cycles = kernel_cycles.sum_kernel_cycles(program.as_text(), target, versions)
+        found = dataclasses.replace(found, kernel_cycles=cycles)
+    return found
+
+
 def _cache_path(
-    mesh: Mesh, target: str, versions: dict[str, str | None], options: dict[str, str | bool], text: str
+    mesh: Mesh, target: str, measure: Measure, versions: dict[str, str | None], options: Options, text: str
 ) -> Path:
-    flags = [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
+    flags = [dumps.other_flags(), os.environ.get("XLA_FLAGS", "")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
     place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"
-    key = json.dumps([CACHE_FORMAT, place, versions, flags, options, places, text])
+    key = json.dumps([CACHE_FORMAT, place, measure, versions, flags, options, places, text])
     return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 

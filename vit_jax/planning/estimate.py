@@ -1,7 +1,7 @@
 """From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
 
 from vit_jax.planning.chips import Slice, parse_topology
-from vit_jax.planning.records import Compilation, Estimate, RunEstimate, Workload, is_topology
+from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload, is_topology
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.
@@ -19,7 +19,8 @@ CORE_IMAGES_PER_SECOND = {True: 1106, False: 834}
 def estimate_step(compilation: Compilation) -> Estimate | None:
     """Returns the estimate for a program; None if it does not fit, is not for a TPU, or has no estimate of cycles.
 
-    Compute is the sum of the compiler's estimates at the chip's clock. The compiler estimates nothing for exchanges:
+    Compute is the sum of the compiler's estimates at the chip's clock; Pallas kernels, which have none, take what their
+    schedules show. The compiler estimates nothing for exchanges:
     they take what the collectives send over the busiest link at full speed, one after the other, and nothing of it is
     assumed to be hidden behind compute. Traffic between slices is left out.
     """
@@ -29,19 +30,42 @@ def estimate_step(compilation: Compilation) -> Estimate | None:
     tpu = parse_topology(workload.target)
     chip = tpu.chip
     images = workload.batch / workload.devices
-    compute = executable.cycles / chip.clock
+    cycles = executable.cycles + (executable.kernel_cycles or 0)
+    compute = cycles / chip.clock
     exchange = sum(each.link_bytes for each in executable.collectives.values()) / tpu.link_bandwidth
     rate = images / (compute + exchange)
-    model_flops = (2 if workload.inference else 6) * workload.macs_per_image
     return Estimate(
-        cycles_per_image=executable.cycles / images,
+        cycles_per_image=cycles / images,
         compute_seconds=compute,
         exchange_seconds=exchange,
         images_per_second_per_chip=rate,
-        mfu=rate * model_flops / chip.flops,
-        model_flops=model_flops * images,
+        mfu=rate * model_flops_per_image(workload) / chip.flops,
+        model_flops=model_flops_per_image(workload) * images,
         run=None if workload.inference else estimate_run(workload, tpu, compute + exchange),
     )
+
+
+def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
+    """Returns what a program takes by the schedules of its operations; None if they were not read, or it does not fit.
+
+    The exchange that the schedule does not hide is added; traffic between slices is left out.
+    """
+    workload, executable = compilation.workload, compilation.step.executable
+    if not compilation.fits or executable is None or executable.schedule is None:
+        return None
+    chip, images = parse_topology(workload.target).chip, workload.batch / workload.devices
+    seconds = (executable.schedule.cycles + executable.schedule.exchange_exposed) / chip.clock
+    return ScheduleEstimate(
+        cycles_per_image=executable.schedule.cycles / images,
+        seconds=seconds,
+        images_per_second_per_chip=images / seconds,
+        mfu=images / seconds * model_flops_per_image(workload) / chip.flops,
+    )
+
+
+def model_flops_per_image(workload: Workload) -> int:
+    """Returns the operations that a model needs for an image, without what is computed again."""
+    return (2 if workload.inference else 6) * workload.macs_per_image
 
 
 def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:

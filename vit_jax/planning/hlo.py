@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
-INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\(")
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.+?) ([a-z][\w-]*)\(")
+OPERAND = re.compile(r"%([\w.-]+)")
 CALL_ATTRIBUTES = "body|calls|to_apply|(?:true|false)_computation|branch_computations|called_computations"
 CALLED = re.compile(rf"\b(?:{CALL_ATTRIBUTES})=\{{?((?:%?[\w.-]+(?:, )?)+)")
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
@@ -19,6 +20,7 @@ class Instruction:
     """One line of a program.
 
     Attributes:
+        name: unique in the program.
         operation: `fusion`, `all-reduce-start`, ...
         shape: of the result, as written.
         line: the whole line.
@@ -27,12 +29,18 @@ class Instruction:
         times: how often it is executed.
     """
 
+    name: str
     operation: str
     shape: str
     line: str
     within: str
     fused: bool
     times: int
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the instructions whose results it takes."""
+        return OPERAND.findall(self.line.partition(f" {self.operation}(")[2].partition(")")[0])
 
     @property
     def cycles(self) -> int | None:
@@ -62,8 +70,8 @@ def _walk_computation(bodies: dict[str, list[str]], name: str, times: int, fused
         found = INSTRUCTION.match(line)
         if found is None:
             continue
-        shape, operation = found.groups()
-        yield Instruction(operation, shape, line, name, fused, times)
+        result, shape, operation = found.groups()
+        yield Instruction(result, operation, shape, line, name, fused, times)
         trips = _trip_count(bodies, line) if operation == "while" else 1
         inside = fused or operation not in ("while", "call", "conditional")
         for called in CALLED.findall(line):

@@ -1,9 +1,10 @@
 """Makes a plan: compiles a program, estimates what it takes, and searches what to change if it does not fit."""
 
+import dataclasses
 from collections.abc import Callable
 
 from vit_jax.planning.command import training_command
-from vit_jax.planning.estimate import estimate_step
+from vit_jax.planning.estimate import estimate_schedule, estimate_step
 from vit_jax.planning.records import Advice, Change, Compilation, LargestBatch, Plan, Request
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
 
@@ -45,11 +46,11 @@ def make_plan(
     if change is not None and not request.inference:
         command = training_command(request.with_change(change), first.workload)
     plan = _estimated(first, chip_hour_price)
-    return Plan(plan.compilation, plan.estimate, plan.price, advice, largest, command)
+    return dataclasses.replace(plan, advice=advice, largest=largest, command=command)
 
 
 def _estimated(compilation: Compilation, chip_hour_price: float | None) -> Plan:
     estimate = estimate_step(compilation)
     run = estimate.run if estimate else None
     price = run.chip_hours * chip_hour_price if run and chip_hour_price is not None else None
-    return Plan(compilation, estimate, price)
+    return Plan(compilation, estimate, price, by_schedule=estimate_schedule(compilation))

@@ -28,12 +28,14 @@ class Request:
         target: a TPU slice, `v5e:2x4`; or `cpu` or `gpu`, the devices of this machine.
         inference: a prediction instead of a step of training.
         emulated_devices: the number of devices that `cpu` stands for.
+        schedule: read the schedules of all operations, which the compiler then writes; not for `cpu` and `gpu`.
     """
 
     words: tuple[str, ...]
     target: str
     inference: bool = False
     emulated_devices: int = 1
+    schedule: bool = False
 
     @property
     def emulation_flag(self) -> str:
@@ -130,6 +132,37 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepSchedule:
+    """What a program costs a device by the schedules of its operations, which wait for nothing; times are in cycles.
+
+    Attributes:
+        kinds: `matmul`, `kernel`, `reduction`, `layout`, `elementwise` or `other` -> cycles of these operations.
+        exchange_exposed: during which a device only waits for collectives, at the full speed of the busiest link.
+        exchange_hidden: of collectives, while operations run.
+        copies_exposed: during which a device only waits for copies that run beside its operations.
+        copies_hidden: of such copies, while operations run.
+        hbm_bytes: that the operations move from and to HBM.
+        open_loops: the number of operations with a loop whose turns depend on data, which count as one turn, or as the
+            compiler's estimate of the operation if that is more.
+        missing: the number of operations without a schedule that the compiler estimates at more than 1,000 cycles.
+    """
+
+    kinds: dict[str, int]
+    exchange_exposed: int
+    exchange_hidden: int
+    copies_exposed: int
+    copies_hidden: int
+    hbm_bytes: int
+    open_loops: int
+    missing: int
+
+    @property
+    def cycles(self) -> int:
+        """The cycles of the operations, without what they wait for."""
+        return sum(self.kinds.values())
+
+
+@dataclasses.dataclass(frozen=True)
 class Executable:
     """What a compiled program contains.
 
@@ -139,8 +172,10 @@ class Executable:
         peak_bytes: the most memory that the program needs at once, its arguments included.
         compiler_flops: the compiler's count, which takes one turn of a loop; None: there is none, or there are loops.
         collectives: kind -> exchanges of that kind.
-        cycles: the compiler's estimate for a TPU; None: there is none.
-        kernels: the number of Pallas kernels executed, whose cycles the compiler does not estimate.
+        cycles: the compiler's estimate for a TPU, of all but Pallas kernels; None: there is none.
+        kernels: the number of Pallas kernels executed.
+        kernel_cycles: of all kernels, by their schedules; None: unknown, or there are none.
+        schedule: of the whole program; None: it was not asked for.
     """
 
     temp_bytes: int
@@ -150,6 +185,8 @@ class Executable:
     collectives: dict[str, Exchange]
     cycles: int | None
     kernels: int
+    kernel_cycles: int | None = None
+    schedule: StepSchedule | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +321,23 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScheduleEstimate:
+    """What a step takes on a TPU by the schedules of its operations and the exchange that they do not hide.
+
+    Attributes:
+        cycles_per_image: of one chip, without the exchange.
+        seconds: of a step.
+        images_per_second_per_chip: the rate of processing.
+        mfu: model FLOPs utilization, between 0 and 1.
+    """
+
+    cycles_per_image: float
+    seconds: float
+    images_per_second_per_chip: float
+    mfu: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Advice:
     """The change that costs the least speed of those with which a program fits.
 
@@ -320,6 +374,7 @@ class Plan:
         advice: None: none was needed or asked for.
         largest: None: the largest batch was not searched.
         command: that trains as planned; None: nothing that fits was found, or this is a prediction.
+        by_schedule: None: it was not asked for.
     """
 
     compilation: Compilation
@@ -328,3 +383,4 @@ class Plan:
     advice: Advice | None = None
     largest: LargestBatch | None = None
     command: str | None = None
+    by_schedule: ScheduleEstimate | None = None

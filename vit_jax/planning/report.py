@@ -9,6 +9,7 @@ from vit_jax.planning.records import (
     EvaluationReport,
     LargestBatch,
     Plan,
+    ScheduleEstimate,
     StepReport,
     config_flags,
     is_topology,
@@ -43,6 +44,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _program_rows(plan)
         if plan.estimate:
             yield from _estimate_rows(plan, plan.estimate)
+        if plan.by_schedule:
+            yield from _schedule_rows(plan, plan.by_schedule)
 
 
 def _memory_rows(compilation: Compilation) -> Iterator[tuple[str, str]]:
@@ -81,7 +84,11 @@ def _program_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     for kind, exchange in executable.collectives.items():
         yield kind, f"{exchange.count:,} x, {format_bytes(exchange.bytes)}"
     if plan.estimate and executable.kernels:
-        yield "kernels", f"{executable.kernels:,}, of unknown cycles, left out below"
+        cycles = executable.kernel_cycles
+        told = (
+            "of unknown cycles, left out below" if cycles is None else f"{cycles / 1e6:.2f} million cycles by schedule"
+        )
+        yield "kernels", f"{executable.kernels:,}, {told}"
 
 
 def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -103,6 +110,29 @@ def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "  limit", "chips" if run.input_cores <= run.host_cores else "input"
     if days := run.paper_tpuv3_core_days:
         yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
+
+
+def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Iterator[tuple[str, str]]:
+    """Yields a step by the schedules of its operations, in millions of cycles; labels differ from the estimate's."""
+    executable = plan.compilation.step.executable
+    assert executable and executable.schedule
+    schedule = executable.schedule
+    yield "schedule", "optimistic: operations wait for nothing"
+    yield "  Mcycles an image", f"{found.cycles_per_image / 1e6:.2f}"
+    for kind, cycles in schedule.kinds.items():
+        yield f"  {kind}", f"{cycles / 1e6:.2f} Mcycles, {cycles / schedule.cycles:.0%}"
+    for kind, exposed, hidden in (
+        ("exchange", schedule.exchange_exposed, schedule.exchange_hidden),
+        ("copies", schedule.copies_exposed, schedule.copies_hidden),
+    ):
+        yield f"  {kind}", f"{exposed / 1e6:.2f} Mcycles exposed, {hidden / 1e6:.2f} hidden"
+    yield "  moved", f"{format_bytes(schedule.hbm_bytes)} from and to HBM"
+    if schedule.open_loops:
+        yield "  loops", f"{schedule.open_loops:,} operations with loops of unknown turns"
+    if schedule.missing:
+        yield "  missing", f"{schedule.missing:,} operations, left out"
+    yield "  ms, images/s", f"{found.seconds * 1e3:.1f}, {found.images_per_second_per_chip:,.0f} a chip"
+    yield "  MFU by schedule", f"{found.mfu:.0%}"
 
 
 def _footnotes(plan: Plan) -> Iterator[str]:

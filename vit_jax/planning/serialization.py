@@ -16,6 +16,7 @@ from vit_jax.planning.records import (
     Executable,
     Plan,
     StepReport,
+    StepSchedule,
     Workload,
 )
 
@@ -29,6 +30,8 @@ def plan_to_json(plan: Plan) -> Json:
     if plan.estimate:
         result |= _shallow(plan.estimate, "run")
         result |= dataclasses.asdict(plan.estimate.run) if plan.estimate.run else {}
+    if plan.by_schedule:
+        result["schedule"] |= dataclasses.asdict(plan.by_schedule)
     if plan.price is not None:
         result["price"] = plan.price
     if plan.advice:
@@ -86,7 +89,8 @@ def step_from_json(given: Json) -> StepReport:
         if not isinstance(kinds, Mapping):
             raise ValueError("no collectives")
         collectives = {kind: _select(Exchange, each) for kind, each in kinds.items()}
-        executable = _select(Executable, given | {"collectives": collectives})
+        schedule = _select(StepSchedule, given["schedule"]) if given.get("schedule") else None
+        executable = _select(Executable, given | {"collectives": collectives, "schedule": schedule})
     if executable is None and "needed_bytes" not in given:
         raise ValueError("neither peak_bytes nor needed_bytes")
     return _select(StepReport, {"needed_bytes": None} | given | {"executable": executable})

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax import cli
 from vit_jax.config_flags import parse_command_line
 from vit_jax.planning import flops, targets
-from vit_jax.planning.compiler import Function, compile_function, device_bytes
+from vit_jax.planning.compiler import Function, Measure, compile_function, device_bytes
 from vit_jax.planning.records import Compilation, EvaluationReport, Request, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
@@ -62,13 +62,16 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
     config, program = program_without_data(config, devices)
     workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
     state, shardings, options = program.state, program.state_shardings, program.compiler_options
+    measure: Measure = "schedule" if request.schedule else "estimate"
     yield _progress(workload, "prediction" if request.inference else "train step")
     if request.inference:
         function = Function(program.predict, (state.params, program.batch["image"]), shardings.params, options)
-        yield Compilation(workload, _limit(compile_function(function, program.mesh, request.target), workload), None)
+        yield Compilation(
+            workload, _limit(compile_function(function, program.mesh, request.target, measure), workload), None
+        )
         return
     function = Function(program.train_step, (state, program.batch), shardings, options)
-    step = _limit(compile_function(function, program.mesh, request.target), workload)
+    step = _limit(compile_function(function, program.mesh, request.target, measure), workload)
     yield f"the evaluation step of {workload.model}, {workload.target}, {workload.mesh_axes}"
     evaluation = compile_evaluation(program, request.target, workload.state_bytes - workload.parameter_bytes)
     yield Compilation(workload, step, _limit(evaluation, workload))
@@ -133,7 +136,7 @@ def compile_evaluation(program: Program, target: str, kept_bytes: int) -> Evalua
     """
     batch, params_shardings = program.eval_batch, program.state_shardings.params
     function = Function(program.eval_step, (program.state.params, batch), params_shardings, program.compiler_options)
-    step = compile_function(function, program.mesh, target)
+    step = compile_function(function, program.mesh, target, "memory")
     rows = batch["image"].shape[0]
     return EvaluationReport(
         batch=rows,

@@ -1,0 +1,241 @@
+"""Training steps compiled for TPUs that are not here, by two measures, ours beside big_vision's, for docs/speed.md.
+
+Example:
+  python -m benchmarks.tpu --write=docs/speed.md
+
+Takes hours the first time on two cores. Results are kept in benchmarks/tpu_results, so the same command compiles only
+what is missing; to compile a row again, delete its file. Rows of big_vision need --big-vision, a checkout of its code.
+"""
+
+import argparse
+import dataclasses
+import fnmatch
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tpu_rows import Row
+from vit_jax import cli
+from vit_jax.planning import parse_topology, records, report, targets
+from vit_jax.planning.client import show_progress
+from vit_jax.planning.dumps import dump_environment
+from vit_jax.planning.serialization import step_from_json
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks" / "tpu_results"
+
+CODES = ("vit_jax", "big_vision")
+POOLINGS = {"gap": 0, "token": 1}  # tokens beside the patches
+IMAGES = {"S/16": 256, "B/16": 128, "B/32": 512, "L/16": 64, "H/14": 32, "R50+B/16": 64}  # a chip
+PATCHES = {"S/16": 196, "B/16": 196, "B/32": 49, "L/16": 196, "H/14": 256, "R50+B/16": 196}
+OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
+GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
+SPLIT = {
+    "copied": (),
+    "split": (("mesh.data", 1), ("mesh.fsdp", -1)),
+    "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
+}
+KINDS = ("matmul", "kernel", "reduction", "layout", "elementwise", "other")
+
+Cells = list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What the compiler reported of a row.
+
+    Attributes:
+        row: the program.
+        step: None: it was not compiled, or the compiler failed.
+        macs: multiply-accumulates of an image's forward pass.
+        error: why there is no step; None: it was not tried.
+    """
+
+    row: Row
+    step: records.StepReport | None = None
+    macs: int = 0
+    error: str | None = None
+
+    @property
+    def schedule(self) -> records.StepSchedule | None:
+        return self.step.executable.schedule if self.step and self.step.executable else None
+
+    @property
+    def cycles(self) -> int | None:
+        """The cycles of a step by schedule, with the exchange that is not hidden."""
+        return self.schedule.cycles + self.schedule.exchange_exposed if self.schedule else None
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization by schedule, without the exchange."""
+        assert self.schedule
+        chip = parse_topology(self.row.target).chip
+        return 6 * self.macs * self.row.images / (self.schedule.cycles / chip.clock * chip.flops)
+
+    def cells(self) -> Cells:
+        """Returns estimate, schedule, exchange (exposed + hidden), peak memory and MFU."""
+        if self.step is None:
+            return [self.error or "not compiled", "", "", "", ""]
+        executable, schedule = self.step.executable, self.schedule
+        if executable is None or schedule is None:
+            return ["", "", "", f"does not fit: {report.format_bytes(self.step.required_bytes)}", ""]
+        return [
+            f"{((executable.cycles or 0) + (executable.kernel_cycles or 0)) / 1e6:.0f}",
+            f"{schedule.cycles / 1e6:.1f}",
+            f"{schedule.exchange_exposed / 1e6:.1f} + {schedule.exchange_hidden / 1e6:.1f}",
+            report.format_bytes(executable.peak_bytes),
+            f"{self.mfu:.0%}",
+        ]
+
+
+CELLS = ("estimate", "schedule", "exchange", "peak", "MFU")
+
+
+class Results:
+    """The results that are kept, and those of the rows that are chosen to be compiled."""
+
+    def __init__(self, pattern: str, checkout: Path | None) -> None:
+        self._pattern, self._checkout = pattern, checkout
+
+    def __getitem__(self, row: Row) -> Result:
+        path = KEPT / f"{row.name}.json"
+        chosen = fnmatch.fnmatch(row.name, self._pattern) and (row.code == "vit_jax" or self._checkout is not None)
+        if not path.exists() and not chosen:
+            return Result(row)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(compile_in_process(row, self._checkout), indent=1) + "\n")
+        kept = json.loads(path.read_text())
+        if "error" in kept:
+            return Result(row, error=kept["error"])
+        return Result(row, step_from_json(kept), kept["macs_per_image"])
+
+
+def compile_in_process(row: Row, checkout: Path | None) -> dict[str, Any]:
+    """Returns what the compiler reports of a row, or why it does not compile, from a process of its own."""
+    request = records.Request((), row.target)
+    command = [sys.executable, "-m", "benchmarks.tpu_rows", json.dumps(dataclasses.asdict(row)), str(checkout or "")]
+    with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {row.name}"):
+        environment = targets.compiler_environment(request) | dump_environment(folder)
+        answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return json.loads(answer.stdout)
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    return {"error": f"exit code {answer.returncode}: {lines[-1][:200] if lines else 'nothing was printed'}"}
+
+
+def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
+    """Returns a table in Markdown."""
+    labels = list(labels)
+    return [f"| {' | '.join(cells)} |" for cells in (labels, ["---"] * len(labels), *rows)]
+
+
+def has_theirs(model: str) -> bool:
+    """Returns whether big_vision has a model: it has no hybrids."""
+    return "+" not in model
+
+
+def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
+    """Returns a table of rows of ours with those of big_vision beside them."""
+    lines = []
+    for row in rows:
+        ours = results[row]
+        theirs = results[dataclasses.replace(row, code="big_vision")] if has_theirs(row.model) else None
+        both = ours.schedule and theirs and theirs.schedule
+        ratio = f"{theirs.schedule.cycles / ours.schedule.cycles:.2f}" if both else ""
+        tokens = str(PATCHES[row.model] + POOLINGS[row.pooling])
+        cells = theirs.cells() if theirs else [""] * len(CELLS)
+        lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *cells, ratio])
+    names = [f"{code}: {CELLS[0]}" if not i else name for code in CODES for i, name in enumerate(CELLS)]
+    return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours"], lines)
+
+
+def models(results: Results) -> list[str]:
+    """Returns the models on v5e."""
+    sizes = itertools.product(IMAGES.items(), POOLINGS)
+    return side_by_side(
+        results, [Row("vit_jax", model, "v5e:2x2", images, pooling) for (model, images), pooling in sizes]
+    )
+
+
+def operations(results: Results) -> list[str]:
+    """Returns where the cycles of the models on v5e go."""
+    lines = []
+    for (model, images), code in itertools.product(IMAGES.items(), CODES):
+        found = results[Row(code, model, "v5e:2x2", images)] if code == "vit_jax" or has_theirs(model) else None
+        if found and found.schedule:
+            cycles = [f"{found.schedule.kinds.get(kind, 0) / 1e6:.1f}" for kind in KINDS]
+            moved, copies = found.schedule.hbm_bytes / 1e9, found.schedule.copies_exposed / 1e6
+            lines.append([f"{model}, {images}", code, *cycles, f"{copies:.1f}", f"{moved:.1f}"])
+    return table(["model, images a chip", "code", *KINDS, "waits for copies", "GB moved"], lines)
+
+
+def weights(results: Results) -> list[str]:
+    """Returns copied and split weights on eight chips."""
+    lines = []
+    for model, ways in (("B/16", ("copied", "split")), ("L/16", ("copied", "split", "tensor"))):
+        copied = results[Row("vit_jax", model, "v5e:2x4", IMAGES[model])]
+        for way in ways:
+            # Chips that split the heads share their images.
+            images = IMAGES[model]
+            found = results[Row("vit_jax", model, "v5e:2x4", images, fields=SPLIT[way])]
+            ratio = f"{found.cycles / copied.cycles:.2f}" if found.cycles and copied.cycles else ""
+            lines.append([f"{model}, {images}", way, *found.cells(), ratio])
+    return table(["model, images a chip", "weights", *CELLS, "step / copied"], lines)
+
+
+def chips(results: Results) -> list[str]:
+    """Returns two models on the other kinds of chips."""
+    pairs = itertools.product(("B/16", "L/16"), OTHER_CHIPS)
+    return side_by_side(results, [Row("vit_jax", model, target, IMAGES[model]) for model, target in pairs])
+
+
+def growing(results: Results) -> list[str]:
+    """Returns B/16 on more and more chips."""
+    lines = []
+    for way, target in itertools.product(("copied", "split"), GROWING):
+        images = IMAGES["B/16"]
+        first, found = (
+            results[Row("vit_jax", "B/16", each, images, fields=SPLIT[way])] for each in (GROWING[0], target)
+        )
+        ratio = f"{found.cycles / first.cycles:.2f}" if found.cycles and first.cycles else ""
+        lines.append([way, f"{target}, {parse_topology(target).chips}", *found.cells(), ratio])
+    return table(["weights", "chips", *CELLS, "step / 8 chips"], lines)
+
+
+SECTIONS: dict[str, Callable[[Results], list[str]]] = {
+    "models": models,
+    "operations": operations,
+    "weights": weights,
+    "chips": chips,
+    "growing": growing,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", default="*", help="rows to compile, as in 'vit_jax-b_16-v5e_2x2-*'; none: no row [all]"
+    )
+    parser.add_argument("--big-vision", type=Path, help="a checkout of big_vision; omitted: its rows are not compiled")
+    parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")
+    args = parser.parse_args(argv[1:])
+    results = Results(args.only, args.big_vision.resolve() if args.big_vision else None)
+    for name, section in SECTIONS.items():
+        text = "\n".join(section(results)) + "\n"
+        print(text)
+        if args.write:
+            marks = rf"(?<=<!-- {name} -->\n).*(?=<!-- /{name} -->)"
+            before, after = re.split(marks, args.write.read_text(), flags=re.S)
+            args.write.write_text(before + text + after)
+
+
+if __name__ == "__main__":
+    cli.run(main)

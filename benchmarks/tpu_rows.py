@@ -1,0 +1,93 @@
+"""The programs that `benchmarks.tpu` compiles, one in a process of its own, for TPUs that are not here.
+
+The work is that of big_vision's recipe for ImageNet-21k, with 1,000 classes: sigmoid loss, Adam with its first moment
+in bfloat16, decay 1e-4, clipping at 1.0, warm-up and cosine, no dropout, activations in bfloat16, 224 pixels.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import jax
+
+from benchmarks import tpu_big_vision
+from configs import base
+from vit_jax.planning import flops, serialization, targets
+from vit_jax.planning.compiler import Function, compile_function
+from vit_jax.program import program_without_data
+
+CLASSES, EXAMPLES, RESOLUTION = 1000, 1_281_167, 224
+STEPS, WARMUP_STEPS = 100_000, 10_000
+DECAY, CLIP = 1e-4, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A training step.
+
+    Attributes:
+        code: `vit_jax` or `big_vision`.
+        model: `B/16`, `R50+B/16`, ...
+        target: a slice.
+        images: a step and chip.
+        pooling: `gap`, or `token` with a class token.
+        fields: of the configuration, and their values.
+    """
+
+    code: str
+    model: str
+    target: str
+    images: int
+    pooling: str = "gap"
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Names the file in which the result is kept."""
+        words = [self.code, self.model, self.target, str(self.images), self.pooling]
+        words += [f"{key.rpartition('.')[2]}{value}" for key, value in self.fields]
+        return "-".join(re.sub(r"[^a-z0-9]+", "_", word.lower()) for word in words)
+
+
+def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
+    """Returns what the compiler reports of a row, and the multiply-accumulates of an image's forward pass.
+
+    Args:
+        row: the program.
+        checkout: of big_vision.
+    """
+    devices = targets.find_devices(row.target, 1)
+    config = base.get_config()
+    config.batch, config.resolution = row.images * len(devices), RESOLUTION
+    config.total_steps, config.warmup_steps, config.grad_norm_clip = STEPS, WARMUP_STEPS, CLIP
+    stem, _, vit = row.model.rpartition("+")
+    config.model.name, config.model.pooling = f"{stem}+ViT-{vit}" if stem else f"ViT-{vit}", row.pooling
+    config.data.num_classes, config.data.num_examples = CLASSES, EXAMPLES
+    config.task.loss = "sigmoid"
+    config.optim.weight_decay, config.optim.moment_dtype = DECAY, "bfloat16"
+    config.update_from_flattened_dict(dict(row.fields))
+    config, program = program_without_data(config, devices)
+    function = Function(program.train_step, (program.state, program.batch), program.state_shardings)
+    if row.code == "big_vision":
+        assert checkout
+        function = tpu_big_vision.train_step(checkout, row.model, program.mesh, config, row.pooling)
+    step = compile_function(function, program.mesh, row.target, "schedule")
+    return serialization.step_to_json(step) | {"macs_per_image": flops.macs_per_image(program.model)}
+
+
+def main(argv: list[str]) -> None:
+    """Prints in JSON what the compiler reports of the row that is given in JSON."""
+    given = json.loads(argv[1])
+    row = Row(**given | {"fields": tuple((key, value) for key, value in given["fields"])})
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not part of the answer
+    jax.config.update("jax_platforms", "cpu")
+    json.dump(compile_row(row, argv[2] or None), answers)
+    answers.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv)

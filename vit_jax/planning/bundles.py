@@ -1,0 +1,158 @@
+"""Reads the final schedule that libtpu's compiler writes of one operation: its bundles, and what is scalar in them.
+
+A bundle is what a TPU core issues in one cycle. Its text is one line, `0x1f : > { %s3 = sadd.s32 1, %s2 ;; ... }`,
+where `%s` are scalars and `%p` predicates. Comments mark the regions to which branches lead.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:")
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
+# All but the vector units' instructions.
+INSTRUCTION = re.compile(r" *(?:%(\w+) = )?((?:s|p|int_to_ptr|dma\.)[\w.]*) *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
+PREDICATE = re.compile(r" *\((!?)%(p\w+)(?:, %?(\w+))?\),?")
+TARGET = re.compile(r"target = \$region(\d+)")
+MATMUL = re.compile(r"vmatmul([\w.]*)\.mxu(\d)")
+STORED = re.compile(r"\[smem:\[(#allocation\d+_spill)\]\]")
+
+# Rows of the left operand that a matrix unit takes from one instruction: of two bytes each, or of four or from its own
+# register (lmr). So counted, large products have exactly their multiply-accumulates.
+PACKED_ROWS, ROWS = 16, 8
+
+END = "end"  # the region of the last bundle
+
+Operand = int | str  # a constant, or the name of a scalar or a predicate
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """What the scalar unit does, as far as branches and transfers may depend on it.
+
+    Attributes:
+        code: `sadd.s32`, `sbr.rel`, ...
+        result: its name; None: it has none.
+        operands: constants and names.
+        predicate: without it the instruction does nothing, or `otherwise` is its result; None: it is always executed.
+        negated: the predicate must be false.
+        otherwise: see `predicate`.
+        target: the bundle to which it branches.
+        slot: of memory, in which a scalar is kept for a while.
+        core_id: it reads which core of a chip this is.
+    """
+
+    code: str
+    result: str | None
+    operands: tuple[Operand, ...]
+    predicate: str | None = None
+    negated: bool = False
+    otherwise: Operand | None = None
+    target: int | None = None
+    slot: str | None = None
+    core_id: bool = False
+
+    @property
+    def reads(self) -> Iterable[str]:
+        """The names that it depends on."""
+        for name in (*self.operands, self.predicate, self.otherwise):
+            if isinstance(name, str):
+                yield name
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundles:
+    """A schedule.
+
+    Attributes:
+        count: its bundles.
+        scalar: bundle -> the instructions in it on which branches and transfers depend, in the order of their effects.
+        rows: bundle -> matrix unit -> rows that it is given.
+    """
+
+    count: int
+    scalar: dict[int, tuple[Instruction, ...]]
+    rows: dict[int, Counter[str]]
+
+
+def parse_bundles(text: str) -> Bundles:
+    """Returns the schedule that a dump of libtpu, `...-final_bundles.txt`, describes."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if BUNDLE.match(line):
+            lines.append(line)
+        elif lines:  # a comment of several lines
+            lines[-1] += "\n" + line
+    regions = {region: number for number, line in enumerate(lines) for region in REGION.findall(line)}
+    regions[END] = len(lines) - 1  # which carries no mark
+    rows: dict[int, Counter[str]] = {}
+    parsed: dict[int, list[Instruction]] = {}
+    for number, line in enumerate(lines):
+        for code, unit in MATMUL.findall(line):
+            taken = PACKED_ROWS if ".bf16" in code and ".lmr" not in code else ROWS
+            rows.setdefault(number, Counter())[unit] += taken
+        parts = line.partition(":")[2].lstrip(" >{").split(";;")
+        parsed[number] = [found for part in parts if (found := _parse_instruction(part, regions))]
+    return Bundles(len(lines), _keep_needed(parsed), rows)
+
+
+def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None:
+    """Returns a scalar instruction or a transfer; None for all others."""
+    found = INSTRUCTION.match(part)
+    if found is None:
+        return None
+    result, code, rest = found.groups()
+    rest = COMMENT.sub("", rest).rstrip(" }\n")
+    predicate = PREDICATE.match(rest)
+    rest = rest[predicate.end() :] if predicate else rest
+    target = TARGET.search(rest)
+    slot = STORED.search(rest) if code in ("sst", "sld") else None
+    rest = rest[: target.start()] if target else rest[slot.end() :] if slot else rest
+    return Instruction(
+        code,
+        result,
+        tuple(map(_operand, rest.split(","))),
+        predicate[2] if predicate else None,
+        bool(predicate and predicate[1]),
+        _operand(predicate[3]) if predicate and predicate[3] else None,
+        regions.get(target[1], regions[END]) if target else None,
+        slot[1] if slot else None,
+        code == "sld" and "/* core id */" in part,
+    )
+
+
+def is_transfer(code: str) -> bool:
+    """Returns whether an instruction starts a transfer between memories of a chip, which it does not wait for."""
+    return code.startswith("dma.") and not code.startswith(("dma.done", "dma.smem", "dma.host"))
+
+
+def _operand(text: str) -> Operand:
+    """Returns a constant or a name; the name of an address is no name of a scalar, so that its value is unknown."""
+    text = text.strip()
+    return int(text) if text.lstrip("-").isdecimal() else text.removeprefix("%")
+
+
+def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instruction, ...]]:
+    """Returns the instructions on which branches and transfers depend, directly or through others."""
+    everything = [each for found in parsed.values() for each in found]
+    makers: dict[str, list[Instruction]] = {}
+    for each in everything:
+        name = each.slot if each.code == "sst" else each.result
+        if name:
+            makers.setdefault(name, []).append(each)
+    wanted = [each for each in everything if each.code == "sbr.rel" or is_transfer(each.code)]
+    needed = {id(each) for each in wanted}
+    while wanted:
+        each = wanted.pop()
+        names = [*each.reads, each.slot] if each.code == "sld" else each.reads
+        for maker in (maker for name in names if name for maker in makers.get(name, [])):
+            if id(maker) not in needed:
+                needed.add(id(maker))
+                wanted.append(maker)
+    kept = {number: [each for each in found if id(each) in needed] for number, found in parsed.items()}
+    # What is joined at the head of a loop (sphi) is read by the others of its bundle.
+    return {
+        number: tuple(sorted(found, key=lambda each: each.code != "sphi")) for number, found in kept.items() if found
+    }

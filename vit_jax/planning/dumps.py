@@ -1,0 +1,72 @@
+"""The final schedules that libtpu writes while it compiles, one file for each operation of a program."""
+
+import os
+import re
+from pathlib import Path
+
+from vit_jax.planning.scalar_unit import Schedule, read_schedule
+
+VARIABLE = "LIBTPU_INIT_ARGS"  # libtpu reads it once, when it is loaded
+FLAGS = (
+    "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
+    "--xla_jf_dump_llo_pass_label_regex=(^final_bundles|deduplication-map)"
+)
+FOLDER = re.compile(re.escape(FLAGS).replace(r"\{folder\}", r"(\S+)"))
+FILE = re.compile(r"\d+-(.+?)-\d+-final_bundles\.txt")
+
+
+def dump_environment(folder: str) -> dict[str, str]:
+    """Returns the variable with which a process writes schedules into a folder; compiling then takes twice as long."""
+    return {VARIABLE: f"{other_flags()} {FLAGS.format(folder=folder)}".strip()}
+
+
+def dump_folder() -> Path | None:
+    """Returns the folder into which this process writes schedules; None: it writes none."""
+    found = FOLDER.search(os.environ.get(VARIABLE, ""))
+    return Path(found[1]) if found else None
+
+
+def other_flags() -> str:
+    """Returns libtpu's flags from the environment without those that ask for schedules."""
+    return FOLDER.sub("", os.environ.get(VARIABLE, "")).strip()
+
+
+def delete_dumps(folder: Path) -> None:
+    """Deletes the schedules of what was compiled before."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
+class Dumps:
+    """The schedules of the program that was compiled last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Path] = {}
+        self._read: dict[Path, Schedule | None] = {}
+        found = sorted(folder.glob("*.txt"))
+        for path in found:
+            if name := FILE.fullmatch(path.name):
+                self._files[name[1]] = path
+        for path in found:
+            if path.name.endswith("-deduplication-map.txt"):
+                self._add_equal_operations(path.read_text())
+
+    def _add_equal_operations(self, text: str) -> None:
+        """Adds the operations that libtpu found equal to one whose schedule it wrote."""
+        for group in text.split("key:"):
+            names = re.findall(r"^  (.+)$", group, re.MULTILINE)
+            one = next((self._files[name] for name in names if name in self._files), None)
+            if one:
+                self._files = dict.fromkeys(names, one) | self._files
+
+    def read(self, name: str) -> Schedule | None:
+        """Returns the schedule of an operation, by its name in the program; None: there is none that can be read."""
+        path = self._files.get(name)
+        if path is None:
+            return None
+        if path not in self._read:
+            try:
+                self._read[path] = read_schedule(path.read_text())
+            except ValueError:
+                self._read[path] = None
+        return self._read[path]

@@ -1,0 +1,69 @@
+"""Asks a process in which libtpu writes schedules for the cycles of kernels, and keeps them in the cache."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from vit_jax.planning import dumps, hlo, kernels
+from vit_jax.storage import atomic_write, cache
+
+
+def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -> int | None:
+    """Returns the cycles of all Pallas kernels of a program, each as its schedule takes that is compiled alone.
+
+    Args:
+        text: of the compiled program.
+        target: the slice.
+        versions: of the compiler.
+
+    Returns:
+        None if there are no kernels, or if one cannot be compiled alone.
+    """
+    times: dict[kernels.Kernel, int] = {}
+    for each in hlo.read_instructions(text):
+        if kernels.is_kernel(each) and not each.fused:
+            kernel = kernels.parse_kernel(each)
+            times[kernel] = times.get(kernel, 0) + each.times
+    paths = {kernel: _cache_path(kernel, target, versions) for kernel in times}
+    found: dict[kernels.Kernel, int | None] = {}
+    for kernel, path in paths.items():
+        with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
+            found[kernel] = int(json.loads(path.read_text()))
+    unknown = [kernel for kernel in times if kernel not in found]
+    for kernel, cycles in zip(unknown, _compile(unknown, target), strict=True):
+        found[kernel] = cycles
+        if cycles is None:
+            continue
+        with contextlib.suppress(OSError):  # on a full disk it is not remembered
+            paths[kernel].parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(paths[kernel]) as temporary:
+                temporary.write_text(json.dumps(cycles))
+    known = [cycles * times[kernel] for kernel, cycles in found.items() if cycles is not None]
+    return sum(known) if times and len(known) == len(times) else None
+
+
+def _compile(unknown: list[kernels.Kernel], target: str) -> list[int | None]:
+    """Returns the cycles of kernels; None for one that cannot be compiled alone, or for all if the process fails."""
+    if not unknown:
+        return []
+    with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder:
+        answer = subprocess.run(
+            [sys.executable, "-m", "vit_jax.planning.kernels", target],
+            input=json.dumps([dataclasses.asdict(kernel) for kernel in unknown]),
+            env=os.environ | dumps.dump_environment(folder),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    return json.loads(answer.stdout) if answer.returncode == 0 else [None] * len(unknown)
+
+
+def _cache_path(kernel: kernels.Kernel, target: str, versions: dict[str, str | None]) -> Path:
+    key = json.dumps([dataclasses.asdict(kernel), target.partition(":")[0], versions, dumps.other_flags()])
+    return cache.root() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

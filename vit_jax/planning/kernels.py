@@ -1,0 +1,121 @@
+"""The Pallas kernels of a compiled program, whose cycles the compiler does not estimate.
+
+A kernel's schedule is found by compiling it alone, for one device, in a process in which libtpu writes schedules. That
+process is given the kernels in JSON on stdin and answers with one number or null for each.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from vit_jax import cli
+from vit_jax.planning import chips, dumps, hlo, targets
+
+CALL = 'custom_call_target="tpu_custom_call"'
+OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, \w+=")
+ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
+DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint"}
+
+# Operands stay in HBM on every kind of chip: alone, a kernel would often find them in a faster memory.
+IN_HBM = {
+    "xla_vf_vmem_memory_space_assignment": False,
+    "xla_gf_vmem_memory_space_assignment": False,
+    "xla_tpu_cmem_memory_space_assignment": False,
+}
+
+Array = tuple[str, tuple[int, ...]]  # numpy's name of the type, shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel, with all that its schedule depends on.
+
+    Attributes:
+        config: of the call, in JSON: it contains the kernel's program.
+        operands: types and shapes.
+        results: types and shapes.
+        aliases: (operand, result) that share their memory.
+    """
+
+    config: str
+    operands: tuple[Array, ...]
+    results: tuple[Array, ...]
+    aliases: tuple[tuple[int, int], ...]
+
+
+def is_kernel(instruction: hlo.Instruction) -> bool:
+    """Returns whether an instruction of a program executes a Pallas kernel."""
+    return CALL in instruction.line
+
+
+def parse_kernel(instruction: hlo.Instruction) -> Kernel:
+    """Returns the kernel that an instruction executes."""
+    line = instruction.line
+    config, _ = json.JSONDecoder().raw_decode(line, line.index("backend_config=") + len("backend_config="))
+    operands = OPERANDS.search(line)
+    aliasing = line.partition("output_operand_aliasing={")[2].partition("}, custom_call_target")[0]
+    return Kernel(
+        config=json.dumps({"custom_call_config": config["custom_call_config"]}, sort_keys=True),
+        operands=_parse_arrays(operands[1] if operands else ""),
+        results=_parse_arrays(instruction.shape),
+        aliases=tuple((int(operand), int(result or 0)) for result, operand in ALIAS.findall(aliasing)),
+    )
+
+
+def _parse_arrays(text: str) -> tuple[Array, ...]:
+    found = []
+    for name, sizes in ARRAY.findall(text):
+        letters = name.rstrip("0123456789")
+        found.append((DTYPES[letters] + name[len(letters) :], tuple(int(size) for size in sizes.split(",") if size)))
+    return tuple(found)
+
+
+def compile_kernel(kernel: Kernel, device: jax.Device) -> str:
+    """Returns the text of the program that executes only a kernel."""
+    operands, results = (
+        [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=SingleDeviceSharding(device)) for dtype, shape in part]
+        for part in (kernel.operands, kernel.results)
+    )
+    call = jax.ffi.ffi_call(
+        "tpu_custom_call",
+        [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in results],
+        custom_call_api_version=1,
+        legacy_backend_config=kernel.config,
+        input_output_aliases=dict(kernel.aliases),
+    )
+    return jax.jit(call).lower(*operands).compile(IN_HBM).as_text()
+
+
+def main(argv: list[str]) -> None:
+    """Answers with the cycles of each kernel on a chip of the slice in the first argument."""
+    target, folder = argv[1], dumps.dump_folder()
+    assert folder
+    [device, *_] = targets.find_devices(target, 1)
+    chip = chips.parse_topology(target).chip
+    answers: list[int | None] = []
+    for given in json.load(sys.stdin):
+        dumps.delete_dumps(folder)
+        operands, results = (
+            tuple((dtype, tuple(shape)) for dtype, shape in given[part]) for part in ("operands", "results")
+        )
+        aliases = tuple((operand, result) for operand, result in given["aliases"])
+        try:
+            text = compile_kernel(Kernel(given["config"], operands, results, aliases), device)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"a kernel does not compile alone: {error}", file=sys.stderr)
+            answers.append(None)
+            continue
+        [name] = [each.name for each in hlo.read_instructions(text) if is_kernel(each)]
+        found = dumps.Dumps(folder).read(name)
+        answers.append(found.cycles(chip) if found else None)
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    cli.run(main)

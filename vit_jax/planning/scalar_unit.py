@@ -1,0 +1,231 @@
+"""Executes what the scalar unit of a TPU core does in a schedule: how often each bundle is issued, what is transferred.
+
+Loops, the stages of a pipelined grid and the blocks that it does not fetch again are all decided there.
+"""
+
+import bisect
+import dataclasses
+import operator
+from collections import Counter
+from collections.abc import Callable
+
+from vit_jax.planning.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
+from vit_jax.planning.chips import Chip
+
+DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
+MAX_STEPS = 5_000_000  # bundles with something to execute, after which it is given up
+
+UNSIGNED = 2**32 - 1
+
+# What the scalar unit computes; operations that are not here have an unknown result.
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "sadd": operator.add,
+    "ssub": operator.sub,
+    "smul": operator.mul,
+    "smulhi": lambda a, b: (a & UNSIGNED) * (b & UNSIGNED) >> 32,
+    "sand": operator.and_,
+    "sor": operator.or_,
+    "sxor": operator.xor,
+    "sshll": lambda value, bits: value << bits,
+    "sshra": lambda value, bits: value >> bits,
+    "sshrl": lambda value, bits: (value & UNSIGNED) >> bits,
+    "smin": min,
+    "smax": max,
+}
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What one execution of an operation occupies on a core.
+
+    Attributes:
+        bundles: issued, one in a cycle; waits are not among them.
+        mxu_rows: of the left operands, that the busiest matrix unit takes.
+        granules: transferred from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
+        shared: the cores of a chip share the operation, and the numbers are those of one of them.
+        assumed: the number of conditions that depend on data: what they guard counts as executed.
+        open_loops: the number of loops whose turns depend on data: they count once.
+    """
+
+    bundles: int
+    mxu_rows: int
+    granules: int | None
+    shared: bool
+    assumed: int
+    open_loops: int
+
+    def hbm_bytes(self, chip: Chip) -> int:
+        """Returns the bytes that a chip moves from and to HBM; what is unknown is left out."""
+        return (self.granules or 0) * chip.granule_bytes * (chip.tensor_cores if self.shared else 1)
+
+    def cycles(self, chip: Chip) -> int:
+        """Returns the cycles of a chip: the longest of bundles issued, matrix unit busy, and HBM traffic."""
+        moving = self.hbm_bytes(chip) / chip.hbm_bandwidth * chip.clock
+        return max(self.bundles, self.mxu_rows // chip.matrix_rows, round(moving))
+
+
+class _Core:
+    """A core that executes a schedule.
+
+    Attributes:
+        values: name -> its value; None: unknown.
+        registers: the number of a register -> its value.
+        slots: of memory -> value.
+        divisions: name -> quotient and remainder, in the order in which they are fetched.
+        issued: (first, end) -> how often these bundles were issued one after the other.
+        granules: transferred from and to HBM; None: unknown.
+        assumed: (where it is, where it leads) of the branches that depend on data; they are not taken.
+        uses_core_id: whether cores share the work.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, int | None] = {}
+        self.registers: dict[str, int | None] = {}
+        self.slots: dict[str, int | None] = {}
+        self.divisions: dict[str, list[int]] = {}
+        self.issued: Counter[tuple[int, int]] = Counter()
+        self.granules: int | None = 0
+        self.assumed: set[tuple[int, int]] = set()
+        self.uses_core_id = False
+
+    def run(self, bundles: Bundles) -> None:
+        """Executes a schedule from its first bundle to its last."""
+        events = sorted({*bundles.scalar, bundles.count})
+        after = dict(zip(events, [*events[1:], bundles.count], strict=True))
+        begin, number = 0, events[0]  # of the bundles that are issued in sequence; the next to execute
+        branch: tuple[int, int] | None = None  # after which bundle it takes effect, and where it leads
+        for _ in range(MAX_STEPS):
+            if branch and number > branch[0]:
+                self.issued[begin, branch[0] + 1] += 1
+                begin, branch = branch[1], None
+                number = events[bisect.bisect_left(events, begin)]
+            if number >= bundles.count:
+                self.issued[begin, bundles.count] += 1
+                return
+            for each in bundles.scalar[number]:
+                if each.target is None:
+                    self.execute(each)
+                elif (taken := self.holds(each)) is None:
+                    self.assumed.add((number, each.target))
+                elif taken:
+                    branch = number + DELAY_SLOTS, each.target
+            number = after[number]
+        raise ValueError(f"more than {MAX_STEPS:,} steps")
+
+    def holds(self, each: Instruction) -> bool | None:
+        """Returns whether an instruction is executed; None: unknown."""
+        if each.predicate is None:
+            return True
+        value = self.values.get(each.predicate)
+        return None if value is None else bool(value) != each.negated
+
+    def value(self, operand: Operand | None) -> int | None:
+        """Returns the value of an operand."""
+        return operand if isinstance(operand, int) else self.values.get(operand or "")
+
+    def execute(self, each: Instruction) -> None:
+        """Executes an instruction that is no branch."""
+        holds = self.holds(each)
+        if is_transfer(each.code):
+            self.transfer(each, holds)
+        elif each.code == "sst":
+            if holds is not False and each.slot:
+                self.slots[each.slot] = self.value(each.operands[-1])
+        elif each.result and (holds is not False or each.otherwise is not None):
+            found = self.compute(each, holds)
+            self.values[each.result] = found
+            self.registers[_register(each.result)] = found
+
+    def compute(self, each: Instruction, holds: bool | None) -> int | None:
+        """Returns the result of an instruction; None: unknown."""
+        if each.code == "sphi":
+            return self.registers.get(_register(each.result or ""))
+        if each.otherwise is not None:
+            return None if holds is None else self.value(each.operands[0] if holds else each.otherwise)
+        if each.code == "sld":
+            self.uses_core_id |= each.core_id
+            return 0 if each.core_id else self.slots.get(each.slot or "")
+        if each.code == "spop.drf":
+            results = self.divisions.get(str(each.operands[0]))
+            return results.pop(0) if results else None
+        values = [self.value(operand) for operand in each.operands]
+        if each.code == "scalar_select":
+            return None if values[0] is None else values[1 if values[0] else 2]
+        if each.code in ("por", "pand", "pnand", "pneg"):
+            return _combine(each.code, values)
+        if each.code in ("smov", "int_to_ptr.hbm", "int_to_ptr.vmem"):
+            return values[0] if values else None
+        kind = each.code.split(".")
+        if len(values) != 2 or values[0] is None or values[1] is None:
+            return None
+        if kind[0] == "sdivrem" and values[1]:
+            self.divisions[each.result or ""] = list(divmod(values[0], values[1]))
+        if kind[0] == "scmp" and kind[1] in COMPARISONS:
+            return int(COMPARISONS[kind[1]](values[0], values[1]))
+        return _signed(OPERATIONS[kind[0]](values[0], values[1])) if kind[0] in OPERATIONS else None
+
+    def transfer(self, each: Instruction, holds: bool | None) -> None:
+        """Counts a transfer, unless it is known that it does not take place."""
+        if holds is False or self.granules is None or not ("hbm" in each.code or each.code == "dma.general"):
+            return
+        size = self.value(each.operands[1]) if len(each.operands) > 1 else None
+        self.granules = None if size is None else self.granules + size
+
+
+def read_schedule(text: str) -> Schedule:
+    """Returns what the operation occupies whose final schedule libtpu wrote.
+
+    Raises:
+        ValueError: the text is no schedule, or its loops do not end.
+    """
+    bundles = parse_bundles(text)
+    if not bundles.count:
+        raise ValueError("no bundles")
+    core = _Core()
+    core.run(bundles)
+    rows: Counter[str] = Counter()
+    for (first, end), times in core.issued.items():
+        for number in (number for number in bundles.rows if first <= number < end):
+            for unit, taken in bundles.rows[number].items():
+                rows[unit] += taken * times
+    return Schedule(
+        bundles=sum((end - first) * times for (first, end), times in core.issued.items()),
+        mxu_rows=max(rows.values(), default=0),
+        granules=core.granules,
+        shared=core.uses_core_id,
+        assumed=sum(target > number for number, target in core.assumed),
+        open_loops=sum(target <= number for number, target in core.assumed),
+    )
+
+
+def _register(name: str) -> str:
+    """Returns the register of a name: the last part of `s4716_s19`."""
+    return name.rpartition("_")[2]
+
+
+def _combine(code: str, values: list[int | None]) -> int | None:
+    """Returns a combination of predicates, also where one of them alone decides it."""
+    if code == "pneg":
+        return None if values[0] is None else int(not values[0])
+    decisive = 1 if code == "por" else 0
+    known = [bool(value) for value in values if value is not None]
+    if bool(decisive) in known:
+        found = decisive
+    elif len(known) < len(values):
+        return None
+    else:
+        found = 1 - decisive
+    return 1 - found if code == "pnand" else found
+
+
+def _signed(value: int) -> int:
+    """Returns a value of 32 bits, with its sign."""
+    return (value + 2**31) % 2**32 - 2**31

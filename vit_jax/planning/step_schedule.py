@@ -1,0 +1,111 @@
+"""What a whole program costs by the schedules of its operations: by kind, with the exchange that they do not hide.
+
+The measure is optimistic: for each operation it is the longest of bundles issued, matrix unit busy and HBM traffic, and
+nothing waits for anything else. It serves XLA's operations and Pallas kernels alike. The compiler's own estimate is
+pessimistic for all but matrix products; the two are never to be mixed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from vit_jax.planning import collectives, hlo, kernels
+from vit_jax.planning.dumps import Dumps
+from vit_jax.planning.overlap import Exchange, Timeline
+from vit_jax.planning.records import StepSchedule
+
+FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+LAYOUT = FREE | {
+    "fusion",
+    "copy",
+    "transpose",
+    "reshape",
+    "slice",
+    "concatenate",
+    "pad",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "bitcast-convert",
+}
+OTHER = {"sort", "gather", "scatter", "rng-bit-generator", "select-and-scatter", "custom-call"}
+EXCHANGES = (*collectives.COLLECTIVE_KINDS, "send", "recv")
+ASYNCHRONOUS = "async-collective-"  # fusions that only begin or end a collective which others execute meanwhile
+CONTROL = {"while", "call", "conditional"}  # their cost is that of the instructions in them
+COPY_START = re.compile(r"(copy|slice)-start$")
+LARGE_CYCLES = 1000  # an operation that is estimated at more and has no schedule is counted as missing
+
+
+def group_fused(text: str) -> Iterator[tuple[hlo.Instruction, list[hlo.Instruction]]]:
+    """Yields what a device executes, in order, each with the instructions that are fused in it."""
+    executed, fused = None, []
+    for each in hlo.read_instructions(text):
+        if each.fused:
+            fused.append(each)
+        else:
+            if executed:
+                yield executed, fused
+            executed, fused = each, []
+    if executed:
+        yield executed, fused
+
+
+def operation_kind(executed: hlo.Instruction, fused: list[hlo.Instruction]) -> str:
+    """Returns `matmul`, `kernel`, `exchange`, `reduction`, `layout`, `elementwise` or `other`."""
+    operations = {executed.operation} | {each.operation for each in fused}
+    if kernels.is_kernel(executed):
+        return "kernel"
+    if operations & {"convolution", "dot"}:
+        return "matmul"
+    if executed.operation.startswith(EXCHANGES) or executed.name.startswith(ASYNCHRONOUS):
+        return "exchange"
+    if operations & {"reduce", "reduce-window"}:
+        return "reduction"
+    if operations & OTHER:
+        return "other"
+    return "layout" if operations <= LAYOUT else "elementwise"
+
+
+def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> StepSchedule:
+    """Returns the schedule of a compiled program.
+
+    Args:
+        text: of the program.
+        dumps: the schedules of its operations.
+        links: between its devices.
+    """
+    chip = links.tpu.chip
+    kinds: Counter[str] = Counter()
+    exchange, copies = Exchange(links, text), Timeline()
+    hbm_bytes = open_loops = missing = 0
+    for executed, fused in group_fused(text):
+        if executed.operation in FREE | CONTROL:
+            continue
+        exchange.begin(executed, fused)
+        kind = operation_kind(executed, fused)
+        if kind != "exchange":
+            found = dumps.read(executed.name)
+            cycles = found.cycles(chip) * executed.times if found else 0
+            if found and found.open_loops:
+                cycles = max(cycles, (executed.cycles or 0) * executed.times)
+            kinds[kind] += cycles
+            exchange.timeline.run(cycles)
+            copies.run(cycles)
+            hbm_bytes += found.hbm_bytes(chip) * executed.times if found else 0
+            open_loops += bool(found and found.open_loops)
+            missing += not found and (executed.cycles or 0) > LARGE_CYCLES
+        exchange.end(executed, fused)
+        if COPY_START.search(executed.operation):
+            moved = collectives.byte_sizes(executed.shape)[1]  # destination and source, or source and slice
+            copies.start(executed.name, moved * executed.times / chip.hbm_bandwidth * chip.clock)
+        elif executed.operation.endswith("-done"):
+            copies.wait(executed.operands[0])
+    return StepSchedule(
+        kinds={kind: cycles for kind, cycles in kinds.most_common() if cycles},
+        exchange_exposed=round(exchange.timeline.exposed),
+        exchange_hidden=round(exchange.timeline.hidden),
+        copies_exposed=round(copies.exposed),
+        copies_hidden=round(copies.hidden),
+        hbm_bytes=hbm_bytes,
+        open_loops=open_loops,
+        missing=missing,
+    )
