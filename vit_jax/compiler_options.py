@@ -23,19 +23,8 @@ Options: TypeAlias = dict[str, str | bool]  # name of an option, as the compiler
 # -> 176.8, 337, and 13.9 -> 9.9 GB.
 WHOLE_PRODUCTS: Options = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
-# Fusions and copies into on-chip memory are chosen by counting instruction bundles. One block on v5e:2x2: 15.8, 30.8 ->
-# 14.9, 30.5, since reductions take half; without attention's products and softmax 10.3, 17.2 -> 10.1, 16.7, and with
-# weights over v5e:2x4 10.3, 16.8 -> 10.2, 16.3; without them on v6e:2x2 4.5, 9.6 -> 4.3, 9.1. Up to 6 % more HBM.
-BUNDLE_COSTS: Options = {
-    "xla_tpu_use_bundle_aware_cost_model_for_fusions": True,
-    "xla_msa_use_bundle_aware_cost_model": True,
-}
-
 # Kind of device -> options. None may let the compiler assume that there is no NaN or infinity: the step tests for them.
-TABLE: dict[str, Options] = {
-    "TPU v5 lite": WHOLE_PRODUCTS | BUNDLE_COSTS,
-    "TPU v6 lite": BUNDLE_COSTS,
-}
+TABLE: dict[str, Options] = {"TPU v5 lite": WHOLE_PRODUCTS}
 
 
 def choose_options(given: str, mesh: Mesh) -> Options:
