@@ -190,7 +190,7 @@ def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
     """Returns the model of `config.model` for preprocessed images, square or not.
 
-    Fields that are `auto` are chosen by the mesh's platform.
+    Fields that are `auto` are chosen for the mesh's devices.
 
     Raises:
         UserError: the model cannot be built, or the images do not have the size `config.resolution`.
@@ -199,8 +199,6 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
         fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
-    if fields["attention"] == "auto":
-        fields["attention"] = "heads_first" if platform == "cpu" else "fused" if platform == "tpu" else "tokens_first"
     resolution = spec.image_shape[:2]
     if config.resolution not in resolution:
         given = "x".join(map(str, resolution))
@@ -208,4 +206,6 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
             f"data.preprocess produces images of {given} pixels, but resolution={config.resolution}; "
             "write {resolution} in data.preprocess in place of the size, or change both."
         )
-    return models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
+    model = models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
+    [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
+    return model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
