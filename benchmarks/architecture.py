@@ -38,6 +38,8 @@ CAPTIONS = {
     "analysis": "pictures in notebooks",
     "compiler_options": "by kind of device",
     "cli": "exit codes",
+    "kernels": "for one kind of chip",
+    "kernel_check": "against the plain form",
     "machine": "what this computer has",
     "tree": "names of leaves",
 }

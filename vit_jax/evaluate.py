@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, cli, data, evals, nearest_path
 from vit_jax.config import load_config
+from vit_jax.kernel_check import check_kernels
 from vit_jax.program import Program, make_inference_program
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
@@ -65,7 +66,7 @@ def evaluate(
     if split is not None:
         choose_split(config, split)
     wanted = data.eval_batch_size(config)
-    program = make_inference_program(config, fsdp)
+    program = make_inference_program(config, fsdp, check_kernels)
     config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read

@@ -8,10 +8,11 @@ data are needed. --config and --config.KEY=VALUE are those of vit_jax.main; seve
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 
-from vit_jax import UserError, choose, cli
+from vit_jax import UserError, analysis, choose, cli, user_errors
 from vit_jax.planning import (
     CHIPS,
     STRATEGIES,
@@ -20,6 +21,7 @@ from vit_jax.planning import (
     config_flags,
     make_plan,
     parse_topology,
+    plan_inference,
     plan_to_json,
     render_plans,
 )
@@ -36,6 +38,9 @@ def main(argv: list[str]) -> None:
         raise UserError("--cpu must be at least 1.")
     if args.price is not None and (args.inference or not args.topology):
         raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu or --gpu.")
+    if args.sizes or args.models or args.picture:
+        show_inference(args, words)
+        return
     plans = []
     for request in make_requests(args, words):
         plan = make_plan(request, compile_in_subprocess, args.fit, args.price)
@@ -44,6 +49,32 @@ def main(argv: list[str]) -> None:
             print(json.dumps(plan_to_json(plan)), flush=True)
     if not args.json:
         print(render_plans(plans))
+
+
+def show_inference(args: argparse.Namespace, words: list[str]) -> None:
+    """Prints the speed and the largest batch of predictions over models and sizes, and draws them if asked to.
+
+    Raises:
+        UserError: they are not asked for one slice, or a size is no number.
+    """
+    requests = make_requests(args, words)
+    one = len(requests) == 1 and args.topology and parse_topology(args.topology).chips == 1
+    if not args.inference or args.fit or not one:
+        raise UserError(
+            "--sizes, --models and --picture need --inference and one chip, as in --topology=v5e:1x1; omit --fit."
+        )
+    words = args.sizes.split(",") if args.sizes else []
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"cannot parse --sizes={args.sizes}; write pixels, as in --sizes=64,224.")
+    names = args.models.split(",") if args.models else None
+    figure = plan_inference(requests[0], compile_in_subprocess, names, [int(word) for word in words])
+    if args.json:
+        print("\n".join(json.dumps(dataclasses.asdict(point)) for point in figure.points))
+    else:
+        print(figure.render())
+    if args.picture:
+        with user_errors(f"cannot write {args.picture}"):
+            analysis.plot.inference(figure.points).savefig(args.picture)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -64,6 +95,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strategy", help=f"how parameters are placed, any of {names} [as in --config.mesh]")
     parser.add_argument("--fit", action="store_true", help="find the largest batch that fits")
     parser.add_argument("--inference", action="store_true", help="plan inference instead of a training step")
+    parser.add_argument("--models", help="with --inference: models, as in ViT-B/16,R50+ViT-B/16 [the paper's]")
+    parser.add_argument("--sizes", help="with --inference: image sizes in pixels, as in Figure 12 [64,128,224,384,512]")
+    parser.add_argument("--picture", help="with --inference: where a picture of them is written, as in figure12.png")
     parser.add_argument(
         "--schedule", action="store_true", help="also read the schedules of all operations (compiling takes longer)"
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax import UserError, cli, data, interop, shown
 from vit_jax.data.images import list_images
+from vit_jax.kernel_check import check_kernels
 
 
 def predict(
@@ -40,20 +41,23 @@ def iterate_predictions(
 ) -> Iterator[dict]:
     """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
     model, params = interop.load(checkpoint)
-    if model.preprocess is None:
+    preprocess = model.preprocess
+    if preprocess is None:
         raise UserError(f"{checkpoint} does not state how images are preprocessed.")
     if not model.spec.head.num_classes:
         raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
     for name, number in (("top", top), ("batch", batch)):
         if number < 1:
             raise UserError(f"{name} must be at least 1, not {number}.")
+    device = jax.local_devices()[0]
+    model = check_kernels(model.for_device(device.device_kind, batch), device)
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
     apply = jax.jit(lambda params, images: activation(model.apply(params, images)[0]))
     params = jax.device_put(params)  # once, not for every batch
     names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
-        given = [data.load_image(image, model.preprocess) for image in images[start : start + size]]
+        given = [data.load_image(image, preprocess) for image in images[start : start + size]]
         full = np.stack(given + given[-1:] * (size - len(given)))  # all batches have one shape: one compilation
         for number, row in enumerate(np.asarray(apply(params, full))[: len(given)], start):
             order = np.argsort(-row, kind="stable")[:top]

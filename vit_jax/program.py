@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from vit_jax import UserError, data, models, optim, sharding, tasks
 from vit_jax.compiler_options import choose_options
 from vit_jax.config import check_config, resolve_config
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
+
+# (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
+ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +60,21 @@ class Program:
     compiler_options: dict[str, str | bool]
 
 
-def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> Program:
+def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
+
+    Args:
+        config: of the run.
+        mesh: the devices.
+        spec: of the data.
+        check: may use the devices; None: they need not be here.
 
     Raises:
         UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh; or the compiler
             rejects an option.
     """
     model = make_model(config, mesh, spec)
+    model = check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     step = make_train_step(config, model, spec)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
@@ -144,8 +154,8 @@ def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStru
     }
 
 
-def prepare(config: ConfigDict) -> tuple[ConfigDict, data.DataInfo, Program]:
-    """Returns the parts of a run. Nothing is written or compiled.
+def prepare(config: ConfigDict, check: ModelCheck | None = None) -> tuple[ConfigDict, data.DataInfo, Program]:
+    """Returns the parts of a run. Nothing is written or compiled, but by `check`; see `make_program`.
 
     They are the configuration, completed from the data and with its durations in steps; what else is known from the
     data; and the program.
@@ -157,7 +167,7 @@ def prepare(config: ConfigDict) -> tuple[ConfigDict, data.DataInfo, Program]:
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)
-    return config, info, make_program(config, mesh, data.spec(config))
+    return config, info, make_program(config, mesh, data.spec(config), check)
 
 
 def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
@@ -172,7 +182,7 @@ def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | Non
     return config, make_program(config, sharding.make_mesh(config, devices), spec)
 
 
-def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
+def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
     """Returns the program of a finished run for the devices here, with the smallest batch; predictions take any.
 
     Settings that fitted training to the run's own devices are replaced in the configuration.
@@ -184,13 +194,13 @@ def make_inference_program(config: ConfigDict, fsdp: int) -> Program:
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options = 1, ""
     config.batch = config.batch_eval = jax.device_count()
-    return make_program(config, sharding.make_mesh(config), data.spec(config))
+    return make_program(config, sharding.make_mesh(config), data.spec(config), check)
 
 
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
     """Returns the model of `config.model` for preprocessed images, square or not.
 
-    Fields that are `auto` are chosen by the mesh's platform.
+    Fields that are `auto` are chosen for the mesh's devices.
 
     Raises:
         UserError: the model cannot be built, or the images do not have the size `config.resolution`.
@@ -199,8 +209,6 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
         fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
-    if fields["attention"] == "auto":
-        fields["attention"] = "heads_first" if platform == "cpu" else "fused" if platform == "tpu" else "tokens_first"
     resolution = spec.image_shape[:2]
     if config.resolution not in resolution:
         given = "x".join(map(str, resolution))
@@ -208,4 +216,6 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
             f"data.preprocess produces images of {given} pixels, but resolution={config.resolution}; "
             "write {resolution} in data.preprocess in place of the size, or change both."
         )
-    return models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
+    model = models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
+    [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
+    return model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])

@@ -1,6 +1,7 @@
 """The training loop: build, restore, step, log, save, evaluate."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import evals
 from vit_jax.distributed import Supervisor, preflight_checks
+from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
 from vit_jax.run import Run
 from vit_jax.storage import check_workdir
@@ -41,7 +43,7 @@ def train(
     supervisor.set_stall_limit(config.stall_limit)
     place = check_workdir(workdir)
     with supervisor.phase("opening the data", patient=True):
-        config, info, program = prepare(config)
+        config, info, program = prepare(config, functools.partial(check_kernels, coordinator=supervisor))
 
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding

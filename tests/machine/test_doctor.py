@@ -7,7 +7,7 @@ import pytest
 
 from tests.machine.helpers import marks, touch
 from vit_jax import doctor
-from vit_jax.machine import Finding, check_cluster, check_space, packages
+from vit_jax.machine import Finding, check_cluster, check_kernel, check_space, packages
 from vit_jax.machine.cluster import CLUSTERS
 
 
@@ -61,3 +61,16 @@ def test_disks_that_are_full(monkeypatch, tmp_path):
     monkeypatch.setenv("VIT_JAX_CACHE", str(touch(tmp_path / "file")))
     [finding] = [finding for finding in check_space() if finding.subject == "cache"]
     assert finding.mark == "warning" and "VIT_JAX_CACHE" in finding.remedy
+
+
+def test_the_kernel_of_an_accelerator_is_compared(tmp_path):
+    def found(answer, **environment):
+        return list(check_kernel(60, answer, tmp_path, environment))
+
+    assert found("raise SystemExit(3)") == []  # no accelerator
+    here = {"TPU_WORKER_ID": "0", "PATH": str(tmp_path)}
+    assert found("print('noise'); print('[\"fused\", null]')", **here) == [Finding("ok", "attention kernel", "fused")]
+    [wrong] = found('print(\'["fused", "is wrong"]\')', **here)
+    assert wrong.mark == "warning" and wrong.message == "fused is wrong" and "report" in wrong.remedy
+    [failed] = found("raise SystemExit(3)", **here)
+    assert failed.mark == "warning" and failed.message == "was not compared: exit code 3"

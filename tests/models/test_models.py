@@ -234,8 +234,8 @@ def test_attention_implementations_agree():
 
 CHOSEN = [
     ("cpu", "heads_first", {}),
-    ("tpu", "tokens_first", {}),
-    ("tpu", "tokens_first", {"scan": True, "remat": "dots"}),
+    ("cuda", "tokens_first", {}),
+    ("cuda", "tokens_first", {"scan": True, "remat": "dots"}),
 ]
 
 
@@ -258,6 +258,15 @@ def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
     found = products(None)
     assert found == products(form)
     assert found != products({"heads_first": "tokens_first", "tokens_first": "heads_first"}[form])
+
+
+@pytest.mark.parametrize(("depth", "resolution", "kernels"), [(2, 32, 4), (1, 32 * 32, 0)])
+def test_attention_lowered_for_tpus_is_the_kernel_where_it_fits(depth, resolution, kernels):
+    model = tiny(depth=depth, resolution=resolution)
+    images = jax.ShapeDtypeStruct((4, resolution, resolution, 3), jnp.float32)
+    grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
+    lowered = grad.trace(shapes_of(model), images).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("@tpu_custom_call") == kernels
 
 
 def test_attention_chosen_in_lowering_costs_nothing():
@@ -658,3 +667,34 @@ def test_every_word_that_the_spec_accepts_is_implemented():
     }
     for words, table in implementations.items():
         assert get_args(words) == tuple(table)
+
+
+def test_the_fastest_attention_is_chosen_by_device_and_sizes():
+    def chosen(device_kind, images=128, tensor=1, name="ViT-B/16", **fields):
+        model = create(name, **{"dtype": "bfloat16", **fields})
+        return model.for_device(device_kind, images, tensor).field("attention")
+
+    assert chosen("cpu") == "heads_first" and chosen("TPU v7x") == chosen("AMD Instinct MI300X") == "tokens_first"
+    assert {chosen(kind) for kind in ("TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite")} == {"fused"}
+    assert chosen("cpu", attention="fused") == "fused"  # what is given stays
+    # Vector memory: libtpu says that v4 has too little for H/14 and v5p for H/14 at 518 pixels.
+    large = {"name": "ViT-H/14", "images": 8}
+    assert chosen("TPU v4", **large) == "tokens_first"
+    large |= {"resolution": 518}
+    assert chosen("TPU v5", **large) == "tokens_first" and chosen("TPU v5", **large, tensor=2) == "fused"
+    assert chosen("TPU v5 lite", **large) == "fused"
+    assert chosen("NVIDIA H100 80GB HBM3") == "cudnn"
+    assert chosen("NVIDIA H100 80GB HBM3", dtype="float32") == "tokens_first"
+    assert chosen("NVIDIA H100 80GB HBM3", width=768, num_heads=64) == "tokens_first"  # heads of 12 channels
+
+
+def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
+    """JAX asks the cuDNN and the GPU that are here; none is."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
+    model = tiny(attention="cudnn", dtype="bfloat16", depth=1)
+    grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
+    lowered = grad.trace(shapes_of(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
+    assert set(re.findall(r"@__cudnn\$\w+", lowered)) == {"@__cudnn$fmhaSoftmax", "@__cudnn$fmhaSoftmaxBackward"}

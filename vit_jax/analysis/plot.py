@@ -170,6 +170,29 @@ def attention(
     return figure
 
 
+def inference(points: Sequence[Any]) -> NotebookFigure:
+    """Plots the speed and the largest batch of predictions over image sizes, as in Figure 12.
+
+    Args:
+        points: each with `model`, `resolution`, `images_per_second` or None, and `largest_batch`.
+    """
+    figure = NotebookFigure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name in dict.fromkeys(point.model for point in points):
+        known = [point for point in points if point.model == name]
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": "--" if "+" in name else "-"}
+        sizes = [point.resolution for point in known]
+        left.plot(sizes, [point.images_per_second or np.nan for point in known], label=name, **style)
+        right.plot(sizes, [point.largest_batch or np.nan for point in known], label=name, **style)
+    left.set(ylabel="images/s a chip")
+    right.set(ylabel="largest batch a chip")
+    for axes in (left, right):
+        axes.set(xlabel="image size (pixels)", yscale="log")
+        axes.grid(alpha=0.3)
+    right.legend(fontsize="small")
+    return figure
+
+
 def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
     """Draws a bar for each class with its name on the bar, so that long names neither are cut nor move the bars."""
     values = [entry["probability"] for entry in classes]

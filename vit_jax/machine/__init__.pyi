@@ -4,6 +4,7 @@ from .accelerators import has_gpu as has_gpu
 from .accelerators import has_tpu as has_tpu
 from .cluster import check_cluster as check_cluster
 from .finding import Finding as Finding
+from .kernels import check_kernel as check_kernel
 from .packages import check_extras as check_extras
 from .packages import check_packages as check_packages
 from .space import check_space as check_space

@@ -1,3 +1,6 @@
+from .attention_check import KERNELS as KERNELS
+from .attention_check import measure_differences as measure_differences
+from .attention_choice import attention_sizes as attention_sizes
 from .model import Model as Model
 from .model import create as create
 from .resampling import RESAMPLINGS as RESAMPLINGS

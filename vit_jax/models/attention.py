@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import kernels
+from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
 from vit_jax.models.layers import Rows, add_bias, as_matrix
 from vit_jax.models.spec import AttentionKind
 from vit_jax.sharding import constrain, gather, per_device
@@ -72,14 +73,6 @@ def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def auto(qkv: QKV) -> tuple[Attended, AttentionWeights]:
-    """Returns the same as `heads_first`, computed by the fastest form for the platform that the program is lowered for.
-
-    The compiled program does not contain the other form. Only reverse-mode differentiation works.
-    """
-    return jax.lax.platform_dependent(qkv, cpu=heads_first, default=tokens_first)
-
-
 def project(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> QKV:
     """Returns the queries, keys and values of all images (equation 5)."""
     kernel = gather(kernel, KERNEL)
@@ -113,17 +106,67 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
     return attended, weights
 
 
+def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured."""
+    rows = padded_rows("cudnn", tokens)
+    qkv = project(x, kernel, bias, rows)
+    lengths = None if rows == tokens else jnp.full(len(qkv), tokens, jnp.int32)
+    attended = jax.nn.dot_product_attention(
+        *(qkv[:, :, part] for part in range(3)),
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        implementation="cudnn",
+    )
+    return attended.reshape(x.shape), tokens_first(qkv[:, :tokens])[1]
+
+
+def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+    """Returns the same by the fastest form for the platform that the program is lowered for.
+
+    The compiled program does not contain the other forms. On TPUs it is the kernel, unless the smallest of them have
+    too little memory for it: what kind they are is not known here. Only reverse-mode differentiation works.
+    """
+    heads, head_dim = kernel.shape[2:]
+    sizes = AttentionSizes(len(x) // tokens, tokens, heads, head_dim, x.dtype.name)
+
+    def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
+        return lambda x, kernel, bias: attention(x, kernel, bias, tokens)[0]
+
+    plain = by(_projected(tokens_first))
+    attended = jax.lax.platform_dependent(
+        *(x, kernel, bias),
+        cpu=by(_projected(heads_first)),
+        tpu=by(_fused_of_tokens) if fits_every_tpu(sizes) else plain,
+        default=plain,
+    )
+    return attended, tokens_first(project(x, kernel, bias, tokens))[1]
+
+
+def _fused_of_tokens(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+    """Returns `fused` of tokens without padding."""
+    images = x.reshape(-1, tokens, x.shape[-1])
+    padded = jnp.pad(images, ((0, 0), (0, padded_rows("fused", tokens) - tokens), (0, 0)))
+    attended, weights = fused(padded.reshape(-1, x.shape[-1]), kernel, bias, tokens)
+    return attended.reshape(padded.shape)[:, :tokens].reshape(x.shape), weights
+
+
 ATTENTIONS: dict[AttentionKind, Attention] = {
-    "auto": _projected(auto),
+    "auto": auto,
     "heads_first": _projected(heads_first),
     "tokens_first": _projected(tokens_first),
     "fused": fused,
+    "cudnn": cudnn,
 }
 
 
+# The rows of an image are a multiple of these: tiles of the kernel; cuDNN's backward pass refuses odd numbers.
+ROW_MULTIPLES: dict[AttentionKind, int] = {"fused": kernels.ROW_TILE, "cudnn": 2}
+
+
 def padded_rows(kind: AttentionKind, tokens: int) -> int:
-    """Returns the rows in which the tokens of an image are stored: for the kernel, the next multiple of 8."""
-    return -(-tokens // kernels.ROW_TILE) * kernels.ROW_TILE if kind == "fused" else tokens
+    """Returns the rows in which the tokens of an image are stored."""
+    multiple = ROW_MULTIPLES.get(kind, 1)
+    return -(-tokens // multiple) * multiple
 
 
 def _scaled(x: Array) -> Array:

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.spec import ModelSpec, flatten_spec, replace_fields
+from vit_jax.models.attention_choice import attention_sizes, choose_attention
+from vit_jax.models.spec import AttentionKind, ModelSpec, flatten_spec, replace_fields
 from vit_jax.models.variants import SIZE_FIELDS, named_fields
 from vit_jax.models.vit import ViT
 
@@ -36,6 +37,23 @@ class Model:
     def field(self, name: str) -> Any:
         """Returns a field of the spec by its flat keyword."""
         return flatten_spec(self.spec)[name]
+
+    def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
+        """Returns the model with the fastest attention for a kind of device, if it is `auto`.
+
+        Args:
+            device_kind: as JAX names it.
+            images: on one device, in one part of the batch.
+            tensor: devices over which the heads are split.
+        """
+        if self.spec.attention.kind != "auto":
+            return self
+        return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
+
+    def with_attention(self, kind: AttentionKind) -> "Model":
+        """Returns the same model with another implementation of attention."""
+        attention = dataclasses.replace(self.spec.attention, kind=kind)
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, attention=attention))
 
     def init(self, key: Array, images: Any) -> dict[str, Any]:
         """Returns initial parameters, drawn as published: a plain dict of float32 arrays.

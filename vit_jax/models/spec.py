@@ -13,7 +13,7 @@ from vit_jax import UserError, choose
 # The implementations of each are in one dict: STEMS, POSITIONS, ATTENTIONS, POOLINGS, MLPS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
-AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused"]
+AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
 Pooling = Literal["token", "gap", "map"]
 MlpKind = Literal["jit", "shard_map"]
 Remat = Literal["none", "dots", "full"]

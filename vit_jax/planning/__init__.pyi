@@ -2,6 +2,7 @@ from .chips import CHIPS as CHIPS
 from .chips import Slice as Slice
 from .chips import parse_topology as parse_topology
 from .client import compile_in_subprocess as compile_in_subprocess
+from .inference import plan_inference as plan_inference
 from .planner import make_plan as make_plan
 from .records import Plan as Plan
 from .records import Request as Request

@@ -1,0 +1,111 @@
+"""Compares a kernel with its plain form on the device that is to run it: none is trusted where it never ran."""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
+
+from vit_jax import models, reason
+from vit_jax.distributed import Coordinator, Supervisor, run_on_all, source_digest
+from vit_jax.storage import atomic_write, cache
+
+TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.009 from float32, the plain form up to 0.007
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
+)
+
+Differences: TypeAlias = Callable[[models.ModelSpec, Any, int], dict[str, float]]
+
+
+@runtime_checkable
+class Device(Protocol):
+    """What is asked of a `jax.Device`."""
+
+    @property
+    def platform(self) -> str:
+        """Name of the kind of backend."""
+
+    @property
+    def device_kind(self) -> str:
+        """Name of the kind of chip."""
+
+
+def check_kernels(
+    model: models.Model,
+    device: Device,
+    tensor: int = 1,
+    coordinator: Coordinator | None = None,
+    measure: Differences = models.measure_differences,
+) -> models.Model:
+    """Returns the model, with the plain form of attention if its kernel is wrong on a device of some host.
+
+    A comparison that ended is remembered in the folder `checked` of the cache.
+
+    Args:
+        model: with its attention chosen.
+        device: one of those that will run it, of this host.
+        tensor: devices over which the heads are split.
+        coordinator: how the hosts agree; all of them must call this function. By default that of the hosts JAX knows.
+        measure: compares, by relative differences.
+    """
+    kind, coordinator = model.spec.attention.kind, coordinator or Supervisor()
+    faults = run_on_all(
+        coordinator, "the comparison of kernels", lambda: find_fault(model.spec, device, tensor, measure)
+    )
+    for host, fault in enumerate(faults):
+        if fault:
+            where = f" on host {host}" if coordinator.hosts > 1 else ""
+            logging.getLogger(__name__).warning(
+                "the attention kernel %s %s%s; the plain form, which is slower, replaces it.", kind, fault, where
+            )
+            return model.with_attention("tokens_first")
+    return model
+
+
+def find_fault(
+    spec: models.ModelSpec, device: Device, tensor: int = 1, measure: Differences = models.measure_differences
+) -> str | None:
+    """Returns what is wrong with a model's kernel on a device, now or when it was first compared there.
+
+    Returns None if nothing is wrong, the model has no kernel, or the device is a CPU, which executes none.
+    """
+    kind = spec.attention.kind
+    if kind not in models.KERNELS or device.platform == "cpu":
+        return None
+    versions = {each.metadata["Name"]: each.version for name in LIBRARIES for each in metadata.distributions(name=name)}
+    own = source_digest(Path(__file__).parent)
+    text = json.dumps([device.device_kind, versions, own, kind, models.attention_sizes(spec, 0, tensor)])
+    path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
+        return json.loads(path.read_text())["fault"]
+    try:
+        differences = measure(spec, device, tensor)
+    except Exception as error:  # whatever a compiler or a driver raises
+        return f"does not run on {device.device_kind} ({reason(error)})"
+    # A difference that is not a number is not below the tolerance.
+    wrong = [f"{name} by {value:.2g}" for name, value in differences.items() if not value <= TOLERANCE]
+    fault = f"is wrong on {device.device_kind}: it changes {', '.join(wrong)} times its size" if wrong else None
+    with contextlib.suppress(OSError):  # on a full disk it is not remembered
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps({"fault": fault, "differences": differences, "of": text}))
+    return fault
+
+
+def check_example() -> tuple[str, str | None]:
+    """Returns the attention of ViT-B/16 in bfloat16 on the first device here, and what is wrong with its kernel."""
+    device = jax.local_devices()[0]
+    model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 1)
+    return model.spec.attention.kind, find_fault(model.spec, device)

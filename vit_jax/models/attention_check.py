@@ -1,0 +1,78 @@
+"""How far an implementation of attention is from its plain form: the result and all gradients, of random numbers."""
+
+import functools
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, padded_rows
+from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
+from vit_jax.models.spec import AttentionKind, ModelSpec
+
+KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
+IMAGES = 8
+NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
+Images: TypeAlias = Float[Array, "images tokens width"]
+PADDING = 3.0  # what stands in rows that are no tokens, and must not be attended to
+
+
+def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) -> dict[str, float]:
+    """Returns, by name, how far a model's attention is from the plain form on a device; see `compare`.
+
+    Args:
+        spec: of the model.
+        device: executes both.
+        tensor: devices over which the heads are split.
+    """
+    kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
+    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], kind, sizes.tokens))
+    found = jitted(*jax.device_put(draw_operands(sizes), device))
+    return {name: float(value) for name, value in found.items()}
+
+
+def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
+    """Returns tokens, kernel and bias of the projection, and the gradient of the result; all are random."""
+    images, tokens, heads, head_dim, dtype = sizes
+    width, random = heads * head_dim, np.random.default_rng(0)
+    x, grad = random.standard_normal((2, images, tokens, width), np.float32).astype(jnp.dtype(dtype))
+    kernel = random.standard_normal((width, 3, heads, head_dim), np.float32) * np.float32(width**-0.5)
+    return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
+
+
+def compare(
+    attention: Attention, kind: AttentionKind, tokens: int, x: Images, kernel: QKVKernel, bias: QKVBias, grad: Images
+) -> dict[str, Float[Array, ""]]:
+    """Returns the relative difference, by Euclidean norms, of the result and of each gradient.
+
+    Args:
+        attention: compared with the plain form in float32.
+        kind: says how its images are padded.
+        tokens: of an image.
+        x: the tokens.
+        kernel: of the projection.
+        bias: likewise.
+        grad: the gradient of the result.
+    """
+    width, rows = x.shape[-1], padded_rows(kind, tokens)
+
+    def run(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
+        padded = jnp.pad(x, ((0, 0), (0, rows - tokens), (0, 0)), constant_values=PADDING)
+        attended, _ = attention(padded.reshape(-1, width), kernel, bias, tokens)
+        return attended.reshape(padded.shape)[:, :tokens]
+
+    def run_plain(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
+        return ATTENTIONS["tokens_first"](x.reshape(-1, width), kernel, bias, tokens)[0].reshape(x.shape)
+
+    result, transpose = jax.vjp(run, x, kernel, bias)
+    found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))
+    with jax.default_matmul_precision("highest"):
+        result, transpose = jax.vjp(run_plain, *(array.astype("float32") for array in (x, kernel)), bias)
+        expected = dict(zip(NAMES, (result, *transpose(grad.astype("float32"))), strict=True))
+    return {name: _difference(found[name], expected[name]) for name in NAMES}
+
+
+def _difference(found: Array, expected: Array) -> Float[Array, ""]:
+    return jnp.linalg.norm((found - expected).ravel()) / jnp.linalg.norm(expected.ravel())

@@ -1,0 +1,84 @@
+"""Which implementation of attention is the fastest: one table by kind of device, with what each needs of the shapes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from vit_jax import kernels
+from vit_jax.models.spec import AttentionKind, Dtype, ModelSpec
+
+
+class AttentionSizes(NamedTuple):
+    """What the choice depends on, as it is on one device."""
+
+    images: int  # in one part of the batch
+    tokens: int  # of an image
+    heads: int
+    head_dim: int
+    dtype: Dtype
+
+
+def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
+    """Returns whether the kernel needs at most that much of a core's vector memory."""
+
+    def allows(sizes: AttentionSizes) -> bool:
+        return kernels.vmem_bytes(*sizes[:4], jnp.dtype(sizes.dtype).itemsize) <= mebibytes * 2**20
+
+    return allows
+
+
+def _suits_cudnn(sizes: AttentionSizes) -> bool:
+    return sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
+
+
+# Beginning of the kind of device, implementation, what it needs; the first row that applies is chosen.
+#
+# TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
+# in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
+# layout that JAX's kernels need, which take heads first and multiples of 128 tokens.
+#
+#                       196 tokens, 12 x 64      257 tokens, 16 x 80        577 tokens, 16 x 64
+#                       (128 images)             (32 images)                (32 images)
+#     fused             194, 609                 443, 1,405                 1,480, 5,987
+#     flash attention   1,970 (646), 6,874       3,444 (1,218), 11,470      5,402 (2,407), 22,306
+#     splash attention  2,072 (928), 3,407       3,735 (1,632), 5,902       5,298 (2,796), 9,764
+#     jax.nn, xla       1,237, 3,913             3,293, 7,220               7,463, 24,843
+#     tokens_first      1,801, 4,481             4,262, 8,190               12,351, 29,730
+#
+# CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
+# jax.nn.dot_product_attention 307 ms. GPUs: not measured.
+TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] = (
+    ("cpu", "heads_first", lambda sizes: True),
+    ("TPU v4", "fused", _fits(16)),
+    ("TPU v5 lite", "fused", _fits(128)),
+    ("TPU v5e", "fused", _fits(128)),
+    ("TPU v5", "fused", _fits(64)),
+    ("TPU v6", "fused", _fits(128)),
+    ("TPU", "tokens_first", lambda sizes: True),
+    ("NVIDIA", "cudnn", _suits_cudnn),
+    ("", "tokens_first", lambda sizes: True),
+)
+
+
+def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
+    """Returns the fastest implementation on a kind of device, as JAX names it."""
+    return next(found for kind, found, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
+
+
+def fits_every_tpu(sizes: AttentionSizes) -> bool:
+    """Returns whether the kernel fits the memory of all kinds of TPU in the table."""
+    return all(allows(sizes) for _, found, allows in TABLE if found == "fused")
+
+
+def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:
+    """Returns the sizes of a model's attention.
+
+    Args:
+        spec: of the model.
+        images: on one device, in one part of the batch.
+        tensor: devices over which the heads are split.
+    """
+    rows, columns = spec.grid
+    tokens = spec.class_rows + rows * columns
+    return AttentionSizes(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype)

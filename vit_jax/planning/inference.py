@@ -1,0 +1,145 @@
+"""Speed and largest batch of predictions over models and image sizes: both halves of the paper's Figure 12.
+
+Two batches are compiled for each model and size, one twice the other. The rate is that of the larger one, of about
+`TOKENS` tokens; the largest batch follows from the line through the memory of both. It is a guess: near the limit
+compilers recompute more, and larger batches fit.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from vit_jax import models
+from vit_jax.planning.estimate import estimate_schedule, estimate_step
+from vit_jax.planning.records import Compilation, Request
+
+SIZES = (64, 128, 224, 384, 512)  # pixels, those of the figure
+MODELS = (
+    "ViT-B/32",
+    "ViT-B/16",
+    "ViT-L/32",
+    "ViT-L/16",
+    "ViT-H/14",
+    "R50+ViT-B/32",
+    "R50+ViT-B/16",
+    "R50+ViT-L/32",
+    "R50+ViT-L/16",
+)
+TOKENS = 128 * 196  # a chip: 128 images of ViT-B/16 at 224 pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class InferencePoint:
+    """A model at an image size, on one chip.
+
+    Attributes:
+        model: its name.
+        size: asked for, in pixels.
+        resolution: the nearest size that the model's patches tile.
+        images: for which the rate is.
+        images_per_second: None: unknown, or so many images do not fit.
+        largest_batch: 0: the model does not fit.
+        by_schedule: the rate is by the schedules of all operations, not by the compiler's estimate.
+    """
+
+    model: str
+    size: int
+    resolution: int
+    images: int
+    images_per_second: float | None
+    largest_batch: int
+    by_schedule: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceFigure:
+    """Models and sizes on one kind of chip.
+
+    Attributes:
+        target: a slice of one chip.
+        points: model by model, the sizes in the same order.
+    """
+
+    target: str
+    points: tuple[InferencePoint, ...]
+
+    def render(self) -> str:
+        """Returns both halves of the figure as one table: a row for each model, columns for the sizes."""
+        sizes = dict.fromkeys(point.size for point in self.points)
+        by_schedule = any(point.by_schedule for point in self.points)
+        lines = [
+            f"Predictions on one chip of {self.target}: images/s at about {TOKENS:,} tokens, by the "
+            + ("schedules, which are optimistic;" if by_schedule else "compiler's estimate;"),
+            "largest batch, on the line through the memory of that batch and of half of it; in brackets, the nearest",
+            "size that patches tile.",
+            "",
+            "| model | " + " | ".join(f"{size} px: images/s, batch" for size in sizes) + " |",
+            "|---" * (1 + len(sizes)) + "|",
+        ]
+        for name in dict.fromkeys(point.model for point in self.points):
+            cells = [_cell(point) for point in self.points if point.model == name]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+
+def plan_inference(
+    request: Request,
+    compile: Callable[[Request], Compilation],
+    names: Sequence[str] | None = None,
+    sizes: Sequence[int] | None = None,
+) -> InferenceFigure:
+    """Returns the figure.
+
+    Args:
+        request: of a prediction of any model, on a slice of one chip.
+        compile: asks the compiler.
+        names: of models; by default the paper's.
+        sizes: in pixels; by default those of the paper's figure.
+
+    Raises:
+        UserError: no model has such a name, or nothing compiles.
+    """
+    for name in names or ():  # before anything is compiled
+        models.create(name)
+    return InferenceFigure(
+        request.target,
+        tuple(_plan_point(request, compile, name, size) for name in names or MODELS for size in sizes or SIZES),
+    )
+
+
+def nearest_resolution(name: str, size: int) -> int:
+    """Returns the size nearest to `size` that a model's patches tile; of two, the larger one."""
+    patch = models.create(name).spec.stem.patch_size
+    return max(1, math.floor(size / patch + 0.5)) * patch
+
+
+def _plan_point(request: Request, compile: Callable[[Request], Compilation], name: str, size: int) -> InferencePoint:
+    resolution = nearest_resolution(name, size)
+    rows, columns = models.create(name, resolution=resolution).spec.grid
+    images = max(2, 2 ** round(math.log2(TOKENS / (rows * columns))))
+
+    def compile_images(count: int) -> Compilation:
+        change = {"model.name": name, "resolution": str(resolution), "accum_steps": "1"}
+        return compile(request.with_change(change | {"batch": str(count)}))
+
+    half, full = compile_images(images // 2), compile_images(images)
+    less, more = half.step.required_bytes, full.step.required_bytes
+    each = (more - less) / (images - images // 2)
+    largest = images + (full.workload.memory_bytes - more) / each if each > 0 else 0
+    by_schedule = estimate_schedule(full)
+    estimate = by_schedule or estimate_step(full)
+    return InferencePoint(
+        model=name,
+        size=size,
+        resolution=resolution,
+        images=images,
+        images_per_second=estimate.images_per_second_per_chip if estimate else None,
+        largest_batch=max(0, int(largest)),
+        by_schedule=by_schedule is not None,
+    )
+
+
+def _cell(point: InferencePoint) -> str:
+    rate = "-" if point.images_per_second is None else f"{point.images_per_second:,.0f}"
+    other = f" ({point.resolution})" if point.resolution != point.size else ""
+    return f"{rate}, {point.largest_batch:,}{other}"
