@@ -110,7 +110,7 @@ def _call(
         math.prod(spec.block_shape) * array.dtype.itemsize
         for spec, array in zip(in_specs + out_specs, operands + outputs, strict=True)
     )
-    return pl.pallas_call(
+    run = pl.pallas_call(
         functools.partial(kernel, shape),
         grid=(batch // shape.images, shape.query_steps),
         in_specs=in_specs,
@@ -123,7 +123,8 @@ def _call(
         ),
         name=name,
         interpret=interpret,
-    )(*operands)
+    )
+    return list(run(*operands))
 
 
 def _like(operand: Array, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
