@@ -23,21 +23,23 @@ from vit_jax.kernels.tiles import LANES, ROW_TILE, Group, Shape, Tile, make_shap
 
 FusedQKV: TypeAlias = Float[Array, "batch rows qkv_width"]
 Attended: TypeAlias = Float[Array, "batch rows width"]
+Bias: TypeAlias = Float[Array, " qkv_width"]
 LogSumExp: TypeAlias = Float[Array, "batch blocks heads lanes"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def fused_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def fused_attention(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> Attended:
     """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim) (equations 6 and 7).
 
     Only reverse-mode differentiation works. Rows from `tokens` on are not attended to; their own results are finite.
 
     Args:
-        qkv: queries, keys and values of all heads, side by side.
+        projected: queries, keys and values of all heads, side by side, still without their bias.
+        bias: in float32; its gradient is summed in float32.
         tokens: the number of rows that are tokens.
         heads: the number of heads.
     """
-    return _forward(qkv, tokens, heads)[0]
+    return _forward(projected, bias, tokens, heads)[0]
 
 
 def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
@@ -49,15 +51,16 @@ def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
     return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value).reshape(batch, rows, qkv_width // 3)
 
 
-def _forward(qkv: FusedQKV, tokens: int, heads: int) -> tuple[Attended, tuple]:
-    shape = make_shape(qkv.shape, tokens, heads)
-    attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, shape, qkv)
+def _forward(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> tuple[Attended, tuple]:
+    qkv = projected + bias.astype(projected.dtype)
+    attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, make_shape(qkv.shape, tokens, heads), qkv)
     return attended, (qkv, attended, lse)
 
 
-def _backward(tokens: int, heads: int, residuals: tuple, grad: Attended) -> tuple[FusedQKV]:
+def _backward(tokens: int, heads: int, residuals: tuple, grad: Attended) -> tuple[FusedQKV, Bias]:
     shape = make_shape(residuals[0].shape, tokens, heads)
-    return tuple(kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *residuals, grad))
+    grad_qkv, sums = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *residuals, grad)
+    return grad_qkv, sums.sum((0, 1))
 
 
 fused_attention.defvjp(_forward, _backward)
@@ -78,18 +81,25 @@ def _forward_plain(shape: Shape, qkv: FusedQKV) -> list[Array]:
 
 def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Array]:
     qkv = operands[0]
-    sums = [pltpu.VMEM((shape.images, shape.rows, shape.width), jnp.float32)] * 2 if shape.query_steps > 1 else []
-    outputs = (jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),)
-    return _call(_backward_kernel, "attention_backward", shape, operands, outputs, sums, interpret)
+    scratch = [pltpu.VMEM((shape.images, shape.rows, shape.width), jnp.float32)] * 2 if shape.query_steps > 1 else []
+    outputs = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype), _sums(shape, len(qkv))
+    return _call(_backward_kernel, "attention_backward", shape, operands, outputs, scratch, interpret)
 
 
 def _backward_plain(shape: Shape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended) -> list[Array]:
     del attended, lse
-    return list(jax.vjp(lambda qkv: plain_attention(qkv, shape.tokens, shape.heads), qkv)[1](grad))
+    [grad_qkv] = jax.vjp(lambda qkv: plain_attention(qkv, shape.tokens, shape.heads), qkv)[1](grad)
+    sums = _sums(shape, len(qkv))
+    return [grad_qkv, grad_qkv.reshape(*sums.shape[:2], -1, sums.shape[2]).sum(2, dtype=sums.dtype)]
 
 
 def _lse(shape: Shape, batch: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, shape.blocks, shape.heads, LANES), jnp.float32)
+
+
+def _sums(shape: Shape, batch: int) -> jax.ShapeDtypeStruct:
+    """Returns the shape of the gradient's sums: of the rows that lie in one row of a tile, in each step of the grid."""
+    return jax.ShapeDtypeStruct((batch // shape.images, ROW_TILE, 3 * shape.width), jnp.float32)
 
 
 def _call(
@@ -103,7 +113,8 @@ def _call(
             return pl.BlockSpec(
                 (shape.images, shape.blocks_per_step, *array.shape[2:]), lambda image, step: (image, step, 0, 0)
             )
-        return pl.BlockSpec((shape.images, *array.shape[1:]), lambda image, step: (image, 0, 0))
+        images = array.shape[0] * shape.images // batch
+        return pl.BlockSpec((images, *array.shape[1:]), lambda image, step: (image, 0, 0))
 
     in_specs, out_specs = [block(array) for array in operands], [block(array) for array in outputs]
     moved = sum(
@@ -178,12 +189,12 @@ def _query_rows(shape: Shape, block: int) -> Any:
     return pl.ds(pl.multiple_of(start, ROW_TILE), LANES)
 
 
-def _only_new(shape: Shape, x: Array) -> Array:
-    """Returns [channels, 128] queries with those that an earlier step of the grid saw set to zero."""
+def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
+    """Returns `x` with the queries, along an axis, that an earlier step of the grid saw set to zero."""
     if shape.query_steps == 1 or shape.rows % LANES == 0:
         return x
-    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return jnp.where(lane >= pl.program_id(1) * LANES - (shape.rows - LANES), x, jnp.zeros_like(x))
+    position = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return jnp.where(position >= pl.program_id(1) * LANES - (shape.rows - LANES), x, jnp.zeros_like(x))
 
 
 def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
@@ -209,17 +220,26 @@ def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
     pipelined(tiles(shape), scores, attend)
 
 
-def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> None:
-    """Writes the rows of blocks of queries, given [channels, 128] of every head of the group; empties the results."""
+def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> list[Array]:
+    """Writes the rows of blocks of queries, given [channels, 128] of every head of the group; empties the results.
+
+    Returns:
+        The [128, channels] of every block.
+    """
+    stored = []
     for block, heads in results.items():
         where = _query_rows(group.shape, block)
         count = where.size if isinstance(where, pl.Slice) else where.stop - where.start
-        ref[group.image, where, group.lanes(0)] = jnp.concatenate(heads).T.astype(ref.dtype)[:count]
+        stored.append(jnp.concatenate(heads).T)
+        ref[group.image, where, group.lanes(0)] = stored[-1].astype(ref.dtype)[:count]
     results.clear()
+    return stored
 
 
-def _backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, *sums: Any) -> None:
-    """Writes the gradient of queries, keys and values.
+def _backward_kernel(
+    shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, sums: Any, *totals: Any
+) -> None:
+    """Writes the gradient of queries, keys and values, and its sums over rows.
 
     Args:
         shape: sizes.
@@ -227,14 +247,17 @@ def _backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any,
         attended: its result.
         lse: likewise.
         grad: the gradient of `attended`.
-        grad_qkv: the result.
-        sums: the gradients of keys and values so far, in float32, if the grid has steps over the queries.
+        grad_qkv: the gradient.
+        sums: see `_sums`.
+        totals: the gradients of keys and values so far, in float32, if the grid has steps over the queries.
     """
     scale = shape.head_dim**-0.5
     inputs, outputs, output_grads = _Operand(shape, qkv), _Operand(shape, attended), _Operand(shape, grad)
     query_grads: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
     key_grads: list[tuple[Array, Array]] = []  # of keys and of values, [channels, rows], by head
     blocks: list[tuple[Array, ...]] = []  # of a head
+    added: dict[Any, Array] = {}
+    lanes: dict[Any, slice] = {}
 
     def scores(tile: Tile) -> tuple[Array, Array]:
         keys, values = (inputs.rows(tile.group, section, tile.head) for section in (1, 2))
@@ -259,20 +282,33 @@ def _backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any,
             blocks.clear()
             key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
         if tile.last_of_group:
-            _store_queries(tile.group, grad_qkv, query_grads)
+            for block in _store_queries(tile.group, grad_qkv, query_grads):
+                add(tile.group, 0, _only_new(shape, block, 0))
             for section, grads in enumerate(zip(*key_grads, strict=True), 1):
-                _store_keys(tile.group, section, grad_qkv, sums, jnp.concatenate(grads).T)
+                rows = jnp.concatenate(grads).T
+                add(tile.group, section, rows)
+                _store_keys(tile.group, section, grad_qkv, totals, rows)
             key_grads.clear()
 
+    def add(group: Group, section: int, rows: Array) -> None:
+        """Adds to the sums of a section."""
+        tiled = rows.reshape(-1, ROW_TILE, rows.shape[1]).sum(0)
+        key = section, group.heads
+        added[key] = added[key] + tiled if key in added else tiled
+        lanes[key] = group.lanes(section)
+
     pipelined(tiles(shape), scores, differentiate)
+    for key, total in added.items():
+        before = 0.0 if shape.query_steps == 1 else jnp.where(pl.program_id(1) == 0, 0.0, sums[0, :, lanes[key]])
+        sums[0, :, lanes[key]] = before + total
 
 
-def _store_keys(group: Group, section: int, ref: Any, sums: Any, grad: Array) -> None:
+def _store_keys(group: Group, section: int, ref: Any, totals: Any, grad: Array) -> None:
     """Writes the gradients of keys (section 1) or values (2), once all steps over the queries have added to them."""
-    if not sums:
+    if not totals:
         ref[group.image, :, group.lanes(section)] = grad.astype(ref.dtype)
         return
-    total, where, step = sums[section - 1], (group.image, slice(None), group.lanes(0)), pl.program_id(1)
+    total, where, step = totals[section - 1], (group.image, slice(None), group.lanes(0)), pl.program_id(1)
     total[where] = jnp.where(step == 0, 0.0, total[where]) + grad
 
     @pl.when(step == group.shape.query_steps - 1)

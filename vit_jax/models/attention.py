@@ -104,8 +104,8 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
 
     def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
         _, _, heads, head_dim = kernel.shape
-        qkv = add_bias(x @ as_matrix(kernel, bias.size), bias.reshape(-1))
-        attended = kernels.fused_attention(qkv.reshape(-1, rows, bias.size), tokens, heads)
+        projected = (x @ as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
+        attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
         return attended.reshape(-1, heads * head_dim)
 
     attended = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"))(x, kernel, bias)
