@@ -56,9 +56,7 @@ def get_config() -> ConfigDict:
     config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added
     config.model.stochastic_depth = 0.0  # rate at which the last block drops a residual branch; linear from 0 before it
     config.model.dtype = "auto"  # type of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)
-    config.model.attention = (
-        "auto"  # heads_first, tokens_first, fused (a kernel for TPUs) or auto (the fastest on the mesh's devices)
-    )
+    config.model.attention = "auto"  # heads_first, tokens_first, fused (a kernel for TPUs) or auto (by the devices)
     config.model.mlp = "jit"  # who places an MLP's communication between devices: jit (the compiler) or shard_map (us)
     config.model.remat = "none"  # what the backward pass computes again: none, dots (all but matmuls) or full
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
