@@ -108,7 +108,8 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
         attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
         return attended.reshape(-1, heads * head_dim)
 
-    attended = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"))(x, kernel, bias)
+    attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), rows)
+    attended = attend(x, kernel, bias)
     _, weights = tokens_first(project(x, kernel, bias, rows)[:, :tokens])
     return attended, weights
 
