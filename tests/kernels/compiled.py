@@ -40,8 +40,9 @@ def one_device(devices, batch, tokens, heads, head_dim, dtype):
 def sharded_arrays(devices):
     """Without a mesh in the program: the arrays say where they are."""
     mesh = Mesh(devices, ("batch",))
-    arrays = array(NamedSharding(mesh, P("batch")), "bfloat16", 8, 56, 384), array(
-        NamedSharding(mesh, P()), "float32", 384
+    arrays = (
+        array(NamedSharding(mesh, P("batch")), "bfloat16", 8, 56, 384),
+        array(NamedSharding(mesh, P()), "float32", 384),
     )
     return jax.jit(gradient(50, 2)), *arrays
 

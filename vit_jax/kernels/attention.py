@@ -121,6 +121,7 @@ def _call(
         math.prod(spec.block_shape) * array.dtype.itemsize
         for spec, array in zip(in_specs + out_specs, operands + outputs, strict=True)
     )
+    kept = sum(math.prod(each.shape) * each.dtype.itemsize for each in scratch)
     run = pl.pallas_call(
         functools.partial(kernel, shape),
         grid=(batch // shape.images, shape.query_steps),
@@ -130,7 +131,7 @@ def _call(
         scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=2 * moved + 16 * 2**20,
+            vmem_limit_bytes=2 * (moved + kept) + 16 * 2**20,
         ),
         name=name,
         interpret=interpret,
