@@ -98,4 +98,4 @@ def train_step(checkout: str, variant: str, mesh: Mesh, config: ml_collections.C
         out_shardings=(shardings, whole),
         donate_argnums=0,
     )
-    return Function(Traced(jitted, mesh, axes), (state, key, image, labels), shardings)
+    return Function(Traced(jitted, mesh, axes), (state, key, image, labels), shardings, {})

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.block import Block
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.spec import ModelSpec, Remat
+from vit_jax.tree import flatten, unflatten
 
 PaddedTokens: TypeAlias = Float[Array, "batch rows width"]
 
@@ -62,19 +63,29 @@ class Encoder(nn.Module):
         if spec.scan:
             rows, out = jax.lax.scan(lambda x, layer: step(x, *layer), rows, (layers, jnp.arange(spec.depth), rates))
         else:
-            rows, out = _run_unrolled(step, rows, layers, rates)
+            rows, out = _run_unrolled(step, rows, layers, rates, spec.dtype)
         return LayerNorm(name="norm")(rows).reshape(padded)[:, :tokens], out
 
 
-def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array) -> tuple[Rows, dict[str, Array]]:
-    # The gradient of a split is one concatenation; that of indexing would be a sum of layers padded with zeros.
-    leaves, treedef = jax.tree.flatten(layers)
-    columns = [[part[0] for part in jax.lax.split(leaf, (1,) * len(leaf))] for leaf in leaves]
+def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array, dtype: str) -> tuple[Rows, dict[str, Array]]:
+    columns = {
+        name: _split(leaf, dtype if name.endswith("kernel") else leaf.dtype) for name, leaf in flatten(layers).items()
+    }
     outs = []
-    for index, row in enumerate(zip(*columns, strict=True)):
-        x, out = step(x, treedef.unflatten(row), index, rates[index])
+    for index, rate in enumerate(rates):
+        x, out = step(x, unflatten({name: column[index] for name, column in columns.items()}), index, rate)
         outs.append(out)
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
+
+
+def _split(stacked: Array, dtype: Any) -> list[Array]:
+    """Returns the parameter of each layer.
+
+    Those that are cast become arrays of their own: TPUs then move each to the chip's fast memory before its product.
+    """
+    # The gradient of a split is one concatenation; that of indexing would be a sum of layers padded with zeros.
+    layers = [part[0].astype(dtype) for part in jax.lax.split(stacked, (1,) * len(stacked))]
+    return layers if stacked.dtype == dtype else [jax.lax.optimization_barrier(layer) for layer in layers]
 
 
 def _init_stacked(key: Array, spec: ModelSpec) -> dict:
