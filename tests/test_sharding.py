@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, models, sharding, tree
+from vit_jax import UserError, kernels, models, sharding, tree
 from vit_jax.models import variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.monitoring import summary
@@ -198,6 +198,27 @@ def test_attention_stays_on_its_device(tiny, fields):
     tiny.model.update(fields)
     found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     assert_explained(exchanged(found.text), explained(found.program))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_the_attention_kernel_trains_as_one_device(tiny, single, name):
+    """Each device runs it on its images and heads; the plain form on one device has the same losses."""
+    tiny.model.attention = "fused"
+    with kernels.interpret_kernels():
+        found = trained(on(MESHES[name], tiny), single.start)
+    np.testing.assert_allclose(found.losses, single.losses, rtol=1e-5)
+
+
+def test_images_stay_whole_where_the_mesh_divides_their_rows_only():
+    """Four devices and six images of 24 rows: the compiler splits them."""
+    model = models.create("ViT-mu/8", resolution=32, depth=1, attention="fused", num_classes=3)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1, 1), sharding.AXES)
+    images = jax.ShapeDtypeStruct((6, 32, 32, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(1), images)
+    with sharding.use_mesh(mesh):
+        logits, _ = jax.eval_shape(model.apply, params, images)
+    assert logits.shape == (6, 3)
 
 
 @pytest.mark.slow

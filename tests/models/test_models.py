@@ -14,7 +14,7 @@ import pytest
 import scipy.ndimage
 
 from tests.conftest import ROOT
-from vit_jax import UserError, models
+from vit_jax import UserError, kernels, models
 from vit_jax.models import ModelSpec, create, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import layer_norm, narrowing_matmul
@@ -230,6 +230,42 @@ def test_attention_implementations_agree():
     chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-5)
     a, b = (gradients(model, params, images_of()) for model in models)
     chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("pooling", ["token", pytest.param("gap", marks=pytest.mark.slow), "map"])
+def test_the_attention_kernel_equals_the_plain_form(pooling):
+    """Of 16 or 17 tokens, padded to 24; each gradient relative to its largest value."""
+    plain, fused = (tiny(attention=attention, depth=1, pooling=pooling) for attention in ("heads_first", "fused"))
+    params, images = params_of(plain), images_of()
+
+    def run(model):
+        def loss(params):
+            logits, out = model.apply(params, images)
+            return (logits**2).sum(), (logits, out)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    expected_grads, expected = run(plain)
+    with kernels.interpret_kernels():
+        grads, found = run(fused)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
+    scales = jax.tree.map(lambda x: np.abs(x).max(), expected_grads)
+    least = 1e-3 * max(jax.tree.leaves(scales))  # the gradient of a key's bias is zero
+    scales = jax.tree.map(lambda scale: np.maximum(scale, least), scales)
+    chex.assert_trees_all_close(*(jax.tree.map(np.divide, each, scales) for each in (grads, expected_grads)), atol=1e-5)
+
+
+def test_capture_leaves_the_logits_of_the_kernel_as_they_are():
+    """To the digit; the weights are those of the plain form."""
+    model = tiny(attention="fused")
+    params = params_of(model)
+    with kernels.interpret_kernels():
+        logits, out = apply(model, params, images_of())
+        again, captured = apply(model, params, images_of(), capture=("attention",))
+    np.testing.assert_array_equal(logits, again)
+    np.testing.assert_array_equal(out["blocks"], captured["blocks"])
+    _, expected = apply(tiny(), params, images_of(), capture=("attention",))
+    np.testing.assert_allclose(captured["attention"], expected["attention"], atol=1e-5)
 
 
 CHOSEN = [
