@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
@@ -52,8 +53,9 @@ def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
 
 
 def _forward(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> tuple[Attended, tuple]:
-    qkv = projected + bias.astype(projected.dtype)
+    qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
     attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, make_shape(qkv.shape, tokens, heads), qkv)
+    attended, lse = checkpoint_name(attended, "attended"), checkpoint_name(lse, "log_sum_exp")
     return attended, (qkv, attended, lse)
 
 
