@@ -18,6 +18,7 @@ PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
+LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
 # (rows of all images, kernel and bias of the projection, tokens of an image) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, int], tuple[Rows, AttentionWeights]]
 
@@ -102,7 +103,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
     """
     rows = padded_rows("fused", tokens)
 
-    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
         projected = (x @ as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
         attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
