@@ -70,7 +70,9 @@ def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
     config.optim.weight_decay, config.optim.moment_dtype = DECAY, "bfloat16"
     config.update_from_flattened_dict(dict(row.fields))
     config, program = program_without_data(config, devices)
-    function = Function(program.train_step, (program.state, program.batch), program.state_shardings, program.compiler_options)
+    function = Function(
+        program.train_step, (program.state, program.batch), program.state_shardings, program.compiler_options
+    )
     if row.code == "big_vision":
         assert checkout
         function = tpu_big_vision.train_step(checkout, row.model, program.mesh, config, row.pooling)

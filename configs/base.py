@@ -58,7 +58,7 @@ def get_config() -> ConfigDict:
     config.model.dtype = "auto"  # type of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)
     config.model.attention = "auto"  # heads_first, tokens_first, fused (TPU), cudnn (GPU) or auto (the fastest here)
     config.model.mlp = "jit"  # who places an MLP's communication between devices: jit (the compiler) or shard_map (us)
-    config.model.remat = "none"  # what the backward pass computes again: none, dots (all but matmuls) or full
+    config.model.remat = "none"  # recomputed backwards: none, dots (all but matmuls), mlp, attention (all but it), full
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
 
     config.data = ConfigDict()

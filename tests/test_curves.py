@@ -11,7 +11,7 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import load, optim, tasks
+from vit_jax import kernels, load, optim, tasks
 from vit_jax.step import TrainStep
 
 FIRST = ROOT / "tests" / "fixtures" / "parity"  # 10 steps
@@ -34,15 +34,16 @@ def pretrain():
     return config
 
 
+@pytest.mark.parametrize("attention", ["heads_first", pytest.param("fused", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", [FIRST, WHOLE], ids=["first", "whole"])
 @pytest.mark.parametrize(("name", "recipe"), [("google_finetune", finetune), ("big_vision_pretrain", pretrain)])
-def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
+def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, tmp_path):
     if not folder.is_dir():
         pytest.skip("the whole curves are not here")
     config = recipe()
     config.total_steps, config.warmup_steps, config.grad_norm_clip, config.batch = 30, 5, 1.0, 8
     config.optim.moment_dtype = "bfloat16"
-    model, params = load(folder / f"curve_{name}.npz", resolution=24)
+    model, params = load(folder / f"curve_{name}.npz", resolution=24, attention=attention)
     update = TrainStep(
         model=model,
         task=tasks.make_task(config, 7),
@@ -56,7 +57,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
     state = update.init(jax.tree.map(jnp.asarray, params))
     losses, rates = [], []
     numbers = curve["labels"] if curve["labels"].ndim == 2 else curve["labels"].argmax(-1)  # from one-hot rows
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"), kernels.interpret_kernels():
         step = jax.jit(update)
         for images, labels in zip(curve["images"], numbers, strict=True):
             state, metrics = step(state, {"image": jnp.asarray(images), "label": jnp.asarray(labels)})
@@ -67,4 +68,6 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, tmp_path):
     if folder == WHOLE:
         final = {key.removeprefix("final/"): curve[key] for key in curve.files if key.startswith("final/")}
         np.savez(tmp_path / "final.npz", **final)
-        chex.assert_trees_all_close(state.params, load(tmp_path / "final.npz", resolution=24)[1], rtol=1e-7, atol=1e-4)
+        # The gradient of a key's bias is zero: Adam turns the last bits of its rounding into steps.
+        atol = 1e-4 if attention == "heads_first" else 3e-4
+        chex.assert_trees_all_close(state.params, load(tmp_path / "final.npz", resolution=24)[1], rtol=1e-7, atol=atol)

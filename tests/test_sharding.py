@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, models, sharding, tree
+from vit_jax import UserError, kernels, models, sharding, tree
 from vit_jax.models import variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.monitoring import summary
@@ -158,7 +158,7 @@ def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
 def test_the_mlps_agree(tiny):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
-    x = jax.random.normal(jax.random.key(1), (8, 5, 32))
+    x = jax.random.normal(jax.random.key(1), (40, 32))
     variables = Mlp(spec).init(jax.random.key(0), x)
     again = ShardMapMlp(spec).init(jax.random.key(0), x)
     chex.assert_trees_all_equal(variables, again)
@@ -198,6 +198,27 @@ def test_attention_stays_on_its_device(tiny, fields):
     tiny.model.update(fields)
     found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     assert_explained(exchanged(found.text), explained(found.program))
+
+
+@pytest.mark.slow
+def test_the_attention_kernel_trains_as_one_device(tiny):
+    """Each device runs it on its images and heads."""
+    tiny.model.attention = "fused"
+    with kernels.interpret_kernels():
+        one, *others = (trained(on(axes, tiny)) for axes in ({}, MESHES["data"], MESHES["slices of fsdp and tensor"]))
+    for found in others:
+        np.testing.assert_allclose(found.losses, one.losses, rtol=1e-5)
+
+
+def test_images_stay_whole_where_the_mesh_divides_their_rows_only():
+    """Four devices and six images of 24 rows: the compiler splits them."""
+    model = models.create("ViT-mu/8", resolution=32, depth=1, attention="fused", num_classes=3)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1, 1), sharding.AXES)
+    images = jax.ShapeDtypeStruct((6, 32, 32, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(1), images)
+    with sharding.use_mesh(mesh):
+        logits, _ = jax.eval_shape(model.apply, params, images)
+    assert logits.shape == (6, 3)
 
 
 @pytest.mark.slow

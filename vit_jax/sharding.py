@@ -261,6 +261,7 @@ def per_device(
     activations: tuple[Dimensions, ...],
     parameters: tuple[Dimensions, ...],
     output: Dimensions,
+    rows: int = 1,
 ) -> Callable[..., jax.Array]:
     """Returns `function` run by each device on its parts of the arrays (shard_map), for collectives and kernels.
 
@@ -272,6 +273,7 @@ def per_device(
         activations: the names of the dimensions of each activation.
         parameters: likewise of each parameter.
         output: likewise of the result.
+        rows: of an image, in the batch dimension; they stay on one device.
     """
     mesh = _mesh.get()
     if mesh is None:
@@ -286,7 +288,7 @@ def per_device(
         split = {
             name for dims, spec in zip(names, specs, strict=True) for name, axes in zip(dims, spec, strict=True) if axes
         }
-        if "batch" not in split:
+        if "batch" not in split or len(arrays[0]) % (rows * _axes_size(mesh, ACTIVATION_AXES["batch"])):
             return function(*arrays)
 
         def local(*parts: jax.Array) -> jax.Array:

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters import partial_eval
 
 from tests.conftest import ROOT
-from vit_jax import UserError, models
+from vit_jax import UserError, kernels, models, tree
 from vit_jax.models import ModelSpec, create, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import layer_norm, narrowing_matmul
@@ -216,7 +218,10 @@ def plain_training():
 DOTS = pytest.param({"remat": "dots"}, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("fields", [{"scan": True}, DOTS, {"scan": True, "remat": "full"}], ids=str)
+NAMED = [pytest.param({"remat": remat}, marks=pytest.mark.slow) for remat in ("mlp", "attention")]
+
+
+@pytest.mark.parametrize("fields", [{"scan": True}, DOTS, *NAMED, {"scan": True, "remat": "full"}], ids=str)
 def test_scan_and_remat_change_nothing(fields, plain_training):
     """With dropout and stochastic depth, from the same key."""
     for found, expected in zip(train_once(**fields), plain_training, strict=True):
@@ -230,6 +235,42 @@ def test_attention_implementations_agree():
     chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-5)
     a, b = (gradients(model, params, images_of()) for model in models)
     chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("pooling", ["token", pytest.param("gap", marks=pytest.mark.slow), "map"])
+def test_the_attention_kernel_equals_the_plain_form(pooling):
+    """Of 16 or 17 tokens, padded to 24; each gradient relative to its largest value."""
+    plain, fused = (tiny(attention=attention, depth=1, pooling=pooling) for attention in ("heads_first", "fused"))
+    params, images = params_of(plain), images_of()
+
+    def run(model):
+        def loss(params):
+            logits, out = model.apply(params, images)
+            return (logits**2).sum(), (logits, out)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    expected_grads, expected = run(plain)
+    with kernels.interpret_kernels():
+        grads, found = run(fused)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
+    scales = jax.tree.map(lambda x: np.abs(x).max(), expected_grads)
+    least = 1e-3 * max(jax.tree.leaves(scales))  # the gradient of a key's bias is zero
+    scales = jax.tree.map(lambda scale: np.maximum(scale, least), scales)
+    chex.assert_trees_all_close(*(jax.tree.map(np.divide, each, scales) for each in (grads, expected_grads)), atol=1e-5)
+
+
+def test_capture_leaves_the_logits_of_the_kernel_as_they_are():
+    """To the digit; the weights are those of the plain form."""
+    model = tiny(attention="fused")
+    params = params_of(model)
+    with kernels.interpret_kernels():
+        logits, out = apply(model, params, images_of())
+        again, captured = apply(model, params, images_of(), capture=("attention",))
+    np.testing.assert_array_equal(logits, again)
+    np.testing.assert_array_equal(out["blocks"], captured["blocks"])
+    _, expected = apply(tiny(), params, images_of(), capture=("attention",))
+    np.testing.assert_allclose(captured["attention"], expected["attention"], atol=1e-5)
 
 
 CHOSEN = [
@@ -312,6 +353,47 @@ def test_bfloat16_is_close_to_float32(attention):
     assert logits.dtype == out["attention"].dtype == out["pre_logits"].dtype == jnp.float32
     grads = jax.eval_shape(jax.grad(lambda params: model.apply(params, images_of())[0].sum()), params)
     chex.assert_type(jax.tree.leaves(grads), jnp.float32)
+
+
+def test_gradients_in_bfloat16_are_within_three_per_cent():
+    """Of every parameter, from float32, whose own error is a thousandth of that; through the kernel."""
+    shape = {"resolution": 64, "width": 128, "mlp_dim": 256, "num_heads": 2}
+    images, labels = images_of(4, 64, 64, 3), jnp.arange(4)
+    params = jax.jit(tiny(**shape).init)(jax.random.key(0), images)
+    params["head"]["kernel"] += 0.02 * jax.random.normal(jax.random.key(1), (128, 7))
+
+    def gradient(**fields):
+        def loss(params):
+            return -jax.nn.log_softmax(tiny(**shape, **fields).apply(params, images)[0])[labels, labels].mean()
+
+        with kernels.interpret_kernels(), jax.default_matmul_precision("highest"):
+            return tree.flatten(jax.jit(jax.grad(loss))(params))
+
+    found, exact = gradient(dtype="bfloat16", attention="fused"), gradient()
+    errors = {name: np.linalg.norm(found[name] - exact[name]) / np.linalg.norm(exact[name]) for name in exact}
+    assert max(errors.values()) < 0.03, errors
+
+
+def test_remat_computes_again_what_its_name_says():
+    """With the attention kernel: products of the gradient of one block beside it, and calls of its kernels."""
+
+    def count(jaxpr, name):
+        inner = sum(count(each, name) for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
+        return inner + sum(equation.primitive.name == name for equation in jaxpr.eqns)
+
+    def counts(remat):
+        model = tiny(attention="fused", depth=1, remat=remat)
+        images = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+        gradient = jax.grad(lambda params, images: model.apply(params, images)[0].sum())
+        traced = jax.make_jaxpr(gradient)(shapes_of(model), images).jaxpr
+        used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+        return count(used, "dot_general"), count(used, "kernel_or_plain")
+
+    products, calls = counts("none")
+    assert calls == 2 and counts("dots") == (products, 2)
+    assert counts("mlp") == (products + 1, 2)  # to the hidden activations
+    assert counts("attention") == (products + 3, 2)  # also to q, k and v, and from the attended values
+    assert counts("full") == (products + 3, 3)
 
 
 @pytest.mark.parametrize("scan", [False, True])

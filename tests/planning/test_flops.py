@@ -40,7 +40,7 @@ def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
 
     x, w = jnp.zeros((5, 4)), jnp.zeros((3, 4, 4))
     assert flops.count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
-    gradient = jax.grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
+    gradient = jax.value_and_grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
     assert flops.count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
 
     def either(flag, x, w):
@@ -62,3 +62,23 @@ def test_exaflops_are_those_of_table_6(name):
     one = flops.training_exaflops(model, JFT_IMAGES)
     for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
         assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))
+
+
+@pytest.mark.parametrize("tokens_of", ["gap", "token"])
+def test_a_kernel_counts_as_its_plain_form(tokens_of):
+    """Without padding the numbers are equal; a plan's model FLOPs are equal with it, too."""
+    plain, fused = (
+        models.create("ViT-mu/8", resolution=32, num_classes=7, pooling=tokens_of, attention=kind)
+        for kind in ("heads_first", "fused")
+    )
+    images = jnp.zeros((2, 32, 32, 3))
+    params = jax.eval_shape(plain.init, jax.random.key(0), images)
+    macs = [flops.count_macs(lambda params, m=m: m.apply(params, images)[0], params) for m in (plain, fused)]
+    assert flops.macs_per_image(plain) == flops.macs_per_image(fused) == macs[0] / 2
+    assert (macs[0] == macs[1]) is (tokens_of == "gap")  # 16 tokens are not padded, 17 are
+    gradients = [
+        flops.count_macs(jax.grad(lambda params, m=m: m.apply(params, images)[0].sum()), params) for m in (plain, fused)
+    ]
+    spec = plain.spec
+    scores = 2 * spec.depth * 16 * 16 * spec.width  # computed again in the backward pass
+    assert tokens_of == "token" or gradients[1] == gradients[0] + scores

@@ -11,6 +11,8 @@ from vit_jax import UserError
 from vit_jax.planning import search
 from vit_jax.planning.records import EvaluationReport
 
+REMAT = search.REMAT_FRACTIONS  # of the activations, what is kept
+
 
 def memory(state, image, waste=1.0):
     """A compiler whose programs need what follows from the change, and of the activations some more (`waste`)."""
@@ -18,7 +20,7 @@ def memory(state, image, waste=1.0):
     def compile(change):
         share = 8 if "mesh.fsdp" in change else 1
         accum, batch = int(change.get("accum_steps", 1)), int(change.get("batch", 128))
-        kept = 0.3 if change.get("model.remat") == "full" else 1
+        kept = REMAT[change.get("model.remat", "none")]
         gradients = state / 3 if accum > 1 else 0
         need = (state + gradients) / share + batch / 8 / accum * image * kept * waste
         asked.append(change)
@@ -58,6 +60,19 @@ def test_a_prediction_is_advised_no_parts_and_no_backward_pass():
     asked = []
     change, found = search.find_fitting_change(compile({}), compile)
     assert change == {"batch": "64"} and found.fits and len(asked) == 2
+
+
+def test_more_is_computed_again_only_where_parts_do_not_suffice():
+    """One image of 1,500 bytes: no part is smaller."""
+    found = [
+        (change["model.remat"], guess)
+        for change, guess in search.candidate_changes(
+            make_compilation(2100, batch=8, images_per_device=1, state_bytes=600, parameter_bytes=200)
+        )
+        if change.get("model.remat")
+    ]
+    split = 600 // 8
+    assert found == [(name, split + int(1500 * part)) for name, part in REMAT.items() if name != "none"]
 
 
 def test_advice_is_only_what_was_compiled_and_fits():

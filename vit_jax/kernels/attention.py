@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
@@ -52,8 +53,9 @@ def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
 
 
 def _forward(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> tuple[Attended, tuple]:
-    qkv = projected + bias.astype(projected.dtype)
+    qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
     attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, make_shape(qkv.shape, tokens, heads), qkv)
+    attended, lse = checkpoint_name(attended, "attended"), checkpoint_name(lse, "log_sum_exp")
     return attended, (qkv, attended, lse)
 
 
@@ -121,6 +123,7 @@ def _call(
         math.prod(spec.block_shape) * array.dtype.itemsize
         for spec, array in zip(in_specs + out_specs, operands + outputs, strict=True)
     )
+    kept = sum(math.prod(each.shape) * each.dtype.itemsize for each in scratch)
     run = pl.pallas_call(
         functools.partial(kernel, shape),
         grid=(batch // shape.images, shape.query_steps),
@@ -130,7 +133,7 @@ def _call(
         scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=2 * moved + 16 * 2**20,
+            vmem_limit_bytes=2 * (moved + kept) + 16 * 2**20,
         ),
         name=name,
         interpret=interpret,
@@ -256,8 +259,7 @@ def _backward_kernel(
     query_grads: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
     key_grads: list[tuple[Array, Array]] = []  # of keys and of values, [channels, rows], by head
     blocks: list[tuple[Array, ...]] = []  # of a head
-    added: dict[Any, Array] = {}
-    lanes: dict[Any, slice] = {}
+    added = _Sums()
 
     def scores(tile: Tile) -> tuple[Array, Array]:
         keys, values = (inputs.rows(tile.group, section, tile.head) for section in (1, 2))
@@ -283,24 +285,33 @@ def _backward_kernel(
             key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
         if tile.last_of_group:
             for block in _store_queries(tile.group, grad_qkv, query_grads):
-                add(tile.group, 0, _only_new(shape, block, 0))
+                added.add(tile.group.lanes(0), _only_new(shape, block, 0))
             for section, grads in enumerate(zip(*key_grads, strict=True), 1):
                 rows = jnp.concatenate(grads).T
-                add(tile.group, section, rows)
+                added.add(tile.group.lanes(section), rows)
                 _store_keys(tile.group, section, grad_qkv, totals, rows)
             key_grads.clear()
 
-    def add(group: Group, section: int, rows: Array) -> None:
-        """Adds to the sums of a section."""
-        tiled = rows.reshape(-1, ROW_TILE, rows.shape[1]).sum(0)
-        key = section, group.heads
-        added[key] = added[key] + tiled if key in added else tiled
-        lanes[key] = group.lanes(section)
-
     pipelined(tiles(shape), scores, differentiate)
-    for key, total in added.items():
-        before = 0.0 if shape.query_steps == 1 else jnp.where(pl.program_id(1) == 0, 0.0, sums[0, :, lanes[key]])
-        sums[0, :, lanes[key]] = before + total
+    added.store(shape, sums)
+
+
+class _Sums:
+    """Sums of gradients over the rows in a step of the grid, by channels."""
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[int, int], Array] = {}
+
+    def add(self, lanes: slice, rows: Array) -> None:
+        """Adds [rows, channels] to the sums of these channels."""
+        tiled, key = rows.reshape(-1, ROW_TILE, rows.shape[1]).sum(0), (lanes.start, lanes.stop)
+        self.totals[key] = self.totals[key] + tiled if key in self.totals else tiled
+
+    def store(self, shape: Shape, ref: Any) -> None:
+        """Writes the sums, added to those of earlier steps over the queries."""
+        for (start, stop), total in self.totals.items():
+            before = 0.0 if shape.query_steps == 1 else jnp.where(pl.program_id(1) == 0, 0.0, ref[0, :, start:stop])
+            ref[0, :, start:stop] = before + total
 
 
 def _store_keys(group: Group, section: int, ref: Any, totals: Any, grad: Array) -> None:

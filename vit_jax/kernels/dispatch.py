@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -33,30 +34,38 @@ def interpret_kernels() -> Iterator[None]:
 
 def kernel_or_plain(kernel: Kernel, plain: Plain, shape: Shape, *operands: jax.Array) -> list[jax.Array]:
     """Returns the results of `kernel`, or those of `plain` where the kernel cannot run; it cannot be differentiated."""
-    if _interpreting.get():
-        return kernel(True, shape, *operands)
-    return _choice.bind(*operands, kernel=kernel, plain=plain, shape=shape)
+    return _choice.bind(*operands, kernel=kernel, plain=plain, shape=shape, interpret=_interpreting.get())
 
 
 _choice = Primitive("kernel_or_plain")
 _choice.multiple_results = True
-_choice.def_impl(jax.jit(_choice.bind, static_argnames=("kernel", "plain", "shape")))
+_choice.def_impl(jax.jit(_choice.bind, static_argnames=("kernel", "plain", "shape", "interpret")))
 
 
 @_choice.def_abstract_eval
-def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: Shape) -> list[Any]:
-    del kernel
+def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> list[Any]:
+    del kernel, interpret
     return list(jax.make_jaxpr(functools.partial(plain, shape))(*operands).out_avals)
 
 
-def _lower(context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape) -> Any:
-    del kernel
+def _lower(
+    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool
+) -> Any:
+    if interpret:
+        # The interpreter's loops know nothing of the mesh axes over which values vary inside a `shard_map`.
+        avals = (
+            [ShapedArray(each.shape, each.dtype) for each in side] for side in (context.avals_in, context.avals_out)
+        )
+        context = context.replace(**dict(zip(("avals_in", "avals_out"), avals, strict=True)))
+        plain = functools.partial(kernel, True)
     return mlir.lower_fun(functools.partial(plain, shape), multiple_results=True)(context, *operands)
 
 
 def _lower_for_tpu(
-    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape
+    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool
 ) -> Any:
+    if interpret:
+        return _lower(context, *operands, kernel=kernel, plain=plain, shape=shape, interpret=True)
     axes = context.module_context.axis_context
     if (mesh := getattr(axes, "mesh", None)) is not None:
         alone = mesh.size == 1 or axes.manual_axes == frozenset(mesh.axis_names)
@@ -70,8 +79,8 @@ mlir.register_lowering(_choice, _lower)
 mlir.register_lowering(_choice, _lower_for_tpu, platform="tpu")
 
 
-def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: Shape) -> Any:
-    del kernel
+def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> Any:
+    del kernel, interpret
     results = jax.vmap(functools.partial(plain, shape), in_axes=tuple(axes))(*operands)
     return results, (0,) * len(results)
 

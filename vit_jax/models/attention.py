@@ -19,6 +19,7 @@ PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
+LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
 # (rows of all images, kernel and bias of the projection, tokens of an image) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, int], tuple[Rows, AttentionWeights]]
 
@@ -95,13 +96,14 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
     """
     rows = padded_rows("fused", tokens)
 
-    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
         projected = (x @ as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
         attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
         return attended.reshape(-1, heads * head_dim)
 
-    attended = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"))(x, kernel, bias)
+    attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), rows)
+    attended = attend(x, kernel, bias)
     _, weights = tokens_first(project(x, kernel, bias, rows)[:, :tokens])
     return attended, weights
 

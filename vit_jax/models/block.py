@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 from flax.linen.initializers import xavier_uniform
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel, padded_rows
@@ -72,7 +73,7 @@ class Block(nn.Module):
             drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
         branch, weights = SelfAttention(self.spec, self.tokens, name="attention")(LayerNorm(name="norm1")(x))
-        x = x + self.drop_branch(dropout(self, branch), drop_rate)
+        x = checkpoint_name(x + self.drop_branch(dropout(self, branch), drop_rate), "between")
         branch = MLPS[self.spec.mlp](self.spec, name="mlp")(LayerNorm(name="norm2")(x))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights

@@ -16,7 +16,7 @@ PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
 Pooling = Literal["token", "gap", "map"]
 MlpKind = Literal["jit", "shard_map"]
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66

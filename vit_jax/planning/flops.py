@@ -1,5 +1,7 @@
 """Counts the multiply-accumulates (MACs) of a function, in its matrix products and convolutions, from its trace."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.interpreters import partial_eval
 
 from vit_jax.models import Model
 
 
 def macs_per_image(model: Model) -> int:
-    """Returns the multiply-accumulates of a model's forward pass of one image, without dropout."""
+    """Returns the multiply-accumulates of a model's forward pass of one image, without dropout and padding."""
+    attention = dataclasses.replace(model.spec.attention, kind="heads_first")  # which pads no tokens
+    model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, attention=attention))
     images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     return count_macs(lambda params, images: model.apply(params, images)[0], params, images)
@@ -29,13 +34,19 @@ def training_exaflops(model: Model, images: float) -> float:
 def count_macs(function: Callable[..., Any], *args: Any) -> int:
     """Returns the multiply-accumulates of a function of arrays (or of their shapes).
 
-    The body of a `while` loop is counted once. Multiplications by the zeros of a convolution's padding are not counted.
+    The body of a `while` loop is counted once, a kernel as its plain form. What no result needs and multiplications by
+    the zeros of a convolution's padding are not counted.
     """
     return jaxpr_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def jaxpr_macs(jaxpr: Jaxpr) -> int:
     """Returns the multiply-accumulates of a traced function, counted as by `count_macs`."""
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _used_macs(used)
+
+
+def _used_macs(jaxpr: Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
         match equation.primitive.name:
@@ -46,9 +57,13 @@ def jaxpr_macs(jaxpr: Jaxpr) -> int:
             case "conv_general_dilated":
                 total += _convolution_macs(equation)
             case "cond":  # one of its branches is executed
-                total += max(map(jaxpr_macs, jaxprs_in_params(equation.params)))
+                total += max(map(_used_macs, jaxprs_in_params(equation.params)))
+            case "kernel_or_plain":
+                plain = functools.partial(equation.params["plain"], equation.params["shape"])
+                operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+                total += count_macs(plain, *operands)
             case _:
-                inner = sum(map(jaxpr_macs, jaxprs_in_params(equation.params)))
+                inner = sum(map(_used_macs, jaxprs_in_params(equation.params)))
                 devices = equation.params["mesh"].size if equation.primitive.name == "shard_map" else 1
                 total += inner * equation.params.get("length", 1) * devices
     return total

@@ -15,7 +15,8 @@ STRATEGIES: dict[str, Change] = {
     "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
-REMAT_FRACTION = 0.2  # of the bytes beside the state, what remat=full still needs; a guess
+# Of the bytes beside the state, what each `model.remat` still needs, in the order of the speed that it costs; guesses.
+REMAT_FRACTIONS = {"none": 1.0, "dots": 0.7, "mlp": 0.45, "attention": 0.25, "full": 0.2}
 MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
 BATCH_STEPS = 16  # the search ends at a batch if one larger by a 16th of it does not fit
 
@@ -69,8 +70,8 @@ def candidate_changes(compilation: Compilation) -> Iterator[tuple[Change, int]]:
     """Yields changes in the order of the speed they cost, each with a guess of the bytes that a device then needs.
 
     First come more parts of a batch; then parameters and optimizer split over all devices, with parts if need be; then
-    all activations computed again in the backward pass; then a smaller batch. A prediction has no parts and no backward
-    pass.
+    more and more activations computed again in the backward pass; then a smaller batch. A prediction has no parts and
+    no backward pass.
     """
     workload = compilation.workload
     accum, images = workload.accum_steps, workload.images_per_device
@@ -92,10 +93,13 @@ def candidate_changes(compilation: Compilation) -> Iterator[tuple[Change, int]]:
     if workload.inference:
         return
     strategy, part = placed[-1]
+    rest /= REMAT_FRACTIONS[workload.remat]
+    for remat, fraction in REMAT_FRACTIONS.items():
+        if fraction < REMAT_FRACTIONS[workload.remat]:
+            yield strategy | {"model.remat": remat}, int(state * part + rest * fraction)
     if workload.remat != "full":
         strategy = strategy | {"model.remat": "full"}
-        rest *= REMAT_FRACTION
-        yield strategy, int(state * part + rest)
+    rest *= REMAT_FRACTIONS["full"]
     if parts[-1] > 1:
         more = strategy | {"accum_steps": str(accum * parts[-1])}
         yield more, int((state + workload.parameter_bytes) * part + rest / parts[-1])

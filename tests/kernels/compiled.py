@@ -1,0 +1,102 @@
+"""Compiles attention and its gradient for an absent TPU slice; prints as JSON what the programs contain.
+
+python -m tests.kernels.compiled TOPOLOGY CASE...
+
+A case is a name in `PROGRAMS`, or the sizes `batch,tokens,heads,head_dim,dtype` of a call on one device.
+"""
+
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import kernels, models, sharding
+from vit_jax.planning import collectives, hlo, targets
+from vit_jax.planning.kernels import is_kernel
+
+
+def array(sharding, dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def gradient(tokens, heads):
+    def loss(projected, bias):
+        return kernels.fused_attention(projected, bias, tokens, heads).astype(jnp.float32).sum()
+
+    return jax.value_and_grad(loss, argnums=(0, 1))
+
+
+def one_device(devices, batch, tokens, heads, head_dim, dtype):
+    here, wide = SingleDeviceSharding(devices[0]), 3 * heads * head_dim
+    rows = -(-tokens // kernels.ROW_TILE) * kernels.ROW_TILE
+    return jax.jit(gradient(tokens, heads)), array(here, dtype, batch, rows, wide), array(here, "float32", wide)
+
+
+def sharded_arrays(devices):
+    """Without a mesh in the program: the arrays say where they are."""
+    mesh = Mesh(devices, ("batch",))
+    arrays = (
+        array(NamedSharding(mesh, P("batch")), "bfloat16", 8, 56, 384),
+        array(NamedSharding(mesh, P()), "float32", 384),
+    )
+    return jax.jit(gradient(50, 2)), *arrays
+
+
+def mapped(devices):
+    _, projected, bias = one_device(devices, 8, 50, 2, 64, "bfloat16")
+    return jax.jit(jax.vmap(lambda x, bias: gradient(50, 2)(x[None], bias), (0, None))), projected, bias
+
+
+def block(devices, batch=16, **axes):
+    """A model of one block on a mesh: 65 tokens, padded to 72; activations are larger than any parameter."""
+    mesh = Mesh(np.reshape(devices, [axes.get(axis, 1) for axis in sharding.AXES]), sharding.AXES)
+    sizes = {"width": 128, "depth": 1, "mlp_dim": 256, "num_heads": 2, "num_classes": 8, "resolution": 32}
+    model = models.create("ViT/4", dtype="bfloat16", attention="fused", **sizes)
+    rows = sharding.batch_sharding(mesh) if batch % mesh.size == 0 else NamedSharding(mesh, P())
+    images = array(rows, "float32", batch, 32, 32, 3)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
+    places = sharding.state_shardings(params, mesh)
+    params = jax.tree.map(lambda x, place: array(place, x.dtype, *x.shape), params, places)
+
+    def run(params, images):
+        with sharding.use_mesh(mesh):
+            return jax.value_and_grad(lambda params: (model.apply(params, images)[0] ** 2).sum())(params)
+
+    return jax.jit(run, out_shardings=(None, places)), params, images
+
+
+PROGRAMS = {
+    "sharded arrays": sharded_arrays,
+    "vmap": mapped,
+    "data": lambda devices: block(devices, data=4),
+    "undivided": lambda devices: block(devices, batch=6, data=4),
+    "fsdp, tensor": lambda devices: block(devices, fsdp=2, tensor=2),
+    "slices": lambda devices: block(devices, slice=2, data=2, fsdp=2),
+}
+
+
+def facts(devices, case):
+    """How many kernels a program contains, and by kind of collective the bytes of the largest array."""
+    sizes = case.split(",")
+    if case in PROGRAMS:
+        function, *arguments = PROGRAMS[case](devices)
+    else:
+        function, *arguments = one_device(devices, *map(int, sizes[:-1]), sizes[-1])
+    text = function.lower(*arguments).compile().as_text()
+    found = {"kernels": sum(map(is_kernel, hlo.read_instructions(text)))}
+    for each in collectives.read_collectives(text):
+        found[each.kind] = max(each.bytes, found.get(each.kind, 0))
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.update(targets.NO_POD)
+    _, topology, *cases = sys.argv
+    slices = 2 if "slices" in cases else 1
+    devices = targets.find_devices(topology, slices)
+    print(json.dumps({case: facts(devices, case) for case in cases}))

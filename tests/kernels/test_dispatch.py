@@ -1,0 +1,64 @@
+"""Where a program contains the kernels, compiled for absent TPU slices: what interpreting them does not show."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from vit_jax.planning import targets
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
+
+BOTH = 2  # forward and backward
+# batch, tokens, heads, head_dim, dtype
+SHAPES = ("8,9,3,64,float32", "64,197,12,64,bfloat16", "8,50,3,88,float32", "8,50,5,24,bfloat16", "8,50,5,104,bfloat16")
+LARGE = ("8,257,16,80,bfloat16", "8,577,12,64,bfloat16", "8,197,12,64,float32", "4,1370,16,80,bfloat16")
+ACTIVATIONS = 16 * 72 * 128 * 2  # bytes of the rows of all images, in bfloat16
+QKV = 2 * 128 * 3 * 128  # and of the largest parameter
+
+
+def compile_for(topology, *cases):
+    """What the programs contain, see `compiled.facts`."""
+    environment = os.environ | targets.NO_POD | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.kernels.compiled", topology, *cases]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return json.loads(answer.stdout)
+
+
+def test_kernels_where_each_device_runs_them_on_its_part():
+    """Nothing but parameters is gathered, and what heads are summed over is half of the images."""
+    alone, both, loose = "8,50,3,8,bfloat16", "fsdp, tensor", "sharded arrays"
+    found = compile_for("v5e:2x2", alone, both, loose)
+    assert found[alone] == {"kernels": BOTH}
+    assert found[both]["kernels"] == BOTH and "all-to-all" not in found[both]
+    assert found[both]["all-gather"] <= QKV / 2 and found[both]["all-reduce"] <= ACTIVATIONS / 2
+    # Where nobody says what each device does, the compiler splits the plain form, and gathers nothing.
+    assert found[loose]["kernels"] == 0 and not {"all-gather", "all-to-all"} & set(found[loose])
+
+
+@pytest.mark.slow
+def test_other_ways_to_call_them():
+    found = compile_for("v5e:2x2", "data", "undivided", "vmap")
+    assert [each["kernels"] for each in found.values()] == [BOTH, 0, 0]
+    assert not {"all-gather", "all-to-all"} & set(found["data"])
+
+
+@pytest.mark.slow
+def test_several_slices():
+    """Between them only gradients are exchanged."""
+    found = compile_for("v5e:2x2", "slices")["slices"]
+    assert found["kernels"] == BOTH and "all-to-all" not in found
+    assert found["all-gather"] <= QKV and found["all-reduce between slices"] <= QKV
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_every_kind_of_chip(topology):
+    """A v4 has too little memory for the larger ones, a v5p for the largest."""
+    cases = SHAPES + {"v4:2x2x1": (), "v5p:2x2x1": LARGE[:-1]}.get(topology, LARGE)
+    assert compile_for(topology, *cases) == {case: {"kernels": BOTH} for case in cases}
