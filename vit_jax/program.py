@@ -63,18 +63,13 @@ class Program:
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
-    Args:
-        config: of the run.
-        mesh: the devices.
-        spec: of the data.
-        check: may use the devices; None: they need not be here.
+    If `check` is given, it may use the devices of the mesh; otherwise they need not be here.
 
     Raises:
         UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh; or the compiler
             rejects an option.
     """
-    model = make_model(config, mesh, spec)
-    model = check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
+    model = make_model(config, mesh, spec, check)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     step = make_train_step(config, model, spec)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
@@ -197,10 +192,10 @@ def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | No
     return make_program(config, sharding.make_mesh(config), data.spec(config), check)
 
 
-def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Model:
+def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> models.Model:
     """Returns the model of `config.model` for preprocessed images, square or not.
 
-    Fields that are `auto` are chosen for the mesh's devices.
+    Fields that are `auto` are chosen for the mesh's devices; `check` may replace the model after a trial on one.
 
     Raises:
         UserError: the model cannot be built, or the images do not have the size `config.resolution`.
@@ -218,4 +213,5 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec) -> models.Mo
         )
     model = models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
-    return model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
+    model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
+    return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
