@@ -41,6 +41,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.architecture": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.plans": Output("write"),
+    "benchmarks.tpu": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
     **dict.fromkeys([f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "train_step")]),
 }
