@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.hosts import Hosts, metrics, saved
+from benchmarks.pages import replace_section
 from benchmarks.preemptions import LAUNCHERS
 
 LOSSES = 1e-5  # relative, on another mesh
@@ -468,8 +469,7 @@ def main(argv: list[str]) -> int:
     lines = ["| promise | fault | tried | what happened |", "|---|---|---|---|", *(line for line, _ in rows)]
     print("\n".join(lines))
     if args.write:
-        before, after = re.split(r"(?<=<!-- faults -->\n).*(?=<!-- /faults -->)", args.write.read_text(), flags=re.S)
-        args.write.write_text(before + "\n".join(lines) + "\n" + after)
+        replace_section(args.write, "faults", "\n".join(lines) + "\n")
     return 0 if all(kept for _, kept in rows) else 1
 
 

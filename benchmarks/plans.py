@@ -8,12 +8,12 @@ stopped.
 """
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
+from benchmarks.pages import replace_section
 from vit_jax import UserError, cli, models
 from vit_jax.planning import (
     STRATEGIES,
@@ -156,10 +156,7 @@ def main(argv: list[str]) -> None:
         text = "\n".join(SECTIONS[name]()) + "\n"
         print(text)
         if args.write:
-            before, after = re.split(
-                rf"(?<=<!-- {name} -->\n).*(?=<!-- /{name} -->)", args.write.read_text(), flags=re.S
-            )
-            args.write.write_text(before + text + after)
+            replace_section(args.write, name, text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import dataclasses
 import fnmatch
 import itertools
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import replace_section
 from benchmarks.tpu_rows import Row
 from vit_jax import cli
 from vit_jax.planning import parse_topology, records, report, targets
@@ -232,9 +232,7 @@ def main(argv: list[str]) -> None:
         text = "\n".join(section(results)) + "\n"
         print(text)
         if args.write:
-            marks = rf"(?<=<!-- {name} -->\n).*(?=<!-- /{name} -->)"
-            before, after = re.split(marks, args.write.read_text(), flags=re.S)
-            args.write.write_text(before + text + after)
+            replace_section(args.write, name, text)
 
 
 if __name__ == "__main__":

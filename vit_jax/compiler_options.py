@@ -15,12 +15,12 @@ from vit_jax import UserError
 
 Options: TypeAlias = dict[str, str | bool]  # name of an option, as the compiler spells it -> value
 
-# Figures are millions of cycles of a training step of ViT-B/16 with 128 images a chip: the schedule of the compiler,
-# then its own estimate, from libtpu 0.0.42 without a chip.
+# Figures are millions of cycles of a training step: the schedule of the compiler, then its own estimate, from libtpu
+# 0.0.42 without a chip.
 
 # The MiB from which the compiler cuts a product with weights that are split over chips into a loop over the chips, to
-# hide the gathers. Whole products are faster, and other products hide their gathers. Weights over v5e:2x4: 256.6, 484
-# -> 176.8, 337, and 13.9 -> 9.9 GB.
+# hide the gathers. Whole products are faster, and other products hide their gathers. B/16 with 128 images a chip and
+# weights over v5e:2x4, before there was an attention kernel: 256.6, 484 -> 176.8, 337, and 13.9 -> 9.9 GB.
 WHOLE_PRODUCTS: Options = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 # The memory on the chip that one operation may use, twice the default: products then work on larger tiles. S/16 with

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import kernels, models, sharding
 from vit_jax.planning import collectives, hlo, targets
-from vit_jax.planning.kernels import is_kernel
 
 
 def array(sharding, dtype, *shape):
@@ -88,7 +87,7 @@ def facts(devices, case):
     else:
         function, *arguments = one_device(devices, *map(int, sizes[:-1]), sizes[-1])
     text = function.lower(*arguments).compile().as_text()
-    found = {"kernels": sum(map(is_kernel, hlo.read_instructions(text)))}
+    found = {"kernels": sum(each.is_kernel for each in hlo.read_instructions(text))}
     for each in collectives.read_collectives(text):
         found[each.kind] = max(each.bytes, found.get(each.kind, 0))
     return found

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax import UserError
-from vit_jax.planning import collectives, compiled, hlo, kernels
+from vit_jax.planning import collectives, compiled, hlo
 
 HLO = """HloModule jit_step
 
@@ -77,7 +77,7 @@ def test_collectives_are_read_from_the_text_of_a_program():
 def test_cycles_count_as_often_as_loops_run_and_fusions_once():
     executed = [each for each in hlo.read_instructions(HLO) if not each.fused]
     assert sum(each.cycles * each.times for each in executed if each.cycles) == 5 + 3 * 100
-    assert [each.name for each in executed if kernels.is_kernel(each)] == ["kernel"]
+    assert [each.name for each in executed if each.is_kernel] == ["kernel"]
 
 
 def test_a_compilers_refusal_is_read():

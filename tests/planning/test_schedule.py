@@ -229,7 +229,7 @@ KERNEL = (
 
 def test_kernels_are_read_from_the_text_of_a_program():
     text = f"ENTRY %main (x: f32[]) -> f32[] {{\n{KERNEL}\n}}"
-    [found] = [kernels.parse_kernel(each) for each in hlo.read_instructions(text) if kernels.is_kernel(each)]
+    [found] = [kernels.parse_kernel(each) for each in hlo.read_instructions(text) if each.is_kernel]
     assert found.operands == (("float32", (16, 256)), ("int32", ()))
     assert found.results == (("float32", (16, 256)), ("bfloat16", (8,)))
     assert json.loads(found.config) == {"custom_call_config": {"body": "TUzv{", "needs_layout_passes": True}}

@@ -5,7 +5,7 @@ import re
 import jax
 
 from vit_jax import UserError
-from vit_jax.planning import chips, collectives, hlo, kernels, step_schedule
+from vit_jax.planning import chips, collectives, hlo, step_schedule
 from vit_jax.planning.dumps import Dumps
 from vit_jax.planning.records import Exchange, Executable, is_topology
 
@@ -45,7 +45,7 @@ def read_executable(
         compiler_flops=None if loops else costs.get("flops"),
         collectives=sum_exchanges(collectives.read_collectives(text), links),
         cycles=cycles or None,
-        kernels=sum(each.times for each in executed if kernels.is_kernel(each)),
+        kernels=sum(each.times for each in executed if each.is_kernel),
         kernel_cycles=schedule.kinds.get("kernel") if schedule else None,
         schedule=schedule,
     )

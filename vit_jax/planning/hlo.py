@@ -12,6 +12,7 @@ CALLED = re.compile(rf"\b(?:{CALL_ATTRIBUTES})=\{{?((?:%?[\w.-]+(?:, )?)+)")
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 LOOP_LIMIT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
 ESTIMATED_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+KERNEL = 'custom_call_target="tpu_custom_call"'
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -41,6 +42,11 @@ class Instruction:
     def operands(self) -> list[str]:
         """The names of the instructions whose results it takes."""
         return OPERAND.findall(self.line.partition(f" {self.operation}(")[2].partition(")")[0])
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it executes a Pallas kernel."""
+        return KERNEL in self.line
 
     @property
     def cycles(self) -> int | None:

@@ -27,7 +27,7 @@ def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -
     """
     times: dict[kernels.Kernel, int] = {}
     for each in hlo.read_instructions(text):
-        if kernels.is_kernel(each) and not each.fused:
+        if each.is_kernel and not each.fused:
             kernel = kernels.parse_kernel(each)
             times[kernel] = times.get(kernel, 0) + each.times
     paths = {kernel: _cache_path(kernel, target, versions) for kernel in times}

@@ -16,7 +16,6 @@ from jax.sharding import SingleDeviceSharding
 from vit_jax import cli
 from vit_jax.planning import chips, dumps, hlo, targets
 
-CALL = 'custom_call_target="tpu_custom_call"'
 OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, \w+=")
 ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
@@ -47,11 +46,6 @@ class Kernel:
     operands: tuple[Array, ...]
     results: tuple[Array, ...]
     aliases: tuple[tuple[int, int], ...]
-
-
-def is_kernel(instruction: hlo.Instruction) -> bool:
-    """Returns whether an instruction of a program executes a Pallas kernel."""
-    return CALL in instruction.line
 
 
 def parse_kernel(instruction: hlo.Instruction) -> Kernel:
@@ -111,7 +105,7 @@ def main(argv: list[str]) -> None:
             print(f"a kernel does not compile alone: {error}", file=sys.stderr)
             answers.append(None)
             continue
-        [name] = [each.name for each in hlo.read_instructions(text) if is_kernel(each)]
+        [name] = [each.name for each in hlo.read_instructions(text) if each.is_kernel]
         found = dumps.Dumps(folder).read(name)
         answers.append(found.cycles(chip) if found else None)
     print(json.dumps(answers))

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from vit_jax.planning import collectives, hlo, kernels
+from vit_jax.planning import collectives, hlo
 from vit_jax.planning.dumps import Dumps
 from vit_jax.planning.overlap import Exchange, Timeline
 from vit_jax.planning.records import StepSchedule
@@ -52,7 +52,7 @@ def group_fused(text: str) -> Iterator[tuple[hlo.Instruction, list[hlo.Instructi
 def operation_kind(executed: hlo.Instruction, fused: list[hlo.Instruction]) -> str:
     """Returns `matmul`, `kernel`, `exchange`, `reduction`, `layout`, `elementwise` or `other`."""
     operations = {executed.operation} | {each.operation for each in fused}
-    if kernels.is_kernel(executed):
+    if executed.is_kernel:
         return "kernel"
     if operations & {"convolution", "dot"}:
         return "matmul"
