@@ -204,6 +204,7 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
         fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
+    fields["grad_dtype"] = config.optim.grad_dtype
     resolution = spec.image_shape[:2]
     if config.resolution not in resolution:
         given = "x".join(map(str, resolution))

@@ -24,10 +24,11 @@ import contextvars
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -215,8 +216,10 @@ def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
     )
 
 
-def gather(parameter: jax.Array, dimensions: Dimensions) -> jax.Array:
+def gather(parameter: jax.Array, dimensions: Dimensions, dtype: Any) -> jax.Array:
     """Gathers a parameter, where it is used, over the axes that split the batch; its gradient is split again.
+
+    The parameter passes between devices rounded to `dtype`, and its gradient in the dtype of the parameter.
 
     Without the constraint, the compiler may split over `tensor` what is split over `fsdp`, or gather the batch instead.
     """
@@ -228,26 +231,28 @@ def gather(parameter: jax.Array, dimensions: Dimensions) -> jax.Array:
     split, gathered = (NamedSharding(mesh, P(*axes)) for axes in (spec, [None if a in batch else a for a in spec]))
     # The compiler would split the gradient over an unused axis first, and then move the parts between devices.
     unused = any(size > 1 for axis, size in mesh.shape.items() if axis not in (*batch, *spec))
-    return _gather(parameter, gathered, (gathered, split) if unused else (split,))
+    return _gather(parameter, gathered, (gathered, split) if unused else (split,), jnp.dtype(dtype))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...]) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(
+    parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any
+) -> jax.Array:
     """Constrains the sharding of a parameter; that of its gradient to each of `backwards` in turn."""
     del backwards
-    return jax.lax.with_sharding_constraint(parameter, gathered)
+    return jax.lax.with_sharding_constraint(parameter.astype(dtype), gathered).astype(parameter.dtype)
 
 
 def _gather_forward(
-    parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...]
+    parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any
 ) -> tuple[jax.Array, None]:
-    return _gather(parameter, gathered, backwards), None
+    return _gather(parameter, gathered, backwards, dtype), None
 
 
 def _gather_backward(
-    gathered: NamedSharding, backwards: tuple[NamedSharding, ...], residuals: None, grad: jax.Array
+    gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any, residuals: None, grad: jax.Array
 ) -> tuple[jax.Array]:
-    del gathered, residuals
+    del gathered, dtype, residuals
     for sharding in backwards:
         grad = jax.lax.with_sharding_constraint(grad, sharding)
     return (grad,)
@@ -291,11 +296,15 @@ def per_device(
         if "batch" not in split or len(arrays[0]) % (rows * _axes_size(mesh, ACTIVATION_AXES["batch"])):
             return function(*arrays)
 
+        used = {axis for spec in specs for axis in _axes(spec)}
+
         def local(*parts: jax.Array) -> jax.Array:
-            gathered = [_all_gather(part, spec) for part, spec in zip(parts[count:], specs[count:], strict=True)]
+            placed = list(zip(parts, specs, strict=True))
+            whole = [_vary(part, spec, used) for part, spec in placed[:count]]
+            whole += [_all_gather(part, spec, parts[0].dtype) for part, spec in placed[count:]]
             token = _split_dimensions.set(frozenset(split))
             try:
-                return function(*parts[:count], *gathered)
+                return function(*whole)
             finally:
                 _split_dimensions.reset(token)
 
@@ -305,14 +314,42 @@ def per_device(
     return call
 
 
-def _all_gather(part: jax.Array, spec: P) -> jax.Array:
+def _axes(spec: P) -> set[str]:
+    """Returns the mesh axes over which an array is split."""
+    return {axis for axes in spec if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+
+
+def _vary(part: jax.Array, spec: P, axes: Iterable[str]) -> jax.Array:
+    """Returns a part of an array; its gradient will be summed over those of the axes that do not split the array."""
+    over = set(axes) - _axes(spec)
+    return jax.lax.pcast(part, tuple(axis for axis in AXES if axis in over), to="varying")
+
+
+def _all_gather(part: jax.Array, spec: P, dtype: Any) -> jax.Array:
     batch = ACTIVATION_AXES["batch"]
-    # Gradients are then scattered before each part is summed over the other axes.
-    part = jax.lax.pcast(part, tuple(axis for axis in batch if axis not in spec), to="varying")
+    part = _vary(part, spec, batch)  # gradients are then scattered before each part is summed over the other axes
     for dimension, axis in enumerate(spec):
         if axis in batch:
-            part = jax.lax.all_gather(part, axis, axis=dimension, tiled=True)
+            part = _gather_axis(part, axis, dimension, dtype)
     return part
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather_axis(part: jax.Array, axis: str, dimension: int, dtype: Any) -> jax.Array:
+    """Gathers parts, rounded to `dtype`, over an axis; their gradient is scattered in the dtype of the parameter."""
+    return jax.lax.all_gather(part.astype(dtype), axis, axis=dimension, tiled=True).astype(part.dtype)
+
+
+def _gather_axis_forward(part: jax.Array, axis: str, dimension: int, dtype: Any) -> tuple[jax.Array, None]:
+    return _gather_axis(part, axis, dimension, dtype), None
+
+
+def _gather_axis_backward(axis: str, dimension: int, dtype: Any, residuals: None, grad: jax.Array) -> tuple[jax.Array]:
+    del dtype, residuals
+    return (jax.lax.psum_scatter(grad, axis, scatter_dimension=dimension, tiled=True),)
+
+
+_gather_axis.defvjp(_gather_axis_forward, _gather_axis_backward)
 
 
 def sum_over(dimension: str, x: jax.Array) -> jax.Array:

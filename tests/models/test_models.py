@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from vit_jax import UserError, kernels, models, tree
 from vit_jax.models import ModelSpec, create, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
-from vit_jax.models.layers import layer_norm, narrowing_matmul
+from vit_jax.models.layers import layer_norm, narrowing_product
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec import flatten_spec
@@ -333,7 +333,7 @@ def assert_same_gradients(ours, plain, *arguments):
 
 def test_written_out_gradients_equal_derived_ones():
     x, kernel = images_of(4, 5, 16), images_of(16, 8)
-    assert_same_gradients(narrowing_matmul, lambda x, kernel: x @ kernel, x, kernel)
+    assert_same_gradients(narrowing_product, lambda x, kernel: x @ kernel, x, kernel)
     norm = nn.LayerNorm(epsilon=1e-6)
     plain = lambda x, scale, bias: norm.apply({"params": {"scale": scale, "bias": bias}}, x)  # noqa: E731
     assert_same_gradients(layer_norm, plain, x, images_of(16), images_of(16, seed=1))

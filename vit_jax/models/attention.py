@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from vit_jax import kernels
 from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
-from vit_jax.models.layers import Rows, add_bias, as_matrix
+from vit_jax.models.layers import Rows, add_bias, as_matrix, product
 from vit_jax.models.spec import AttentionKind
 from vit_jax.sharding import constrain, gather, per_device
 
@@ -76,8 +76,8 @@ def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
 
 def project(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> QKV:
     """Returns the queries, keys and values of all images (equation 5)."""
-    kernel = gather(kernel, KERNEL)
-    qkv = add_bias(jnp.einsum("btw,wshd->btshd", x.reshape(-1, tokens, x.shape[-1]), kernel), bias)
+    kernel = gather(kernel, KERNEL, x.dtype)
+    qkv = add_bias(product(x.reshape(-1, tokens, x.shape[-1]), kernel), bias)
     return constrain(qkv, ("batch", "tokens", *BIAS))
 
 
@@ -98,7 +98,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
 
     def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
-        projected = (x @ as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
+        projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
         attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
         return attended.reshape(-1, heads * head_dim)
 

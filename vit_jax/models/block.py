@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel, padded_rows
-from vit_jax.models.layers import LayerNorm, Rows, add_bias, as_matrix, dropout
+from vit_jax.models.layers import LayerNorm, Rows, add_bias, as_matrix, dropout, product
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
@@ -20,11 +20,11 @@ class QKVParameters(nn.Module):
 
     @nn.compact
     def __call__(self) -> tuple[QKVKernel, QKVBias]:
-        """Returns the kernel in the dtype of the activations, and the bias."""
+        """Returns the kernel in the dtype of its gradient, and the bias."""
         spec = self.spec
         shape = (3, spec.attention.num_heads, spec.head_dim)
         kernel_init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
-        kernel = self.param("kernel", kernel_init, (spec.width, *shape)).astype(spec.dtype)
+        kernel = self.param("kernel", kernel_init, (spec.width, *shape)).astype(spec.kernel_dtype)
         return kernel, self.param("bias", nn.initializers.zeros, shape)
 
 
@@ -38,10 +38,10 @@ class OutProjection(nn.Module):
         """Returns the projection of `attended`, the concatenated heads."""
         spec = self.spec
         shape = (spec.attention.num_heads, spec.head_dim, spec.width)
-        kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.dtype)
+        kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.kernel_dtype)
         bias = self.param("bias", nn.initializers.zeros, (spec.width,))
-        kernel = gather(kernel, ("heads", "head_dim", "width"))
-        return add_bias(attended @ as_matrix(kernel, spec.width), bias)
+        kernel = gather(kernel, ("heads", "head_dim", "width"), attended.dtype)
+        return add_bias(product(attended, as_matrix(kernel, spec.width)), bias)
 
 
 class SelfAttention(nn.Module):

@@ -71,7 +71,7 @@ class Encoder(nn.Module):
         if spec.scan:
             rows, out = jax.lax.scan(lambda x, layer: step(x, *layer), rows, (layers, jnp.arange(spec.depth), rates))
         else:
-            rows, out = _run_unrolled(step, rows, layers, rates, spec.dtype)
+            rows, out = _run_unrolled(step, rows, layers, rates, spec.kernel_dtype)
         return LayerNorm(name="norm")(rows).reshape(padded)[:, :tokens], out
 
 

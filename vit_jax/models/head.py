@@ -9,7 +9,7 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.models.block import OutProjection
-from vit_jax.models.layers import LayerNorm, Tokens, add_bias
+from vit_jax.models.layers import LayerNorm, Tokens, add_bias, product
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.spec import ModelSpec, Pooling
 from vit_jax.sharding import constrain, gather
@@ -27,11 +27,9 @@ class HeadsProjection(nn.Module):
         """Returns the projection of every row."""
         spec = self.spec
         shape = (spec.attention.num_heads, spec.head_dim)
-        kernel = self.param("kernel", xavier_uniform(in_axis=0, out_axis=(1, 2)), (spec.width, *shape)).astype(
-            spec.dtype
-        )
-        kernel = gather(kernel, ("width", "heads", "head_dim"))
-        return add_bias(jnp.tensordot(x, kernel, 1), self.param("bias", nn.initializers.zeros, shape))
+        kernel = self.param("kernel", xavier_uniform(in_axis=0, out_axis=(1, 2)), (spec.width, *shape))
+        kernel = gather(kernel.astype(spec.kernel_dtype), ("width", "heads", "head_dim"), x.dtype)
+        return add_bias(product(x, kernel), self.param("bias", nn.initializers.zeros, shape))
 
 
 class ProbeAttention(nn.Module):

@@ -23,25 +23,6 @@ Statistic: TypeAlias = Float[Array, "*rows 1"]
 Residuals: TypeAlias = tuple[Rows, Statistic, Statistic, Channels]
 
 
-class Dense(nn.Module):
-    """A dense layer whose kernel has named dimensions."""
-
-    features: int
-    dimensions: tuple[str, str]  # of the kernel
-    dtype: str = "float32"  # of the computation
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    bias_init: nn.initializers.Initializer = nn.initializers.zeros
-    matmul: Callable[[Array, Array], Array] = jnp.matmul
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        """Returns `x @ kernel + bias`."""
-        shape = (x.shape[-1], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
-        bias = self.param("bias", self.bias_init, shape[1:])
-        return add_bias(self.matmul(x, gather(kernel, self.dimensions)), bias)
-
-
 @jax.custom_vjp
 def add_bias(x: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns `x + bias` in the dtype of `x`; the gradient of `bias` is summed over the other axes in float32.
@@ -62,6 +43,33 @@ def _add_bias_backward(bias: Array, grad: Array) -> tuple[Array, Array]:
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+@jax.custom_vjp
+def product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs *outputs"]) -> Float[Array, "..."]:
+    """Returns the sum over the inputs of `x` times `kernel`, [*rows, *outputs], computed in the dtype of `x`.
+
+    The gradient of the kernel is computed, and then exchanged, in the kernel's own dtype: that of a float32 kernel is
+    never rounded to bfloat16. Only reverse-mode differentiation works.
+    """
+    return _product_forward(x, kernel)[0]
+
+
+def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.tensordot(x, kernel.astype(x.dtype), 1), (x, kernel)
+
+
+def _product_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = residuals
+    axes = tuple(range(grad.ndim))
+    rows, outputs = axes[: x.ndim - 1], axes[x.ndim - 1 :]
+    grad_x = jnp.tensordot(grad, kernel.astype(x.dtype), (outputs, tuple(range(1, kernel.ndim))))
+    # The casts become part of the matmul on TPUs; CPUs lack large products of bfloat16 with results in float32.
+    grad_kernel = jnp.tensordot(grad.astype(kernel.dtype), x.astype(kernel.dtype), (rows, rows))
+    return grad_x, jnp.moveaxis(grad_kernel, -1, 0)
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -87,18 +95,16 @@ as_matrix.defvjp(_as_matrix_forward, _as_matrix_backward)
 
 
 @jax.custom_vjp
-def narrowing_matmul(x: Wide, kernel: Kernel) -> Narrow:
-    """Returns `x @ kernel`; the gradient of the kernel suits the platform. Only reverse-mode differentiation works."""
-    return x @ kernel
+def narrowing_product(x: Wide, kernel: Kernel) -> Narrow:
+    """Returns `product(x, kernel)`; on CPUs, XLA then computes the kernel's gradient in two thirds of the time."""
+    return _product_forward(x, kernel)[0]
 
 
-def _matmul_forward(x: Wide, kernel: Kernel) -> tuple[Narrow, tuple[Wide, Kernel]]:
-    return x @ kernel, (x, kernel)
-
-
-def _matmul_backward(residuals: tuple[Wide, Kernel], grad: Narrow) -> tuple[Wide, Kernel]:
+def _narrowing_backward(residuals: tuple[Wide, Kernel], grad: Narrow) -> tuple[Wide, Kernel]:
     x, kernel = residuals
-    return grad @ kernel.T, jax.lax.platform_dependent(x, grad, cpu=_transposed_gradient, default=_kernel_gradient)
+    factors = x.astype(kernel.dtype), grad.astype(kernel.dtype)
+    grad_kernel = jax.lax.platform_dependent(*factors, cpu=_transposed_gradient, default=_kernel_gradient)
+    return grad @ kernel.astype(x.dtype).T, grad_kernel
 
 
 def _kernel_gradient(x: Wide, grad: Narrow) -> Kernel:
@@ -106,8 +112,7 @@ def _kernel_gradient(x: Wide, grad: Narrow) -> Kernel:
 
 
 def _transposed_gradient(x: Wide, grad: Narrow) -> Kernel:
-    # XLA's CPU matmul computes the transposed gradient in two thirds of the time; the barrier keeps the compiler from
-    # undoing the transposition.
+    # The barrier keeps the compiler from undoing the transposition.
     return jax.lax.optimization_barrier(_flat(grad).T @ _flat(x)).T
 
 
@@ -115,7 +120,26 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-narrowing_matmul.defvjp(_matmul_forward, _matmul_backward)
+narrowing_product.defvjp(_product_forward, _narrowing_backward)
+
+
+class Dense(nn.Module):
+    """A dense layer whose kernel has named dimensions."""
+
+    features: int
+    dimensions: tuple[str, str]  # of the kernel
+    kernel_dtype: str = "float32"  # of the kernel's gradient
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros
+    multiply: Callable[[Array, Array], Array] = product
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
+        """Returns `x @ kernel + bias` in the dtype of `x`."""
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape).astype(self.kernel_dtype)
+        bias = self.param("bias", self.bias_init, shape[1:])
+        return add_bias(self.multiply(x, gather(kernel, self.dimensions, x.dtype)), bias)
 
 
 class LayerNorm(nn.Module):

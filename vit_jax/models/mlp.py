@@ -5,7 +5,7 @@ from typing import TypeAlias
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_matmul
+from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_product, product
 from vit_jax.models.spec import MlpKind, ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
 
@@ -29,8 +29,8 @@ class Mlp(nn.Module):
         """Returns rows of the same width."""
         spec = self.spec
         inits = (kernel_init, bias_init)
-        dense1 = Dense(spec.mlp_dim, WIDENING, spec.dtype, *inits, name="dense1")
-        dense2 = Dense(spec.width, NARROWING, spec.dtype, *inits, matmul=narrowing_matmul, name="dense2")
+        dense1 = Dense(spec.mlp_dim, WIDENING, spec.kernel_dtype, *inits, name="dense1")
+        dense2 = Dense(spec.width, NARROWING, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
         hidden = constrain(nn.gelu(dense1(x), approximate=True), HIDDEN)
         return dropout(self, dense2(dropout(self, hidden)))
 
@@ -44,8 +44,8 @@ class ShardMapMlp(nn.Module):
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
         spec = self.spec
-        dense1 = DenseParameters((spec.width, spec.mlp_dim), spec.dtype, name="dense1")()
-        dense2 = DenseParameters((spec.mlp_dim, spec.width), spec.dtype, name="dense2")()
+        dense1 = DenseParameters((spec.width, spec.mlp_dim), spec.kernel_dtype, name="dense1")()
+        dense2 = DenseParameters((spec.mlp_dim, spec.width), spec.kernel_dtype, name="dense2")()
         widen = per_device(_widen, (ROWS,), (WIDENING, WIDENING[1:]), HIDDEN)
         narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), ROWS)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
@@ -56,22 +56,22 @@ class DenseParameters(nn.Module):
     """The parameters of a dense layer."""
 
     shape: tuple[int, int]
-    dtype: str
+    kernel_dtype: str  # of the gradient
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "inputs features"], Float[Array, " features"]]:
         """Returns the kernel and the bias."""
         kernel = self.param("kernel", kernel_init, self.shape)
         bias = self.param("bias", bias_init, self.shape[1:])
-        return kernel.astype(self.dtype), bias
+        return kernel.astype(self.kernel_dtype), bias
 
 
 def _widen(x: Rows, kernel: Float[Array, "width mlp"], bias: Float[Array, " mlp"]) -> Hidden:
-    return nn.gelu(add_bias(x @ kernel, bias), approximate=True)
+    return nn.gelu(add_bias(product(x, kernel), bias), approximate=True)
 
 
 def _narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
-    return add_bias(sum_over("mlp", hidden @ kernel), bias)
+    return add_bias(sum_over("mlp", product(hidden, kernel)), bias)
 
 
 MLPS: dict[MlpKind, type[nn.Module]] = {"jit": Mlp, "shard_map": ShardMapMlp}

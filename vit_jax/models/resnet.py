@@ -49,7 +49,7 @@ class StdConv(nn.Module):
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
-        kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"))
+        kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"), x.dtype)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
         return constrain(x, DIMENSIONS)

@@ -18,6 +18,7 @@ Pooling = Literal["token", "gap", "map"]
 MlpKind = Literal["jit", "shard_map"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
+GradDtype = Literal["auto", "float32"]
 
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
 MAX_INTEGER = 2**40
@@ -143,6 +144,7 @@ class ModelSpec:
     stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
     # Of the activations; parameters, softmax, statistics and logits are float32.
     dtype: Dtype = "float32"
+    grad_dtype: GradDtype = "auto"  # of the gradients of kernels; auto: that of the activations
     mlp: MlpKind = "jit"
     remat: Remat = "none"
     scan: bool = False
@@ -164,6 +166,11 @@ class ModelSpec:
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.width // self.attention.num_heads
+
+    @property
+    def kernel_dtype(self) -> Dtype:
+        """The dtype of the kernels before they are rounded to that of the activations, and so of their gradients."""
+        return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
     def class_rows(self) -> int:

@@ -11,7 +11,7 @@ from vit_jax import UserError
 from vit_jax.models.attention import padded_rows
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.layers import Dense, Tokens, add_bias, dropout
+from vit_jax.models.layers import Dense, Tokens, add_bias, dropout, product
 from vit_jax.models.position import POSITIONS
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import ModelSpec, StemKind
@@ -47,13 +47,13 @@ class Embed(nn.Module):
         stem, width, dtype = self.spec.stem, self.spec.width, self.spec.dtype
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
-        kernel = gather(kernel.astype(dtype), ("patch_rows", "patch_columns", "channels", "width"))
+        kernel = gather(kernel.astype(self.spec.kernel_dtype), ("patch_rows", "patch_columns", "channels", "width"), dtype)
         rows, columns = x.shape[1] // size, x.shape[2] // size
         patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3).astype(dtype)
         patches = patches.reshape(-1, rows * columns, size * size * channels)
         after = self.rows - self.before - rows * columns
         patches = jnp.pad(patches, ((0, 0), (self.before, after), (0, 0)))
-        return patches @ kernel.reshape(-1, width), self.param("bias", nn.initializers.zeros, (width,))
+        return product(patches, kernel.reshape(-1, width)), self.param("bias", nn.initializers.zeros, (width,))
 
 
 class ViT(nn.Module):
