@@ -89,7 +89,7 @@ def get_config() -> ConfigDict:
     config.optim.eps = 1e-8  # adamw: added to the root of the second moment
     config.optim.momentum = 0.9  # sgd: decay of the momentum
     config.optim.moment_dtype = "float32"  # type of adamw's first moment and of sgd's momentum: float32 or bfloat16
-    config.optim.grad_dtype = "auto"  # of the exchanged gradients of kernels: auto (the activations') or float32
+    config.optim.grad_dtype = "auto"  # of kernels' gradients: auto (as activations) or float32 (doubles their exchange)
     config.optim.weight_decay = 0.0  # weight decay, decoupled from the gradient
     config.optim.decays = "kernels"  # what decays: kernels or all
     config.optim.decay_factor = "rate"  # factor of the decay: rate (the learning rate) or schedule (rate / base_lr)

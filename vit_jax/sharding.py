@@ -15,8 +15,9 @@ tokens, width]:
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
     MixUp, CutMix    collective-permute  one image and its targets, from the next device
 
-Scalars come on top. Gradients are exchanged for each of the `accum_steps` parts. Only gradients and MixUp's row cross
-slices; on TPUs, as messages between hosts.
+Scalars come on top. Kernels pass in the dtype of the activations, and so do their gradients unless
+`optim.grad_dtype` is float32; other gradients are float32. Gradients are exchanged for each of the `accum_steps` parts.
+Only gradients and MixUp's row cross slices; on TPUs, as messages between hosts.
 """
 
 import contextlib

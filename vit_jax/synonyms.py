@@ -55,6 +55,7 @@ FOREIGN_NAMES = {
     "optim.beta2": "adam_beta2",
     "optim.eps": "adam_epsilon epsilon opt_eps",
     "optim.moment_dtype": "optim_dtype mu_dtype",
+    "optim.grad_dtype": "reduce_dtype grad_reduce_dtype gradient_dtype allreduce_dtype",
     "optim.weight_decay": "wd l2 l2_decay_factor weight_decay_rate",
     "optim.lr_multipliers": "rates freeze layer_decay lr_mults",
     "optim.ema_decay": "ema model_ema model_ema_decay ema_rate",

@@ -46,7 +46,7 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 @jax.custom_vjp
-def product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs *outputs"]) -> Float[Array, "..."]:
+def product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs ..."]) -> Float[Array, "..."]:
     """Returns the sum over the inputs of `x` times `kernel`, [*rows, *outputs], computed in the dtype of `x`.
 
     The gradient of the kernel is computed, and then exchanged, in the kernel's own dtype: that of a float32 kernel is

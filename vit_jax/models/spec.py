@@ -144,7 +144,8 @@ class ModelSpec:
     stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
     # Of the activations; parameters, softmax, statistics and logits are float32.
     dtype: Dtype = "float32"
-    grad_dtype: GradDtype = "auto"  # of the gradients of kernels; auto: that of the activations
+    # Of the gradients of kernels, but not of a ResNet's, which have the activations'; auto: that of the activations.
+    grad_dtype: GradDtype = "auto"
     mlp: MlpKind = "jit"
     remat: Remat = "none"
     scan: bool = False

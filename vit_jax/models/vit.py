@@ -47,7 +47,8 @@ class Embed(nn.Module):
         stem, width, dtype = self.spec.stem, self.spec.width, self.spec.dtype
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
-        kernel = gather(kernel.astype(self.spec.kernel_dtype), ("patch_rows", "patch_columns", "channels", "width"), dtype)
+        kernel = kernel.astype(self.spec.kernel_dtype)
+        kernel = gather(kernel, ("patch_rows", "patch_columns", "channels", "width"), dtype)
         rows, columns = x.shape[1] // size, x.shape[2] // size
         patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3).astype(dtype)
         patches = patches.reshape(-1, rows * columns, size * size * channels)
