@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -178,6 +179,25 @@ def test_the_mlps_agree(tiny):
     for module, where in ((Mlp, mesh), (ShardMapMlp, mesh), (ShardMapMlp, None)):
         found = result(module, where)
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("module", "constrained"), [(Mlp, 2), (ShardMapMlp, 0)])
+def test_kernels_pass_in_bfloat16_and_their_gradients_in_float32(tiny, module, constrained):
+    mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
+    spec = models.create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32").spec
+    x = jax.random.normal(jax.random.key(1), (40, 32), jnp.bfloat16)
+    params = Mlp(spec).init(jax.random.key(0), x)["params"]
+
+    def loss(params):
+        with sharding.use_mesh(mesh):
+            return (module(spec).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
+
+    lowered = jax.jit(jax.grad(loss)).lower(params)
+    # Kernels and the hidden activations; of those in float32, both are gradients of kernels.
+    passed = re.findall(r"(?:all_gather|sharding_constraint).*x(\w+)>$", lowered.as_text(), re.MULTILINE)
+    assert passed.count("bf16") >= 3 and passed.count("f32") == constrained
+    for name, leaf in tree.flatten(lowered.compile()(params)).items():
+        assert name.endswith("bias") or not np.array_equal(leaf, leaf.astype(jnp.bfloat16))
 
 
 @pytest.mark.slow
