@@ -136,11 +136,13 @@ FIELDS: Mapping[str, Field] = {
 }
 RENAMED: Mapping[str, str] = {row.renamed_from: name for name, row in FIELDS.items() if row.renamed_from}
 # Fields of the model that depend on the machine or the training and not on the weights.
-EXECUTION = ("grad_dtype",)
-EXECUTION += tuple(
-    name.removeprefix("model.")
-    for name, row in FIELDS.items()
-    if name.startswith("model.") and row.on_resume is OnResume.ACCEPTED
+EXECUTION = (
+    "grad_dtype",
+    *(
+        name.removeprefix("model.")
+        for name, row in FIELDS.items()
+        if name.startswith("model.") and row.on_resume is OnResume.ACCEPTED
+    ),
 )
 
 
