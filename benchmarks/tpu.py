@@ -24,7 +24,7 @@ from benchmarks.tpu_rows import Row
 from vit_jax import cli
 from vit_jax.planning import parse_topology, records, report, targets
 from vit_jax.planning.client import show_progress
-from vit_jax.planning.dumps import dump_environment
+from vit_jax.planning.schedules import dump_environment
 from vit_jax.planning.serialization import step_from_json
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
-from vit_jax import kernel_check, models, predict, program
+from vit_jax import kernel_check, kernels, models, predict, program
 from vit_jax.kernel_check import check_kernels
+from vit_jax.kernels import Packing
 from vit_jax.models import attention, attention_check
 from vit_jax.models.attention_choice import AttentionSizes
 from vit_jax.storage import cache as cache_folder
@@ -102,18 +103,21 @@ def test_forms_that_are_wrong_are_not():
     """Keys that are no tokens attended to, a head's channels exchanged: none of this may pass."""
     sizes = AttentionSizes(8, 197, 1, 8, "bfloat16")
 
-    def differences(form, kind="fused"):
+    def differences(form, images):
         operands = attention_check.draw_operands(sizes)
-        found = jax.jit(functools.partial(attention_check.compare, form, kind, sizes.tokens))(*operands)
+        packing = Packing(sizes.tokens, images, kernels.round_up(images * sizes.tokens, 8))
+        found = jax.jit(functools.partial(attention_check.compare, form, packing))(*operands)
         return [float(value) > kernel_check.TOLERANCE for value in found.values()]
 
-    def without_mask(x, kernel, bias, tokens):
-        return attention.ATTENTIONS["tokens_first"](x, kernel, bias, attention.padded_rows("fused", tokens))
+    def without_mask(x, kernel, bias, packing):
+        every_row = Packing(packing.rows, 1, packing.rows)
+        return attention.ATTENTIONS["tokens_first"](x, kernel, bias, every_row)
 
-    def exchanged(x, kernel, bias, tokens):
-        return attention.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, tokens)
+    def exchanged(x, kernel, bias, packing):
+        return attention.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, packing)
 
-    assert all(differences(without_mask)) and all(differences(exchanged, "tokens_first"))
+    assert all(differences(without_mask, 1)) and all(differences(without_mask, 4))
+    assert all(differences(exchanged, 1))
 
 
 def test_predictions_and_programs_ask_before_they_compile(tiny, monkeypatch):

@@ -262,6 +262,13 @@ def _gather_backward(
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
+def local_size(dimension: str, size: int) -> int:
+    """Returns how much of a dimension of an activation is on one device: all of it if the mesh does not divide it."""
+    mesh, axes = _mesh.get(), ACTIVATION_AXES[dimension]
+    parts = _axes_size(mesh, axes) if mesh and axes else 1
+    return size // parts if size % parts == 0 else size
+
+
 def per_device(
     function: Callable[..., jax.Array],
     activations: tuple[Dimensions, ...],
@@ -279,7 +286,7 @@ def per_device(
         activations: the names of the dimensions of each activation.
         parameters: likewise of each parameter.
         output: likewise of the result.
-        rows: of an image, in the batch dimension; they stay on one device.
+        rows: of a pack of images, in the batch dimension; they stay on one device.
     """
     mesh = _mesh.get()
     if mesh is None:

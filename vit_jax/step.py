@@ -98,7 +98,7 @@ class TrainStep:
             ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
         # Integer counters advance even in a skipped step, so that the schedule stays aligned with the step.
         params, opt_state, ema = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
+            lambda new, old: _select(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema),
         )
@@ -141,3 +141,12 @@ class TrainStep:
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         total, _ = jax.lax.scan(add, zero, (*parts, keys))
         return jax.tree.map(lambda x: x / self.accum_steps, total)
+
+
+def _select(condition: Array, new: Array, old: Array) -> Array:
+    """Returns `new` or `old`.
+
+    The choice is made in float32: on TPUs, one in bfloat16 becomes another pass over memory.
+    """
+    chosen = jnp.where(condition, new.astype(jnp.float32), old.astype(jnp.float32))
+    return chosen.astype(new.dtype)

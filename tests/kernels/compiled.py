@@ -23,17 +23,18 @@ def array(sharding, dtype, *shape):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def gradient(tokens, heads):
+def gradient(packing, heads):
     def loss(projected, bias):
-        return kernels.fused_attention(projected, bias, tokens, heads).astype(jnp.float32).sum()
+        return kernels.fused_attention(projected, bias, packing, heads).astype(jnp.float32).sum()
 
     return jax.value_and_grad(loss, argnums=(0, 1))
 
 
 def one_device(devices, batch, tokens, heads, head_dim, dtype):
     here, wide = SingleDeviceSharding(devices[0]), 3 * heads * head_dim
-    rows = -(-tokens // kernels.ROW_TILE) * kernels.ROW_TILE
-    return jax.jit(gradient(tokens, heads)), array(here, dtype, batch, rows, wide), array(here, "float32", wide)
+    packing = kernels.choose_packing(tokens, heads, batch)
+    projected = array(here, dtype, batch // packing.images, packing.rows, wide)
+    return jax.jit(gradient(packing, heads)), projected, array(here, "float32", wide)
 
 
 def sharded_arrays(devices):
@@ -43,16 +44,17 @@ def sharded_arrays(devices):
         array(NamedSharding(mesh, P("batch")), "bfloat16", 8, 56, 384),
         array(NamedSharding(mesh, P()), "float32", 384),
     )
-    return jax.jit(gradient(50, 2)), *arrays
+    return jax.jit(gradient(kernels.Packing(50, 1, 56), 2)), *arrays
 
 
 def mapped(devices):
-    _, projected, bias = one_device(devices, 8, 50, 2, 64, "bfloat16")
-    return jax.jit(jax.vmap(lambda x, bias: gradient(50, 2)(x[None], bias), (0, None))), projected, bias
+    _, projected, bias = one_device(devices, 8, 48, 2, 64, "bfloat16")
+    alone = kernels.Packing(48, 1, 48)
+    return jax.jit(jax.vmap(lambda x, bias: gradient(alone, 2)(x[None], bias), (0, None))), projected, bias
 
 
 def block(devices, batch=16, **axes):
-    """A model of one block on a mesh: 65 tokens, padded to 72; activations are larger than any parameter."""
+    """A model of one block on a mesh: 65 tokens, four images in 264 rows; activations are larger than any parameter."""
     mesh = Mesh(np.reshape(devices, [axes.get(axis, 1) for axis in sharding.AXES]), sharding.AXES)
     sizes = {"width": 128, "depth": 1, "mlp_dim": 256, "num_heads": 2, "num_classes": 8, "resolution": 32}
     model = models.create("ViT/4", dtype="bfloat16", attention="fused", **sizes)

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.planning import chips, collectives, dumps, hlo, kernel_cycles, kernels, step_schedule, targets
-from vit_jax.planning.overlap import Timeline
-from vit_jax.planning.scalar_unit import Schedule, read_schedule
+from vit_jax.planning import chips, collectives, hlo, targets
+from vit_jax.planning.schedules import dumps, kernel_cycles, kernels, step_schedule
+from vit_jax.planning.schedules.overlap import Timeline
+from vit_jax.planning.schedules.scalar_unit import Schedule, read_schedule
 
 # A grid of 3 x 4 blocks in a pipeline of two stages: in 13 turns, the first only fetches and the last only computes.
 # The block that is fetched depends on the first index alone, so that it is fetched at every fourth turn.
@@ -151,7 +152,8 @@ CHECK = """
 import json, os, sys
 import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl
-from vit_jax.planning import chips, dumps, hlo, kernel_cycles, kernels, targets
+from vit_jax.planning import chips, hlo, targets
+from vit_jax.planning.schedules import dumps, kernel_cycles, kernels
 
 [device, *_] = targets.find_devices("v5e:2x2", 1)
 chip, folder = chips.CHIPS["v5e"], dumps.dump_folder()

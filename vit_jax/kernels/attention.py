@@ -1,10 +1,11 @@
 """Self-attention of short sequences on TPUs (Pallas): scores and softmax stay in VMEM, forwards and backwards.
 
-The kernels read and write the fused layout of the projections, [batch, rows, 3 x heads x head_dim], so that nothing is
-transposed in HBM. Scores are stored as [keys, queries]: a softmax then runs along sublanes, by plain additions of
-vector registers, and the products with it need no transposition of scores. Heads that share 128 lanes are separated by
-zeroing the others' lanes in one operand; that costs the matrix unit nothing, which contracts 128 lanes at a time. The
-backward pass computes the scores again, from the log-sum-exp of each query.
+The kernels read and write the fused layout of the projections, [packs, rows, 3 x heads x head_dim], so that nothing is
+transposed in HBM; images need not begin at a tile of memory (`Packing`). Scores are stored as [keys, queries]: a
+softmax then runs along sublanes, by plain additions of vector registers, and the products with it need no transposition
+of scores. Heads that share 128 lanes are separated by zeroing the others' lanes in one operand; that costs the matrix
+unit nothing, which contracts 128 lanes at a time. The backward pass computes the scores again, from the
+log-sum-exp of each query.
 """
 
 import collections
@@ -20,47 +21,50 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.dispatch import kernel_or_plain
-from vit_jax.kernels.tiles import LANES, ROW_TILE, Group, Shape, Tile, make_shape, pipelined, tiles
+from vit_jax.kernels.packing import ROW_TILE, Packing
+from vit_jax.kernels.tiles import LANES, Group, Shape, Tile, make_shape, pipelined, tiles
 
-FusedQKV: TypeAlias = Float[Array, "batch rows qkv_width"]
-Attended: TypeAlias = Float[Array, "batch rows width"]
+FusedQKV: TypeAlias = Float[Array, "packs rows qkv_width"]
+Attended: TypeAlias = Float[Array, "packs rows width"]
 Bias: TypeAlias = Float[Array, " qkv_width"]
-LogSumExp: TypeAlias = Float[Array, "batch blocks heads lanes"]
+LogSumExp: TypeAlias = Float[Array, "packs blocks heads lanes"]
+
+NEVER = 1e30  # a log-sum-exp beside which every weight is zero
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def fused_attention(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> Attended:
-    """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim) (equations 6 and 7).
+def fused_attention(projected: FusedQKV, bias: Bias, packing: Packing, heads: int) -> Attended:
+    """Returns the sum of an image's values weighted by softmax(q kᵀ / √head_dim) (equations 6 and 7).
 
-    Only reverse-mode differentiation works. Rows from `tokens` on are not attended to; their own results are finite.
+    Only reverse-mode differentiation works. Empty rows are not attended to; their own results are finite.
 
     Args:
         projected: queries, keys and values of all heads, side by side, still without their bias.
         bias: in float32; its gradient is summed in float32.
-        tokens: the number of rows that are tokens.
+        packing: what the rows hold.
         heads: the number of heads.
     """
-    return _forward(projected, bias, tokens, heads)[0]
+    return _forward(projected, bias, packing, heads)[0]
 
 
-def plain_attention(qkv: FusedQKV, tokens: int, heads: int) -> Attended:
+def plain_attention(qkv: FusedQKV, packing: Packing, heads: int) -> Attended:
     """Returns the same as `fused_attention` without a kernel."""
-    batch, rows, qkv_width = qkv.shape
-    query, key, value = jnp.moveaxis(qkv.reshape(batch, rows, 3, heads, -1), 2, 0)
+    images, width = packing.unpack(qkv.reshape(-1, qkv.shape[-1])), qkv.shape[-1] // 3
+    query, key, value = jnp.moveaxis(images.reshape(*images.shape[:2], 3, heads, -1), 2, 0)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
-    weights = jax.nn.softmax(jnp.where(jnp.arange(rows) < tokens, scores, -jnp.inf))
-    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value).reshape(batch, rows, qkv_width // 3)
+    attended = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(qkv.dtype), value)
+    return packing.pack(attended.reshape(*images.shape[:2], width)).reshape(*qkv.shape[:2], width)
 
 
-def _forward(projected: FusedQKV, bias: Bias, tokens: int, heads: int) -> tuple[Attended, tuple]:
+def _forward(projected: FusedQKV, bias: Bias, packing: Packing, heads: int) -> tuple[Attended, tuple]:
     qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
-    attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, make_shape(qkv.shape, tokens, heads), qkv)
+    attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, make_shape(qkv.shape, packing, heads), qkv)
     attended, lse = checkpoint_name(attended, "attended"), checkpoint_name(lse, "log_sum_exp")
     return attended, (qkv, attended, lse)
 
 
-def _backward(tokens: int, heads: int, residuals: tuple, grad: Attended) -> tuple[FusedQKV, Bias]:
-    shape = make_shape(residuals[0].shape, tokens, heads)
+def _backward(packing: Packing, heads: int, residuals: tuple, grad: Attended) -> tuple[FusedQKV, Bias]:
+    shape = make_shape(residuals[0].shape, packing, heads)
     grad_qkv, sums = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *residuals, grad)
     return grad_qkv, sums.sum((0, 1))
 
@@ -76,47 +80,47 @@ def _forward_on_tpu(interpret: bool, shape: Shape, qkv: FusedQKV) -> list[Array]
 def _forward_plain(shape: Shape, qkv: FusedQKV) -> list[Array]:
     lse = _lse(shape, len(qkv))
     return [
-        plain_attention(qkv, shape.tokens, shape.heads),
+        plain_attention(qkv, shape.packing, shape.heads),
         jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape),
     ]
 
 
 def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Array]:
     qkv = operands[0]
-    scratch = [pltpu.VMEM((shape.images, shape.rows, shape.width), jnp.float32)] * 2 if shape.query_steps > 1 else []
+    scratch = (
+        [pltpu.VMEM((shape.packs, shape.packing.rows, shape.width), jnp.float32)] * 2 if shape.query_steps > 1 else []
+    )
     outputs = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype), _sums(shape, len(qkv))
     return _call(_backward_kernel, "attention_backward", shape, operands, outputs, scratch, interpret)
 
 
 def _backward_plain(shape: Shape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended) -> list[Array]:
     del attended, lse
-    [grad_qkv] = jax.vjp(lambda qkv: plain_attention(qkv, shape.tokens, shape.heads), qkv)[1](grad)
+    [grad_qkv] = jax.vjp(lambda qkv: plain_attention(qkv, shape.packing, shape.heads), qkv)[1](grad)
     sums = _sums(shape, len(qkv))
     return [grad_qkv, grad_qkv.reshape(*sums.shape[:2], -1, sums.shape[2]).sum(2, dtype=sums.dtype)]
 
 
-def _lse(shape: Shape, batch: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((batch, shape.blocks, shape.heads, LANES), jnp.float32)
+def _lse(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((packs, shape.packing.images * shape.blocks, shape.heads, LANES), jnp.float32)
 
 
-def _sums(shape: Shape, batch: int) -> jax.ShapeDtypeStruct:
+def _sums(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
     """Returns the shape of the gradient's sums: of the rows that lie in one row of a tile, in each step of the grid."""
-    return jax.ShapeDtypeStruct((batch // shape.images, ROW_TILE, 3 * shape.width), jnp.float32)
+    return jax.ShapeDtypeStruct((packs // shape.packs, ROW_TILE, 3 * shape.width), jnp.float32)
 
 
 def _call(
     kernel: Any, name: str, shape: Shape, operands: tuple, outputs: tuple, scratch: Any, interpret: bool
 ) -> list[Array]:
-    """Runs a kernel over a grid of images and, for long sequences, blocks of queries."""
-    batch = len(operands[0])
+    """Runs a kernel over a grid of packs and, for long sequences, blocks of queries."""
+    packs = len(operands[0])
 
     def block(array: Any) -> pl.BlockSpec:
         if len(array.shape) == 4:  # the log-sum-exp: those of the blocks in this step
-            return pl.BlockSpec(
-                (shape.images, shape.blocks_per_step, *array.shape[2:]), lambda image, step: (image, step, 0, 0)
-            )
-        images = array.shape[0] * shape.images // batch
-        return pl.BlockSpec((images, *array.shape[1:]), lambda image, step: (image, 0, 0))
+            return pl.BlockSpec((shape.packs, shape.lse_rows, *array.shape[2:]), lambda pack, step: (pack, step, 0, 0))
+        together = array.shape[0] * shape.packs // packs
+        return pl.BlockSpec((together, *array.shape[1:]), lambda pack, step: (pack, 0, 0))
 
     in_specs, out_specs = [block(array) for array in operands], [block(array) for array in outputs]
     moved = sum(
@@ -126,7 +130,7 @@ def _call(
     kept = sum(math.prod(each.shape) * each.dtype.itemsize for each in scratch)
     run = pl.pallas_call(
         functools.partial(kernel, shape),
-        grid=(batch // shape.images, shape.query_steps),
+        grid=(packs // shape.packs, shape.query_steps),
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=[_like(operands[0], each) for each in outputs],
@@ -160,7 +164,7 @@ class _Operand:
     def __init__(self, shape: Shape, ref: Any):
         self.shape, self.ref = shape, ref
         self.rows = functools.cache(self._rows)
-        self.transposed = functools.cache(lambda group, section: ref[group.image, :, group.lanes(section)].T)
+        self.transposed = functools.cache(lambda group, section: ref[group.pack, group.rows, group.lanes(section)].T)
         self.queries = functools.cache(self._queries)
 
     def _rows(self, group: Group, section: int, head: int) -> Array:
@@ -168,11 +172,11 @@ class _Operand:
         lanes, channels = group.lanes(section), group.channels(head)
         if LANES % self.shape.head_dim:
             lanes = slice(lanes.start + channels.start, lanes.start + channels.stop)
-        return self.ref[group.image, :, lanes]
+        return self.ref[group.pack, group.rows, lanes]
 
     def _queries(self, group: Group, block: int) -> Array:
         """Returns [channels, 128] of a block of queries, zero beyond the array."""
-        x = self.ref[group.image, _query_rows(self.shape, block), group.lanes(0)]
+        x = self.ref[group.pack, _query_rows(group, block), group.lanes(0)]
         missing = LANES - x.shape[0]
         return (jnp.concatenate([x, jnp.zeros((missing, x.shape[1]), x.dtype)]) if missing else x).T
 
@@ -185,19 +189,21 @@ class _Operand:
         return jnp.where((channel >= tile.channels.start) & (channel < tile.channels.stop), x, jnp.zeros_like(x))
 
 
-def _query_rows(shape: Shape, block: int) -> Any:
+def _query_rows(group: Group, block: int) -> Any:
+    """Returns the rows of a pack in which a block of queries lies."""
+    shape, rows = group.shape, group.rows
     if shape.query_steps == 1:
-        return slice(block * LANES, min((block + 1) * LANES, shape.rows))
-    start = jnp.minimum(pl.program_id(1) * LANES, shape.rows - LANES)
+        return slice(rows.start + block * LANES, min(rows.start + (block + 1) * LANES, rows.stop))
+    start = jnp.minimum(pl.program_id(1) * LANES, shape.packing.rows - LANES)
     return pl.ds(pl.multiple_of(start, ROW_TILE), LANES)
 
 
 def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
     """Returns `x` with the queries, along an axis, that an earlier step of the grid saw set to zero."""
-    if shape.query_steps == 1 or shape.rows % LANES == 0:
+    if shape.query_steps == 1 or shape.packing.rows % LANES == 0:
         return x
     position = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return jnp.where(position >= pl.program_id(1) * LANES - (shape.rows - LANES), x, jnp.zeros_like(x))
+    return jnp.where(position >= pl.program_id(1) * LANES - (shape.packing.rows - LANES), x, jnp.zeros_like(x))
 
 
 def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
@@ -214,9 +220,10 @@ def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
         highest = scores.max(0, keepdims=True)
         weights = jnp.exp2((scores - highest) * scale)
         total = weights.sum(0, keepdims=True)
-        lse[tile.image, tile.block, tile.head : tile.head + 1, :] = highest * scale + jnp.log2(total)
+        # Queries of other images get weights of zero in the backward pass, and results of zero in this one.
+        lse[tile.lse] = tile.only_queries(highest * scale + jnp.log2(total), NEVER)
         values = operand.transposed(tile.group, 2)[tile.channels]
-        results[tile.block].append(_dot(values, weights.astype(qkv.dtype)) * (1 / total))
+        results[tile.block].append(_dot(values, weights.astype(qkv.dtype)) * tile.only_queries(1 / total, 0.0))
         if tile.last_of_group:
             _store_queries(tile.group, attended, results)
 
@@ -231,10 +238,10 @@ def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> l
     """
     stored = []
     for block, heads in results.items():
-        where = _query_rows(group.shape, block)
+        where = _query_rows(group, block)
         count = where.size if isinstance(where, pl.Slice) else where.stop - where.start
         stored.append(jnp.concatenate(heads).T)
-        ref[group.image, where, group.lanes(0)] = stored[-1].astype(ref.dtype)[:count]
+        _store_rows(group, 0, ref, where, stored[-1][:count], 0 if block else group.shared_rows)
     results.clear()
     return stored
 
@@ -267,7 +274,7 @@ def _backward_kernel(
 
     def differentiate(tile: Tile, computed: tuple[Array, Array]) -> None:
         scores, weights_grad = computed
-        log_total = lse[tile.image, tile.block, tile.head : tile.head + 1, :]
+        log_total = lse[tile.lse]
         weights = tile.only_tokens(jnp.exp2(scores * (scale * math.log2(math.e)) - log_total), 0.0)
         query, out_grad, out = (
             operand.queries(tile.group, tile.block)[tile.channels] for operand in (inputs, output_grads, outputs)
@@ -296,6 +303,16 @@ def _backward_kernel(
     added.store(shape, sums)
 
 
+def _store_rows(group: Group, section: int, ref: Any, where: Any, x: Array, shared: int) -> None:
+    """Writes rows, to the first of which the image before has written: each has zeros in the other's tokens."""
+    lanes = group.lanes(section)
+    if shared:
+        before = slice(group.rows.start, group.rows.start + shared)
+        ref[group.pack, before, lanes] += x[:shared].astype(ref.dtype)
+        where, x = slice(before.stop, where.stop), x[shared:]
+    ref[group.pack, where, lanes] = x.astype(ref.dtype)
+
+
 class _Sums:
     """Sums of gradients over the rows in a step of the grid, by channels."""
 
@@ -317,11 +334,11 @@ class _Sums:
 def _store_keys(group: Group, section: int, ref: Any, totals: Any, grad: Array) -> None:
     """Writes the gradients of keys (section 1) or values (2), once all steps over the queries have added to them."""
     if not totals:
-        ref[group.image, :, group.lanes(section)] = grad.astype(ref.dtype)
+        _store_rows(group, section, ref, group.rows, grad, group.shared_rows)
         return
-    total, where, step = totals[section - 1], (group.image, slice(None), group.lanes(0)), pl.program_id(1)
+    total, where, step = totals[section - 1], (group.pack, group.rows, group.lanes(0)), pl.program_id(1)
     total[where] = jnp.where(step == 0, 0.0, total[where]) + grad
 
     @pl.when(step == group.shape.query_steps - 1)
     def _() -> None:
-        ref[group.image, :, group.lanes(section)] = total[where].astype(ref.dtype)
+        ref[group.pack, group.rows, group.lanes(section)] = total[where].astype(ref.dtype)

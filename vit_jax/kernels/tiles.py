@@ -1,5 +1,6 @@
 """How the attention kernels divide their work: steps of the grid, windows of channels, blocks of queries, tiles."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
+
 Value = TypeVar("Value")
 
-LANES, ROW_TILE = 128, 8
+LANES = 128
 # Tiles whose scores are computed before the softmax of the first: the matrix unit then does not wait for a softmax.
 LOOKAHEAD = 7
 # Vector registers of scores in one step of the grid: what the compiler unrolls and schedules together.
@@ -23,9 +26,8 @@ class Shape(NamedTuple):
 
     heads: int
     head_dim: int
-    tokens: int
-    rows: int  # of which the first `tokens` are tokens
-    images: int  # in one step of the grid
+    packing: Packing
+    packs: int  # in one step of the grid
     query_steps: int  # over the queries of an image, each of 128 queries; 1: all queries in one step
 
     @property
@@ -35,30 +37,57 @@ class Shape(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of 128 queries; the last may be partial."""
-        return -(-self.rows // LANES)
+        """Blocks of 128 queries of an image, at most; the last may be partial."""
+        return max(count_blocks(self.packing, image) for image in range(self.packing.images))
 
     @property
-    def blocks_per_step(self) -> int:
-        """Blocks in one step of the grid."""
-        return self.blocks // self.query_steps
+    def lse_rows(self) -> int:
+        """Blocks of the log-sum-exp of a pack in one step of the grid."""
+        return self.packing.images * self.blocks // self.query_steps
 
 
-def make_shape(qkv_shape: tuple[int, ...], tokens: int, heads: int) -> Shape:
+def count_blocks(packing: Packing, image: int) -> int:
+    """Returns how many blocks of 128 queries hold an image of a pack."""
+    return -(-len(packing.window(image)) // LANES)
+
+
+def count_registers(packing: Packing, heads: int) -> int:
+    """Returns how many vector registers hold the scores of a pack."""
+    windows = ((count_blocks(packing, image), packing.window(image)) for image in range(packing.images))
+    return heads * sum(blocks * len(window) // ROW_TILE for blocks, window in windows)
+
+
+def choose_packing(tokens: int, heads: int, images: int) -> Packing:
+    """Returns the packing with the fewest empty rows of which the kernels take a whole pack in one step.
+
+    Args:
+        tokens: of an image.
+        heads: on one device.
+        images: on one device.
+    """
+    packings = [Packing(tokens, count, round_up(count * tokens, ROW_TILE)) for count in (1, 2, 4, 8)]
+    fitting = [
+        each
+        for each in packings
+        if images % each.images == 0 and (each.images == 1 or count_registers(each, heads) <= STEP_REGISTERS)
+    ]
+    return min(fitting, key=lambda each: each.rows / each.images)
+
+
+def make_shape(qkv_shape: tuple[int, ...], packing: Packing, heads: int) -> Shape:
     """Returns the sizes of a call, with steps of the grid long enough to schedule and short enough to compile.
 
     Args:
-        qkv_shape: (batch, rows, 3 x heads x head_dim).
-        tokens: the number of rows that are tokens.
+        qkv_shape: (packs, rows, 3 x heads x head_dim).
+        packing: what the rows hold.
         heads: the number of heads.
     """
-    batch, rows, qkv_width = qkv_shape
-    head_dim, blocks = qkv_width // (3 * heads), -(-rows // LANES)
-    registers = heads * blocks * rows // ROW_TILE
-    if registers > MAX_STEP_REGISTERS:
-        return Shape(heads, head_dim, tokens, rows, 1, blocks)
-    images = max(count for count in range(1, 1 + max(1, STEP_REGISTERS // registers)) if batch % count == 0)
-    return Shape(heads, head_dim, tokens, rows, images, 1)
+    packs, _, qkv_width = qkv_shape
+    head_dim, registers = qkv_width // (3 * heads), count_registers(packing, heads)
+    if registers > MAX_STEP_REGISTERS and packing.images == 1:
+        return Shape(heads, head_dim, packing, 1, count_blocks(packing, 0))
+    together = max(count for count in range(1, 1 + max(1, STEP_REGISTERS // registers)) if packs % count == 0)
+    return Shape(heads, head_dim, packing, together, 1)
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,31 @@ class Group:
     """Consecutive heads of an image whose channels fill lanes: they are loaded, transposed and stored together."""
 
     shape: Shape
-    image: int
+    pack: int  # in this step of the grid
+    image: int  # in the pack
     heads: range
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the pack in which the image lies; it shares the first and the last few with its neighbours."""
+        window = self.shape.packing.window(self.image)
+        return slice(window.start, window.stop)
+
+    @property
+    def shared_rows(self) -> int:
+        """How many of the rows, from the first, the image before also has."""
+        return max(0, self.shape.packing.window(self.image - 1).stop - self.rows.start) if self.image else 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 128 queries in this step of the grid."""
+        return count_blocks(self.shape.packing, self.image) // self.shape.query_steps
+
+    def is_token(self, row: Array) -> Array:
+        """Returns whether rows, counted from the first of `rows`, are the image's tokens."""
+        first = self.image * self.shape.packing.tokens - self.rows.start
+        below = row < first + self.shape.packing.tokens
+        return below & (row >= first) if first else below
 
     def lanes(self, section: int) -> slice:
         """Returns where the queries (section 0), keys (1) or values (2) of the heads are in the fused layout."""
@@ -98,9 +150,9 @@ class Tile:
         return self.group.shape
 
     @property
-    def image(self) -> int:
-        """The image in this step of the grid."""
-        return self.group.image
+    def lse(self) -> tuple[int, int, slice]:
+        """Where its log-sum-exp is."""
+        return self.group.pack, self.group.image * self.shape.blocks + self.block, slice(self.head, self.head + 1)
 
     @property
     def channels(self) -> slice:
@@ -110,7 +162,7 @@ class Tile:
     @property
     def last_of_head(self) -> bool:
         """Whether it is the last tile of its head."""
-        return self.block == self.shape.blocks_per_step - 1
+        return self.block == self.group.blocks - 1
 
     @property
     def last_of_group(self) -> bool:
@@ -118,21 +170,30 @@ class Tile:
         return self.last_of_head and self.head == self.group.heads[-1]
 
     def only_tokens(self, x: Array, otherwise: float) -> Array:
-        """Returns [rows, 128] with the values of keys that are no tokens replaced."""
-        if self.shape.tokens == self.shape.rows:
+        """Returns [rows, 128] with the values of keys that are not the image's tokens replaced."""
+        if len(x) == self.shape.packing.tokens:
             return x
-        row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-        return jnp.where(row < self.shape.tokens, x, otherwise)
+        return jnp.where(self.group.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, otherwise)
+
+    def only_queries(self, x: Array, otherwise: float) -> Array:
+        """Returns [1, 128] with the values of queries that are not the image's tokens replaced.
+
+        An image alone in its pack may keep them: their gradient is zero, since nothing depends on them.
+        """
+        if self.shape.packing.images == 1:
+            return x
+        row = self.block * LANES + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        return jnp.where(self.group.is_token(row), x, otherwise)
 
 
 def tiles(shape: Shape) -> Iterator[Tile]:
     """Yields the tiles of a step of the grid, group after group and head after head."""
     size = math.lcm(shape.head_dim, LANES) // shape.head_dim
-    for image in range(shape.images):
+    for pack, image in itertools.product(range(shape.packs), range(shape.packing.images)):
         for start in range(0, shape.heads, size):
-            group = Group(shape, image, range(start, min(start + size, shape.heads)))
+            group = Group(shape, pack, image, range(start, min(start + size, shape.heads)))
             for head in group.heads:
-                for block in range(shape.blocks_per_step):
+                for block in range(group.blocks):
                     yield Tile(group, head, block)
 
 

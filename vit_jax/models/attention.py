@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import kernels
+from vit_jax.kernels import Packing
 from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
-from vit_jax.models.layers import Rows, add_bias, as_matrix, product
+from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
 from vit_jax.models.spec import AttentionKind
 from vit_jax.sharding import constrain, gather, per_device
 
@@ -20,8 +21,8 @@ AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
 LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
-# (rows of all images, kernel and bias of the projection, tokens of an image) -> (attended rows, weights)
-Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, int], tuple[Rows, AttentionWeights]]
+# (rows of all images, kernel and bias of the projection, what the rows hold) -> (attended rows, weights)
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing], tuple[Rows, AttentionWeights]]
 
 # Names of the dimensions of the parameters.
 KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
@@ -74,44 +75,41 @@ def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def project(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> QKV:
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias) -> QKV:
     """Returns the queries, keys and values of all images (equation 5)."""
     kernel = gather(kernel, KERNEL, x.dtype)
-    qkv = add_bias(product(x.reshape(-1, tokens, x.shape[-1]), kernel), bias)
+    qkv = add_bias(product(x, kernel), bias)
     return constrain(qkv, ("batch", "tokens", *BIAS))
 
 
 def _projected(attention: Callable[[QKV], tuple[Attended, AttentionWeights]]) -> Attention:
-    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
-        attended, weights = attention(project(x, kernel, bias, tokens))
-        return attended.reshape(x.shape), weights
+    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+        attended, weights = attention(project(packing.unpack(x), kernel, bias))
+        return packing.pack(attended), weights
 
     return attend
 
 
-def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
     """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
 
     Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
     """
-    rows = padded_rows("fused", tokens)
 
     def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
-        projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, rows, bias.size)
-        attended = kernels.fused_attention(projected, bias.reshape(-1), tokens, heads)
+        projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
+        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads)
         return attended.reshape(-1, heads * head_dim)
 
-    attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), rows)
-    attended = attend(x, kernel, bias)
-    _, weights = tokens_first(project(x, kernel, bias, rows)[:, :tokens])
-    return attended, weights
+    attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), packing.rows)
+    return attend(x, kernel, bias), tokens_first(project(packing.unpack(x), kernel, bias))[1]
 
 
-def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
     """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured."""
-    rows = padded_rows("cudnn", tokens)
-    qkv = project(x, kernel, bias, rows)
+    tokens, rows = packing.tokens, packing.rows
+    qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias)
     lengths = None if rows == tokens else jnp.full(len(qkv), tokens, jnp.int32)
     attended = jax.nn.dot_product_attention(
         *(qkv[:, :, part] for part in range(3)),
@@ -122,34 +120,34 @@ def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows,
     return attended.reshape(x.shape), tokens_first(qkv[:, :tokens])[1]
 
 
-def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
+def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
     """Returns the same by the fastest form for the platform that the program is lowered for.
 
     The compiled program does not contain the other forms. On TPUs it is the kernel, unless the smallest of them have
     too little memory for it: what kind they are is not known here. Only reverse-mode differentiation works.
     """
     heads, head_dim = kernel.shape[2:]
-    sizes = AttentionSizes(len(x) // tokens, tokens, heads, head_dim, x.dtype.name)
+    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
-        return lambda x, kernel, bias: attention(x, kernel, bias, tokens)[0]
+        return lambda x, kernel, bias: attention(x, kernel, bias, packing)[0]
 
     plain = by(_projected(tokens_first))
     attended = jax.lax.platform_dependent(
         *(x, kernel, bias),
         cpu=by(_projected(heads_first)),
-        tpu=by(_fused_of_tokens) if fits_every_tpu(sizes) else plain,
+        tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
         default=plain,
     )
-    return attended, tokens_first(project(x, kernel, bias, tokens))[1]
+    return attended, tokens_first(project(packing.unpack(x), kernel, bias))[1]
 
 
-def _fused_of_tokens(x: Rows, kernel: QKVKernel, bias: QKVBias, tokens: int) -> tuple[Rows, AttentionWeights]:
-    """Returns `fused` of tokens without padding."""
-    images = x.reshape(-1, tokens, x.shape[-1])
-    padded = jnp.pad(images, ((0, 0), (0, padded_rows("fused", tokens) - tokens), (0, 0)))
-    attended, weights = fused(padded.reshape(-1, x.shape[-1]), kernel, bias, tokens)
-    return attended.reshape(padded.shape)[:, :tokens].reshape(x.shape), weights
+def _repacked(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+    """Returns `fused` of rows in another packing."""
+    images = len(x) // packing.rows * packing.images
+    suited = choose_packing("fused", packing.tokens, kernel.shape[2], images)
+    attended, weights = fused(packing.repack(x, suited), kernel, bias, suited)
+    return suited.repack(attended, packing), weights
 
 
 ATTENTIONS: dict[AttentionKind, Attention] = {
@@ -161,14 +159,19 @@ ATTENTIONS: dict[AttentionKind, Attention] = {
 }
 
 
-# The rows of an image are a multiple of these: tiles of the kernel; cuDNN's backward pass refuses odd numbers.
-ROW_MULTIPLES: dict[AttentionKind, int] = {"fused": kernels.ROW_TILE, "cudnn": 2}
+def choose_packing(kind: AttentionKind, tokens: int, heads: int, images: int) -> Packing:
+    """Returns how an implementation needs the tokens of images in the rows of a matrix.
 
-
-def padded_rows(kind: AttentionKind, tokens: int) -> int:
-    """Returns the rows in which the tokens of an image are stored."""
-    multiple = ROW_MULTIPLES.get(kind, 1)
-    return -(-tokens // multiple) * multiple
+    Args:
+        kind: of attention.
+        tokens: of an image.
+        heads: on one device.
+        images: on one device.
+    """
+    if kind == "fused":
+        return kernels.choose_packing(tokens, heads, images)
+    # cuDNN's backward pass refuses odd numbers of rows.
+    return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 
 
 def _scaled(x: Array) -> Array:

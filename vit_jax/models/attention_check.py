@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, padded_rows
+from vit_jax.kernels import Packing
+from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
 from vit_jax.models.spec import AttentionKind, ModelSpec
 
@@ -16,7 +17,7 @@ KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may exec
 IMAGES = 8
 NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
 Images: TypeAlias = Float[Array, "images tokens width"]
-PADDING = 3.0  # what stands in rows that are no tokens, and must not be attended to
+EMPTY = 3.0  # what stands in empty rows, and must not be attended to
 
 
 def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) -> dict[str, float]:
@@ -28,7 +29,9 @@ def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) ->
         tensor: devices over which the heads are split.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
-    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], kind, sizes.tokens))
+    jitted = jax.jit(
+        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, IMAGES))
+    )
     found = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in found.items()}
 
@@ -43,28 +46,25 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
 
 
 def compare(
-    attention: Attention, kind: AttentionKind, tokens: int, x: Images, kernel: QKVKernel, bias: QKVBias, grad: Images
+    attention: Attention, packing: Packing, x: Images, kernel: QKVKernel, bias: QKVBias, grad: Images
 ) -> dict[str, Float[Array, ""]]:
     """Returns the relative difference, by Euclidean norms, of the result and of each gradient.
 
     Args:
         attention: compared with the plain form in float32.
-        kind: says how its images are padded.
-        tokens: of an image.
+        packing: of the rows that it gets.
         x: the tokens.
         kernel: of the projection.
         bias: likewise.
         grad: the gradient of the result.
     """
-    width, rows = x.shape[-1], padded_rows(kind, tokens)
 
     def run(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        padded = jnp.pad(x, ((0, 0), (0, rows - tokens), (0, 0)), constant_values=PADDING)
-        attended, _ = attention(padded.reshape(-1, width), kernel, bias, tokens)
-        return attended.reshape(padded.shape)[:, :tokens]
+        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing)[0])
 
     def run_plain(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        return ATTENTIONS["tokens_first"](x.reshape(-1, width), kernel, bias, tokens)[0].reshape(x.shape)
+        tokens = choose_packing("tokens_first", packing.tokens, 1, 1)
+        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens)[0])
 
     result, transpose = jax.vjp(run, x, kernel, bias)
     found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))

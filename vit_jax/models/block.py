@@ -2,11 +2,13 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel, padded_rows
+from vit_jax.kernels import Packing
+from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel
 from vit_jax.models.layers import LayerNorm, Rows, add_bias, as_matrix, dropout, product
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.spec import ModelSpec
@@ -48,13 +50,13 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention (appendix A), without dropout of the attention weights (appendix B.1)."""
 
     spec: ModelSpec
-    tokens: int  # of an image
+    packing: Packing  # of the rows
 
     @nn.compact
     def __call__(self, x: Rows) -> tuple[Rows, AttentionWeights]:
         """Returns what every row attends to, and the attention weights of the tokens."""
         kernel, bias = QKVParameters(self.spec, name="qkv")()
-        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.tokens)
+        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.packing)
         return OutProjection(self.spec, name="out")(attended), weights
 
 
@@ -62,17 +64,17 @@ class Block(nn.Module):
     """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Trains if a `dropout` random stream is given."""
 
     spec: ModelSpec
-    tokens: int  # of an image
+    packing: Packing  # of the rows
 
     @nn.compact
     def __call__(self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0) -> tuple[Rows, AttentionWeights]:
         """Returns the rows and the attention weights.
 
         Args:
-            x: the rows of all images, `padded_rows` of each, the tokens first.
+            x: the rows of all images.
             drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
-        branch, weights = SelfAttention(self.spec, self.tokens, name="attention")(LayerNorm(name="norm1")(x))
+        branch, weights = SelfAttention(self.spec, self.packing, name="attention")(LayerNorm(name="norm1")(x))
         x = checkpoint_name(x + self.drop_branch(dropout(self, branch), drop_rate), "between")
         branch = MLPS[self.spec.mlp](self.spec, name="mlp")(LayerNorm(name="norm2")(x))
         x = x + self.drop_branch(branch, drop_rate)
@@ -82,7 +84,6 @@ class Block(nn.Module):
         """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
         if not self.spec.stochastic_depth or not self.has_rng("dropout"):
             return branch
-        keep = 1.0 - rate
-        images = branch.reshape(-1, padded_rows(self.spec.attention.kind, self.tokens), self.spec.width)
-        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (len(images), 1, 1))
-        return (images * (kept / keep).astype(branch.dtype)).reshape(branch.shape)
+        keep, images = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (images, 1, 1)) / keep
+        return branch * self.packing.pack(jnp.broadcast_to(kept, (images, self.packing.tokens, 1))).astype(branch.dtype)

@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from vit_jax.kernels import Packing
 from vit_jax.models.block import Block
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.spec import ModelSpec, Remat
+from vit_jax.sharding import constrain
 from vit_jax.tree import flatten, unflatten
-
-PaddedTokens: TypeAlias = Float[Array, "batch rows width"]
 
 _POLICIES = jax.checkpoint_policies
 _ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns
@@ -38,12 +38,12 @@ class Encoder(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: PaddedTokens, tokens: int, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
+    def __call__(self, x: Rows, packing: Packing, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
         """Returns the normalised tokens and the intermediates of the blocks.
 
         Args:
-            x: the tokens of each image, padded as `attention.padded_rows` says.
-            tokens: how many there are in an image.
+            x: the rows of all images.
+            packing: what the rows hold.
             capture: further intermediates to return.
 
         Returns:
@@ -51,8 +51,8 @@ class Encoder(nn.Module):
             out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
                 [depth, batch, heads, tokens, tokens] in float32.
         """
-        spec, padded = self.spec, x.shape
-        block = Block(spec, tokens, parent=None)  # applied to one layer's slice of the stacked parameters
+        spec = self.spec
+        block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.stochastic_depth, spec.depth)
@@ -60,19 +60,17 @@ class Encoder(nn.Module):
         def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
             x, weights = block.apply({"params": layer}, x, rate, rngs=rngs)
-            images = x.reshape(padded)[:, :tokens]
-            return x, {"blocks": images} | ({"attention": weights} if "attention" in capture else {})
+            return x, {"blocks": packing.unpack(x)} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
             # Inside a loop nothing can be merged with the forward pass: the barriers against it would only cost time.
             step = jax.checkpoint(step, policy=REMAT_POLICIES[spec.remat], prevent_cse=not spec.scan)
-        # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
-        rows = x.reshape(-1, spec.width)
         if spec.scan:
-            rows, out = jax.lax.scan(lambda x, layer: step(x, *layer), rows, (layers, jnp.arange(spec.depth), rates))
+            x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
         else:
-            rows, out = _run_unrolled(step, rows, layers, rates, spec.kernel_dtype)
-        return LayerNorm(name="norm")(rows).reshape(padded)[:, :tokens], out
+            x, out = _run_unrolled(step, x, layers, rates, spec.kernel_dtype)
+        x = constrain(packing.unpack(x), ("batch", "tokens", "width"))
+        return LayerNorm(name="norm")(x), out
 
 
 def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array, dtype: str) -> tuple[Rows, dict[str, Array]]:
@@ -98,6 +96,6 @@ def _split(stacked: Array, dtype: Any) -> list[Array]:
 
 def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     attention = dataclasses.replace(spec.attention, kind="heads_first")  # the parameters are the same for all
-    block = Block(dataclasses.replace(spec, attention=attention), 1, parent=None)
+    block = Block(dataclasses.replace(spec, attention=attention), Packing(1, 1, 1), parent=None)
     example = jnp.zeros((1, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.attention import padded_rows
+from vit_jax.models.attention import choose_packing
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, Tokens, add_bias, dropout, product
 from vit_jax.models.position import POSITIONS
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import ModelSpec, StemKind
-from vit_jax.sharding import constrain, gather
+from vit_jax.sharding import constrain, gather, local_size
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
@@ -70,17 +70,21 @@ class ViT(nn.Module):
         spec = self.spec
         grid = self._grid(images)
         patches, before = grid[0] * grid[1], spec.class_rows
-        tokens = before + patches
-        rows = padded_rows(spec.attention.kind, tokens)
-        x, bias = Embed(spec, before, rows, name="embed")(STEMS[spec.stem.kind](spec, images))
+        attention, images_here = spec.attention, local_size("batch", len(images))
+        packing = choose_packing(
+            attention.kind, before + patches, local_size("heads", attention.num_heads), images_here
+        )
+        alone = packing.alone
+        x, bias = Embed(spec, before, alone.rows, name="embed")(STEMS[spec.stem.kind](spec, images))
         added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: class token, biases and positions
         if before:
             added = jnp.concatenate([self.param("cls", nn.initializers.zeros, (spec.width,))[None], added])
         table = POSITIONS[spec.position.kind](self.param, grid, before, spec.width)
-        added = added if table is None else added + table
-        x = add_bias(x, jnp.pad(added, ((0, rows - tokens), (0, 0))))
-        x = constrain(dropout(self, x), ("batch", "tokens", "width"))
-        x, out = Encoder(spec, name="encoder")(x, tokens, capture)
+        added = alone.pack(added[None] if table is None else (added + table)[None])
+        x = constrain(dropout(self, add_bias(x, added)), ("batch", "tokens", "width"))
+        # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
+        x = constrain(alone.repack(x.reshape(-1, spec.width), packing), ("batch", "width"))
+        x, out = Encoder(spec, name="encoder")(x, packing, capture)
         return self._classify(x, out)
 
     def _grid(self, images: Images) -> tuple[int, int]:

@@ -5,8 +5,7 @@ import re
 import jax
 
 from vit_jax import UserError
-from vit_jax.planning import chips, collectives, hlo, step_schedule
-from vit_jax.planning.dumps import Dumps
+from vit_jax.planning import chips, collectives, hlo, schedules
 from vit_jax.planning.records import Exchange, Executable, is_topology
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
@@ -16,7 +15,7 @@ SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def read_executable(
-    executable: jax.stages.Compiled, target: str, devices: list[jax.Device], dumps: Dumps | None = None
+    executable: jax.stages.Compiled, target: str, devices: list[jax.Device], dumps: schedules.Dumps | None = None
 ) -> Executable:
     """Returns what a compiled program contains; the cycles of its kernels, only if their schedules are given.
 
@@ -33,7 +32,7 @@ def read_executable(
     loops = any(each.operation == "while" for each in executed)
     tpu = chips.parse_topology(target) if is_topology(target) else None
     links = collectives.find_links(tpu, devices) if tpu else None
-    schedule = step_schedule.read_step_schedule(text, dumps, links) if dumps and links else None
+    schedule = schedules.read_step_schedule(text, dumps, links) if dumps and links else None
     peak = memory.peak_memory_in_bytes
     if tpu is None:  # other compilers leave out what a step needs beside its arguments
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes

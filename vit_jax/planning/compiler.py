@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.compiler_options import Options
-from vit_jax.planning import compiled, dumps, flops, kernel_cycles, serialization
+from vit_jax.planning import compiled, flops, schedules, serialization
 from vit_jax.planning.records import Executable, StepReport, is_topology
 from vit_jax.storage import atomic_write, cache
 
@@ -82,13 +82,13 @@ def _compile(
     versions: dict[str, str | None],
 ) -> Executable:
     """Returns what a function contains when it is compiled."""
-    folder = dumps.dump_folder() if measure == "schedule" else None
+    folder = schedules.dump_folder() if measure == "schedule" else None
     if folder:
-        dumps.delete_dumps(folder)
+        schedules.delete_dumps(folder)
     program = lowered.compile()
-    found = compiled.read_executable(program, target, devices, dumps.Dumps(folder) if folder else None)
+    found = compiled.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
     if measure == "estimate" and found.kernels and is_topology(target):
-        cycles = kernel_cycles.sum_kernel_cycles(program.as_text(), target, versions)
+        cycles = schedules.sum_kernel_cycles(program.as_text(), target, versions)
         found = dataclasses.replace(found, kernel_cycles=cycles)
     return found
 
@@ -96,7 +96,7 @@ def _compile(
 def _cache_path(
     mesh: Mesh, target: str, measure: Measure, versions: dict[str, str | None], options: Options, text: str
 ) -> Path:
-    flags = [dumps.other_flags(), os.environ.get("XLA_FLAGS", "")]
+    flags = [schedules.other_flags(), os.environ.get("XLA_FLAGS", "")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
     place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"

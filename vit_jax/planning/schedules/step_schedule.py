@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from vit_jax.planning import collectives, hlo
-from vit_jax.planning.dumps import Dumps
-from vit_jax.planning.overlap import Exchange, Timeline
 from vit_jax.planning.records import StepSchedule
+from vit_jax.planning.schedules.dumps import Dumps
+from vit_jax.planning.schedules.overlap import Exchange, Timeline
 
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
 LAYOUT = FREE | {

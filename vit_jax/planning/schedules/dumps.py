@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from vit_jax.planning.scalar_unit import Schedule, read_schedule
+from vit_jax.planning.schedules.scalar_unit import Schedule, read_schedule
 
 VARIABLE = "LIBTPU_INIT_ARGS"  # libtpu reads it once, when it is loaded
 FLAGS = (

@@ -9,8 +9,8 @@ import operator
 from collections import Counter
 from collections.abc import Callable
 
-from vit_jax.planning.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
 from vit_jax.planning.chips import Chip
+from vit_jax.planning.schedules.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
 
 DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
 MAX_STEPS = 5_000_000  # bundles with something to execute, after which it is given up

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax.planning import dumps, hlo, kernels
+from vit_jax.planning import hlo
+from vit_jax.planning.schedules import dumps, kernels
 from vit_jax.storage import atomic_write, cache
 
 
@@ -54,7 +55,7 @@ def _compile(unknown: list[kernels.Kernel], target: str) -> list[int | None]:
         return []
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder:
         answer = subprocess.run(
-            [sys.executable, "-m", "vit_jax.planning.kernels", target],
+            [sys.executable, "-m", "vit_jax.planning.schedules.kernels", target],
             input=json.dumps([dataclasses.asdict(kernel) for kernel in unknown]),
             env=os.environ | dumps.dump_environment(folder),
             stdout=subprocess.PIPE,

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from vit_jax import cli
-from vit_jax.planning import chips, dumps, hlo, targets
+from vit_jax.planning import chips, hlo, targets
+from vit_jax.planning.schedules import dumps
 
 OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, \w+=")
 ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
