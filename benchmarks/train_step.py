@@ -22,6 +22,7 @@ import optax
 from configs import base
 from vit_jax import data, sharding
 from vit_jax.config import resolve_config
+from vit_jax.machine import keep_freed_memory
 from vit_jax.models import ModelSpec
 from vit_jax.program import make_program
 
@@ -158,4 +159,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as the command lines do on CPUs
     main(sys.argv)

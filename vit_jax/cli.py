@@ -14,7 +14,7 @@ from jax.extend.backend import register_backend_factory
 
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout
 from vit_jax.distributed import Supervisor, join_cluster
-from vit_jax.machine import has_tpu
+from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory
 from vit_jax.storage import cache
 
 AGAIN = "the same command continues from the last checkpoint, if there is one."
@@ -43,6 +43,8 @@ def run(command: Callable[[list[str]], None], again: str = "", reports: bool = F
     """
     quiet_libraries()
     skip_absent_tpu()
+    if jax.config.jax_platforms == "cpu" or not (has_tpu() or has_gpu()):
+        keep_freed_memory()
     signal.signal(signal.SIGTERM, terminate)
     try:
         with ignore_closed_stdout() if reports else contextlib.nullcontext():

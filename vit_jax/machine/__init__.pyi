@@ -2,6 +2,7 @@ from .accelerators import check_devices as check_devices
 from .accelerators import check_tpu_lock as check_tpu_lock
 from .accelerators import has_gpu as has_gpu
 from .accelerators import has_tpu as has_tpu
+from .allocator import keep_freed_memory as keep_freed_memory
 from .cluster import check_cluster as check_cluster
 from .finding import Finding as Finding
 from .kernels import check_kernel as check_kernel
