@@ -41,6 +41,7 @@ SPLIT = {
     "split": (("mesh.data", 1), ("mesh.fsdp", -1)),
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
+REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
 KINDS = ("matmul", "kernel", "reduction", "layout", "elementwise", "other")
 
 Cells = list[str]
@@ -209,12 +210,25 @@ def growing(results: Results) -> list[str]:
     return table(["weights", "chips", *CELLS, "step / 8 chips"], lines)
 
 
+def memory(results: Results) -> list[str]:
+    """Returns B/16 with fewer and more images a chip, and with less kept for the backward pass."""
+    lines, usual = [], IMAGES["B/16"]
+    cases = [(images, "none") for images in (usual // 2, usual, 2 * usual)] + [(usual, policy) for policy in REMAT]
+    for images, policy in cases:
+        fields = () if policy == "none" else (("model.remat", policy),)
+        found = results[Row("vit_jax", "B/16", "v5e:2x2", images, fields=fields)]
+        of_image = f"{found.schedule.cycles / images / 1e6:.3f}" if found.schedule else ""
+        lines.append([str(images), policy, *found.cells(), of_image])
+    return table(["images a chip", "remat", *CELLS, "schedule of an image"], lines)
+
+
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "models": models,
     "operations": operations,
     "weights": weights,
     "chips": chips,
     "growing": growing,
+    "memory": memory,
 }
 
 
