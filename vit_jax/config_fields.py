@@ -113,8 +113,8 @@ FIELDS: Mapping[str, Field] = {
     # These three decide which arrays the optimizer's state has.
     "optim.name": Field(choices=("adamw", "sgd"), on_resume=OnResume.REFUSED),
     "optim.moment_dtype": Field(choices=("float32", "bfloat16"), on_resume=OnResume.REFUSED),
-    "optim.grad_dtype": Field(choices=("auto", "float32"), when_missing=("auto",)),
     "optim.ema_decay": Field(0, 1, on_resume=OnResume.REFUSED),
+    "optim.grad_dtype": Field(choices=("auto", "float32"), when_missing=("auto",)),
     "optim.beta1": Field(0, 1),
     "optim.beta2": Field(0, 1),
     "optim.eps": Field(0, MOST),

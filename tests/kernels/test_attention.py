@@ -109,6 +109,18 @@ def test_images_share_rows_where_that_leaves_fewer_empty():
     assert chosen(1370, 16, 8) == (1, 1376)
 
 
+def test_what_is_no_number_stays_in_its_image():
+    images = random_images(8, 9, 2, 16)
+    packing = kernels.choose_packing(9, 2, 8)
+    assert packing.images == 8
+    run = jax.jit(lambda x: kernels.fused_attention(pack(packing, x), jnp.zeros(96), packing, 2))
+    with kernels.interpret_kernels():
+        expected, found = (np.array(unpack(packing, run(x))) for x in (images, images.at[3].set(jnp.nan)))
+    assert np.isnan(found[3]).all()
+    found[3] = expected[3]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_steps_over_the_queries(monkeypatch):
     """As for long sequences; the last block of queries overlaps the one before it."""
     monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)

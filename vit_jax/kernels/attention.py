@@ -210,6 +210,7 @@ def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
     """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
     scale = shape.head_dim**-0.5 * math.log2(math.e)
     operand = _Operand(shape, qkv)
+    own_values = functools.cache(lambda group: group.only_own(qkv[group.pack, group.rows, group.lanes(2)]).T)
     results: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
 
     def scores(tile: Tile) -> Array:
@@ -220,10 +221,11 @@ def _forward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any) -> None:
         highest = scores.max(0, keepdims=True)
         weights = jnp.exp2((scores - highest) * scale)
         total = weights.sum(0, keepdims=True)
-        # Queries of other images get weights of zero in the backward pass, and results of zero in this one.
+        # Queries of other images get weights of zero in the backward pass, and results of zero in this one. Whatever
+        # these images hold, even if it is no number, does not reach this one.
         lse[tile.lse] = tile.only_queries(highest * scale + jnp.log2(total), NEVER)
-        values = operand.transposed(tile.group, 2)[tile.channels]
-        results[tile.block].append(_dot(values, weights.astype(qkv.dtype)) * tile.only_queries(1 / total, 0.0))
+        values = own_values(tile.group)[tile.channels]
+        results[tile.block].append(tile.only_queries(_dot(values, weights.astype(qkv.dtype)) * (1 / total), 0.0))
         if tile.last_of_group:
             _store_queries(tile.group, attended, results)
 

@@ -121,6 +121,12 @@ class Group:
         below = row < first + self.shape.packing.tokens
         return below & (row >= first) if first else below
 
+    def only_own(self, x: Array) -> Array:
+        """Returns [rows, channels] with zeros in the rows of other images."""
+        if self.shape.packing.images == 1:
+            return x
+        return jnp.where(self.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, jnp.zeros_like(x))
+
     def lanes(self, section: int) -> slice:
         """Returns where the queries (section 0), keys (1) or values (2) of the heads are in the fused layout."""
         start, size = section * self.shape.width, self.shape.head_dim
@@ -176,7 +182,7 @@ class Tile:
         return jnp.where(self.group.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, otherwise)
 
     def only_queries(self, x: Array, otherwise: float) -> Array:
-        """Returns [1, 128] with the values of queries that are not the image's tokens replaced.
+        """Returns [any, 128] with the values of queries that are not the image's tokens replaced.
 
         An image alone in its pack may keep them: their gradient is zero, since nothing depends on them.
         """
