@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 
 from benchmarks.pages import replace_section
-from vit_jax import UserError, analysis, cli, models
+from vit_jax import analysis, cli, models
 from vit_jax.planning import (
     STRATEGIES,
     Plan,
@@ -45,11 +45,6 @@ TABLE_6 = [
 ]
 JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
 
-# Recipe -> images per chip.
-MODELS = {"vit_b16_jft": 128, "vit_l16_jft": 64, "vit_h14_jft": 16, "r50_vit_b16_jft": 64}
-SLICES = ["v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4"]
-CHIPS = 8
-
 
 def exaflops() -> list[str]:
     """Returns the rows of the ViTs and hybrids of Table 6."""
@@ -66,37 +61,6 @@ def plan_recipe(recipe: str, target: str, *words: str) -> Plan:
     return make_plan(Request((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
 
 
-def plan_copied(recipe: str, target: str, batch: int) -> Plan:
-    """Returns the plan of a recipe with another batch, and the weights copied to each chip."""
-    return plan_recipe(recipe, target, f"--config.batch={batch}", *config_flags(STRATEGIES["replicated"]))
-
-
-def chips() -> list[str]:
-    """Returns a row for every model on every chip, with copied weights."""
-    lines = ["| model, images a chip | chip | peak | Mcycles an image | exchange | images/s, MFU |", f"|{'---|' * 6}"]
-    for recipe, images in MODELS.items():
-        for target in SLICES:
-            label = f"{recipe.removesuffix('_jft')}, {images} | {target.partition(':')[0]}"
-            lines.append(f"| {label} | {plan_cells(recipe, target, images * CHIPS)} |")
-    return lines
-
-
-def plan_cells(recipe: str, target: str, batch: int) -> str:
-    """Returns the last columns of a row."""
-    try:
-        plan = plan_copied(recipe, target, batch)
-    except UserError as error:
-        return f"{str(error).partition(' on this program')[0]} | | | "
-    step, estimate = plan.compilation.step, plan.estimate
-    if estimate is None:
-        return f"does not fit: {report.format_bytes(step.required_bytes)} | | | "
-    exchange = estimate.exchange_seconds / (estimate.compute_seconds + estimate.exchange_seconds)
-    return (
-        f"{report.format_bytes(step.required_bytes)} | {estimate.cycles_per_image / 1e6:.2f} | {exchange:.0%} | "
-        f"{estimate.images_per_second_per_chip:,.0f}, {estimate.mfu:.0%}"
-    )
-
-
 def first() -> list[str]:
     """Returns the plan of the recipe with which the page begins."""
     return ["```", report.render_plans([plan_recipe("vit_l16_jft", "v5e:16x16")]), "```"]
@@ -104,7 +68,8 @@ def first() -> list[str]:
 
 def misfit() -> list[str]:
     """Returns a plan that does not fit, with its advice."""
-    return ["```", report.render_plans([plan_copied("vit_h14_jft", "v5e:2x4", 512)]), "```"]
+    words = ["--config.batch=512", *config_flags(STRATEGIES["replicated"])]
+    return ["```", report.render_plans([plan_recipe("vit_h14_jft", "v5e:2x4", *words)]), "```"]
 
 
 @functools.cache
@@ -123,7 +88,6 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "exaflops": exaflops,
     "first": first,
     "misfit": misfit,
-    "chips": chips,
     "figure12": figure12,
 }
 
