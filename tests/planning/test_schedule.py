@@ -152,6 +152,7 @@ CHECK = """
 import json, os, sys
 import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl
+from tests.kernels import compiled
 from vit_jax.planning import chips, hlo, targets
 from vit_jax.planning.schedules import dumps, kernel_cycles, kernels
 
@@ -195,6 +196,9 @@ _, found["add"] = costs(jnp.add, array((25088, 3072)), array((25088, 3072)))
 _, found["softmax"] = costs(jax.nn.softmax, array((1536, 256, 256), jnp.float32))
 text, found["kernel"] = costs(product, array((16, 256, 768)), array((768, 512)))
 found["alone"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {})
+attention, *arrays = compiled.one_device([device], 8, 257, 16, 80, "bfloat16")
+text = attention.lower(*arrays).compile().as_text()
+found["more than the default limit of VMEM"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {})
 print(json.dumps(found))
 """
 
@@ -219,6 +223,7 @@ def test_schedules_come_out_at_the_arithmetic_and_at_the_bytes(tmp_path):
         assert found[name] == [pytest.approx(arrays * size / 819e9 * 1.5e9, rel=1e-3), arrays * size]
     blocks = 16 * 2 * 256 * 768 + 16 * 2 * 2 * 768 * 256 + 16 * 4 * 256 * 256  # of the second operand, two an image
     assert found["kernel"][1] == blocks and found["alone"] == found["kernel"][0]
+    assert found["more than the default limit of VMEM"] > 8 * 16 * 7 * 257**2 * 80 / macs_per_cycle
 
 
 KERNEL = (

@@ -15,8 +15,9 @@ STRATEGIES: dict[str, Change] = {
     "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
-# Of the bytes beside the state, what each `model.remat` still needs, in the order of the speed that it costs; guesses.
-REMAT_FRACTIONS = {"none": 1.0, "dots": 0.7, "mlp": 0.45, "attention": 0.25, "full": 0.2}
+# Of the bytes beside the state, what each `model.remat` still needs, in the order of the speed that it costs; those of
+# B/16 with 128 images on a v5e chip (docs/speed.md).
+REMAT_FRACTIONS = {"none": 1.0, "dots": 0.93, "mlp": 0.61, "attention": 0.30, "full": 0.22}
 MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
 BATCH_STEPS = 16  # the search ends at a batch if one larger by a 16th of it does not fit
 
