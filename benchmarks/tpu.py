@@ -82,7 +82,7 @@ class Result:
     def cells(self) -> Cells:
         """Returns estimate, schedule, exchange (exposed + hidden), peak memory and MFU."""
         if self.step is None:
-            return [self.error or "not compiled", "", "", "", ""]
+            return [self.error or "", "", "", "", ""]
         executable, schedule = self.step.executable, self.schedule
         if executable is None or schedule is None:
             return ["", "", "", f"does not fit: {report.format_bytes(self.step.required_bytes)}", ""]
