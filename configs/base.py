@@ -105,10 +105,7 @@ def get_config() -> ConfigDict:
     config.mesh.tensor = 1  # devices over which attention heads and MLPs are split, with their weights
 
     config.evals = ConfigDict()
-    config.evals.test = ConfigDict()  # the key names the metrics: test/accuracy, test/loss, test/n
-    config.evals.test.split = "test"  # split to evaluate on, as TFDS writes it
-    config.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
-    # preprocessing of evaluated images
+    config.evals.test = evaluation("classify")  # the key names the metrics: test/accuracy, test/loss, test/n
 
     config.checkpoint = ConfigDict()
     config.checkpoint.keep_last = 2  # number of newest checkpoints to keep
@@ -116,3 +113,25 @@ def get_config() -> ConfigDict:
     config.checkpoint.best_metric = "test/accuracy"  # metric of the best; larger is better, NaN is never best
 
     return config.lock()
+
+
+def evaluation(kind: str, **fields: object) -> ConfigDict:
+    """Returns an evaluation of a kind, with defaults for the fields that are not given.
+
+    A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
+    """
+    config = ConfigDict()
+    config.kind = kind  # classify (top-1, top-5, loss) or fewshot (least squares on few images a class, frozen weights)
+    config.source = placeholder(str)  # its data, as data.source; unset: data.source
+    config.split = "test"  # split to evaluate on, as TFDS writes it
+    config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
+    # preprocessing of evaluated images
+    config.every = placeholder(int)  # steps between two of this evaluation; unset: eval_every
+    if kind != "classify":
+        config.train_split = "train"  # split that the classifier on frozen features learns from
+    if kind == "fewshot":
+        config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot
+        config.seeds = 3  # random draws of these images, whose accuracies are averaged
+        config.l2 = (1024.0,)  # strengths of the regularisation; several give NAME/<N>shot_l2_<strength>
+    config.update(fields)
+    return config

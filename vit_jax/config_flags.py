@@ -24,6 +24,7 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
+    tuple: (lambda text: tuple(map(float, text.strip("(),").split(","))), "numbers with commas between them"),
 }
 PACKAGE = Path(__file__).parent
 

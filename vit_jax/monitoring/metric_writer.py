@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from vit_jax.storage import atomic_write
 Metrics = dict[str, float]
 MetricsCallback = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
+PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+shot")  # names of metrics that are fractions
 QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
 
@@ -56,7 +58,7 @@ class MetricWriter:
         self._on_write, self._watch = on_write, watch
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
-        self._hidden = ("norm/", "/top5") if classes <= 5 else ("norm/",)
+        self._hidden = ("norm/", "_std", "/top5") if classes <= 5 else ("norm/", "_std")
         self._bar, self._wrote_text = None, time.monotonic()
         self.start_clock(start)
         if not self._writes:
@@ -174,7 +176,7 @@ def _label(name: str) -> str:
 def _number(name: str, value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    if name.endswith(("accuracy", "top5", "data_wait")):
+    if PERCENT.search(name):
         return f"{value:.2%}"
     if "images_per_sec" in name:
         return f"{value:,.1f}"

@@ -1,0 +1,42 @@
+"""Evaluations that learn a classifier from frozen features, on the host."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from vit_jax.evals.examples import Examples
+from vit_jax.evals.fewshot import evaluate_fewshot, summarize_fewshot
+
+Method: TypeAlias = Callable[
+    [ConfigDict, Examples, Examples], dict[str, float]
+]  # (eval_config, train, test) -> metrics
+
+
+def fewshot(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of few-shot regression for each number of shots, over seeds."""
+    accuracy = evaluate_fewshot(train, test, eval_config.shots, eval_config.l2, range(eval_config.seeds))
+    return summarize_fewshot(accuracy, eval_config.shots, eval_config.l2)
+
+
+METHODS: Mapping[str, Method] = {"fewshot": fewshot}
+
+
+def evaluate_frozen(config: ConfigDict, name: str, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns `<name>/<metric>` of a classifier that learns from some examples and is tested on others.
+
+    Every host computes them; those of the first host count, so that all agree to the last bit.
+
+    Raises:
+        UserError: the features are not finite, or the examples do not suit the method.
+    """
+    metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
+    metrics = {f"{name}/{metric}": value for metric, value in metrics.items()} | {f"{name}/n": len(test.labels)}
+    if jax.process_count() == 1:
+        return metrics
+    values = np.array([*metrics.values()], np.float64).view(np.uint32)  # as devices may lack float64
+    agreed = np.asarray(multihost_utils.broadcast_one_to_all(values)).view(np.float64)
+    return {key: type(value)(one) for (key, value), one in zip(metrics.items(), agreed.tolist(), strict=True)}
