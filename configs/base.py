@@ -121,7 +121,9 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
     """
     config = ConfigDict()
-    config.kind = kind  # classify (top-1, top-5, loss) or fewshot (least squares on few images a class, frozen weights)
+    config.kind = (
+        kind  # classify (top-1, top-5, loss); on frozen features fewshot (least squares) or knn (nearest neighbours)
+    )
     config.source = placeholder(str)  # its data, as data.source; unset: data.source
     config.split = "test"  # split to evaluate on, as TFDS writes it
     config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
@@ -133,5 +135,8 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
         config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot
         config.seeds = 3  # random draws of these images, whose accuracies are averaged
         config.l2 = (1024.0,)  # strengths of the regularisation; several give NAME/<N>shot_l2_<strength>
+    if kind == "knn":
+        config.k = (1, 5, 20)  # numbers of nearest neighbours that vote; gives NAME/<k>nn
+        config.temperature = 0.07  # each votes with exp(cosine / temperature)
     config.update(fields)
     return config

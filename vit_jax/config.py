@@ -39,8 +39,7 @@ def check_config(config: ConfigDict) -> None:
         _check_value(name, value, find_field(name))
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
-    for name in config.evals:
-        _check_evaluation(config, name)
+    check_evaluations(config)
     measures = [f"{name}/{metric}" for name in config.evals for metric in best_metrics(config.evals[name])]
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
     if flat["keep_head"] and flat["init_from"] is None:
@@ -52,13 +51,20 @@ def check_config(config: ConfigDict) -> None:
         raise UserError("set the length of training with total_steps or total_epochs.")
 
 
-def _check_evaluation(config: ConfigDict, name: str) -> None:
-    """Raises UserError if an evaluation lacks a field of its kind, or has one of another kind."""
-    known = eval_fields(config.evals[name].kind)
-    for field in config.evals[name]:
-        choose(f"field of evals.{name}, whose kind is {config.evals[name].kind},", field, known)
-    if missing := [field for field in known if field not in config.evals[name]]:
-        raise UserError(f"evals.{name} lacks {', '.join(missing)}; configs/base.py has evaluation() to make one.")
+def check_evaluations(config: ConfigDict) -> None:
+    """Checks the fields of every evaluation.
+
+    Raises:
+        UserError: one is missing, of another kind of evaluation, or outside its range.
+    """
+    for name, eval_config in config.evals.items():
+        known = eval_fields(eval_config.kind)
+        for field in eval_config:
+            choose(f"field of evals.{name}, whose kind is {eval_config.kind},", field, known)
+        if missing := [field for field in known if field not in eval_config]:
+            raise UserError(f"evals.{name} lacks {', '.join(missing)}; configs/base.py has evaluation() to make one.")
+        for field, value in eval_config.items():
+            _check_value(f"evals.{name}.{field}", value, find_field(f"evals.{name}.{field}"))
 
 
 def _check_value(name: str, value: Any, field: Field) -> None:

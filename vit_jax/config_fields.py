@@ -67,6 +67,7 @@ class EvalKind:
 EVAL_KINDS: Mapping[str, EvalKind] = {
     "classify": EvalKind(("accuracy", "top5"), uses_head=True),
     "fewshot": EvalKind(("{shots:g}shot",), grid="l2"),
+    "knn": EvalKind(("{k:g}nn",)),
 }
 FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.uses_head)  # which learn from frozen features
 
@@ -164,6 +165,8 @@ FIELDS: Mapping[str, Field] = {
     "evals.*.shots": Field(1, MOST, kinds=("fewshot",)),
     "evals.*.seeds": Field(1, MOST, kinds=("fewshot",)),
     "evals.*.l2": Field(0, MOST, kinds=("fewshot",)),
+    "evals.*.k": Field(1, MOST, kinds=("knn",)),
+    "evals.*.temperature": Field(1e-3, MOST, kinds=("knn",)),
     "checkpoint.keep_last": Field(1, MOST),
     "checkpoint.keep_best": Field(0, MOST),
     "checkpoint.best_metric": Field(),
@@ -203,6 +206,11 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
         values = itertools.product(*(eval_config[field] for field in fields))
         names += [pattern.format(**dict(zip(fields, combination, strict=True))) for combination in values]
     return names
+
+
+def first_evaluation(config: ConfigDict) -> str:
+    """Returns the name of the evaluation that stands for all: the first, by name, of those of the head, if any."""
+    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].uses_head)
 
 
 def epochs_field(name: str) -> str:

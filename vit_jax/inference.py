@@ -51,13 +51,16 @@ class Inference:
 
 
 def make_inference(
-    model: models.Model, task: tasks.Classify, mesh: Mesh, params: Any, compiler_options: str = ""
+    model: models.Model, mesh: Mesh, params: Any, task: tasks.Classify | None = None, compiler_options: str = ""
 ) -> Inference:
     """Returns the functions of a model whose parameters have the shapes of `params`.
+
+    Without a task, it is classification by the loss that the model states.
 
     Raises:
         UserError: the model cannot be split over the mesh, or the compiler rejects an option.
     """
+    task = task or tasks.Classify(model.spec.head.num_classes, model.loss)
     sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     params_shardings, batch_sharding = sharding.state_shardings(params, mesh), sharding.batch_sharding(mesh)
 

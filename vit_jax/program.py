@@ -65,7 +65,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
-    inference = make_inference(model, step.task, mesh, state.params, config.compiler_options)
+    inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with sharding.use_mesh(mesh):

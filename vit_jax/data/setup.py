@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config_fields import EVAL_KINDS, eval_fields
+from vit_jax.config_fields import EVAL_KINDS, eval_fields, first_evaluation
 from vit_jax.data import sources
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
@@ -132,7 +132,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         for name, described in describe_evals(config).items()
     }
     notes = [*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened)]
-    pipe = evals[next(iter(evals))]["preprocess"]
+    pipe = evals[first_evaluation(config)]["preprocess"]
     parts = {name: len(eval_keys(completed, name)) for name in evals}
     info = DataInfo(source.class_names, fingerprint, pipe, evals, parts, opened, tuple(dict.fromkeys(notes)))
     return completed, info
@@ -144,7 +144,7 @@ def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
         return []
     existing = opened["", config.data.split].split_names
     for name in (name for name in ("val", "validation", "test") if name in existing):
-        flags = f"--config.data.split=train --config.evals.{next(iter(config.evals))}.split={name}"
+        flags = f"--config.data.split=train --config.evals.{first_evaluation(config)}.split={name}"
         return [f"The split {name} is here and not used; to evaluate on it: {flags}"]
     return []
 
@@ -203,7 +203,7 @@ def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
 
 
 def open_eval_sources(
-    config: ConfigDict, name: str, shape: tuple[int, int, int], opened: Opened, train: sources.Source | None = None
+    config: ConfigDict, name: str, shape: tuple[int, int, int], opened: Opened, train: sources.Source
 ) -> Opened:
     """Opens the sources of an evaluation that are not open yet.
 
@@ -212,7 +212,7 @@ def open_eval_sources(
         name: of the evaluation.
         shape: of the model's images.
         opened: those that are.
-        train: the images that the model is trained on, if that is known.
+        train: the images that the model is trained on.
 
     Raises:
         UserError: its splits or preprocessing are wrong or do not suit the model.
@@ -224,17 +224,14 @@ def open_eval_sources(
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated, *learnt = (found[key] for key in keys)
-    learnt_from = {"data.split": [train] if train else [], "its train_split": learnt}
+    learnt_from = {"data.split": [train], "its train_split": learnt}
     for words, others in learnt_from.items():
         if any(evaluated.name == other.name and evaluated.overlaps(other) for other in others):
             text = "evals.%s contains training images: its split overlaps with %s"
             logging.getLogger(__name__).warning(text, name, words)
-    if EVAL_KINDS[eval_config.kind].uses_head:
-        if train and (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names):
-            raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
-    elif evaluated.max_labels:
-        source = eval_config.source or config.data.source
-        raise UserError(f"evals.{name} needs data with one label an image, but {source} has several")
+    differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
+    if EVAL_KINDS[eval_config.kind].uses_head and differ:
+        raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
     return found
 
 

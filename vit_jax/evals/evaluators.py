@@ -34,6 +34,7 @@ def make_evaluator(
 ) -> Evaluator:
     """Returns the evaluator of one evaluation; see `make_evaluators`."""
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
+    check_labels(config, name, program, batches.source)
     if config.evals[name].kind not in FROZEN:
         return lambda params, tick, cache: classify.evaluate(program.eval_step, batches, name, params, tick)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
@@ -44,6 +45,23 @@ def make_evaluator(
         return evaluate_frozen(config, name, *parts)
 
     return evaluate
+
+
+def check_labels(config: ConfigDict, name: str, program: Inference, source: Any) -> None:
+    """Compares the labels of a source with what an evaluation needs.
+
+    Raises:
+        UserError: they are not those of the model's head, or have a form that the evaluation does not know.
+    """
+    where, classes = config.evals[name].source or config.data.source, program.task.num_classes
+    if config.evals[name].kind in FROZEN:
+        if source.max_labels:
+            raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
+    elif source.num_classes != classes:
+        raise UserError(
+            f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "
+            f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes."
+        )
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.evals.examples import Examples
 from vit_jax.evals.fewshot import evaluate_fewshot, summarize_fewshot
+from vit_jax.evals.knn import evaluate_knn
 
 Method: TypeAlias = Callable[
     [ConfigDict, Examples, Examples], dict[str, float]
@@ -22,7 +23,13 @@ def fewshot(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[st
     return summarize_fewshot(accuracy, eval_config.shots, eval_config.l2)
 
 
-METHODS: Mapping[str, Method] = {"fewshot": fewshot}
+def knn(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of the nearest neighbours' votes for each number of neighbours."""
+    accuracy = evaluate_knn(train, test, eval_config.k, eval_config.temperature)
+    return {f"{count}nn": float(value) for count, value in zip(eval_config.k, accuracy, strict=True)}
+
+
+METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn}
 
 
 def evaluate_frozen(config: ConfigDict, name: str, train: Examples, test: Examples) -> dict[str, float]:

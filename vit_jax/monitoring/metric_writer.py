@@ -19,7 +19,7 @@ from vit_jax.storage import atomic_write
 Metrics = dict[str, float]
 MetricsCallback = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
-PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+shot")  # names of metrics that are fractions
+PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
 QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
 
