@@ -127,5 +127,7 @@ def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:
 
 
 def _short(value: str) -> str:
-    """Returns what tells a value from others, as a part of a name: `tfds:imagenet_v2/matched` -> matched."""
-    return re.sub(r"\W+", "_", value.rstrip("/").rpartition(":")[2].rpartition("/")[2]).strip("_")
+    """Returns a value as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
+    kind, colon, rest = value.partition(":")
+    rest = rest.rstrip("/").rpartition("/")[2] if kind in ("folder", "array_record") else rest
+    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else value).strip("_")

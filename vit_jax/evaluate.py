@@ -45,6 +45,8 @@ def evaluate(
     split: str | None = None,
     requests: Sequence[str] = (),
     data_dir: str | None = None,
+    save: str | None = None,
+    save_dir: str | Path = ".",
 ) -> dict[str, float]:
     """Returns the metrics of a model and, for a checkpoint of a run, its `step`.
 
@@ -60,6 +62,8 @@ def evaluate(
             their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
+        save: features or predictions; see `evals.save_outputs`.
+        save_dir: the folder to write them to.
 
     Raises:
         UserError: there is no such model, or no such checkpoint of the run yet, the data or the split is absent, or a
@@ -81,9 +85,14 @@ def evaluate(
     config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch or most), most)
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
-    weights = jax.device_put(loaded.read(), program.params_shardings)
-    step = {} if loaded.step is None else {"step": loaded.step}
-    return {**step, **evals.run_evaluators(evaluators, weights)}
+    weights = loaded.read()
+    # Other hosts may have features that this one lacks, while all must read them together.
+    cache: evals.FeatureCache = evals.FeatureFiles(program.model, weights) if jax.process_count() == 1 else {}
+    weights = jax.device_put(weights, program.params_shardings)
+    metrics = evals.run_evaluators(evaluators, weights, cache=cache)
+    if save:
+        evals.save_outputs(save, Path(save_dir), config, program, weights, cache)
+    return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 
 
 def choose_batch(program: Inference) -> int:
@@ -136,6 +145,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
+    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write the features, or the logits, as .npz files")
+    parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     args = parser.parse_args(argv[1:])
     models = list(dict.fromkeys([*args.models, *([args.workdir] if args.workdir is not None else [])]))
@@ -144,8 +155,10 @@ def main(argv: list[str]) -> None:
     cli.join_hosts()
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split, "data_dir": args.data_dir}
     rows = []
-    for model in models:
-        metrics = evaluate(model, args.best, args.fsdp, args.source, requests=args.evals, **chosen)
+    for number, model in enumerate(models):
+        folder = Path(args.save_dir, str(number)) if len(models) > 1 else args.save_dir
+        saved = {"save": args.save, "save_dir": folder}
+        metrics = evaluate(model, args.best, args.fsdp, args.source, requests=args.evals, **chosen, **saved)
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": model} if len(models) > 1 else {}
         rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)

@@ -1,7 +1,7 @@
 """Frozen features of a data set: one pass over its images for all that learn from them."""
 
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -9,8 +9,18 @@ import numpy as np
 from vit_jax.evals.examples import Examples
 
 Outputs: TypeAlias = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]  # as `Inference.features`
-FeatureCache: TypeAlias = MutableMapping[str, Examples]  # `EvalBatches.identity` -> features, by the same weights
 Tick: TypeAlias = Callable[[], None]
+
+
+@runtime_checkable
+class FeatureCache(Protocol):
+    """Features by one set of weights: `EvalBatches.identity` -> examples. A dict is one."""
+
+    def get(self, identity: str, /) -> Examples | None:
+        """Returns the features of some examples, or None."""
+
+    def __setitem__(self, identity: str, examples: Examples, /) -> None:
+        """Keeps the features of some examples."""
 
 
 def read_features(features: Outputs, params: Any, batches: Any, cache: FeatureCache, tick: Tick) -> Examples:
