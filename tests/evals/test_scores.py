@@ -4,6 +4,7 @@ import io
 import numpy as np
 import pytest
 
+from vit_jax.analysis import plot
 from vit_jax.evals import scores
 
 
@@ -40,6 +41,13 @@ def test_the_confusion_matrix_counts_every_labelled_image():
     assert rows[0] == ["label \\ prediction", 'tench, "Tinca"', "ray", "hen"]
     assert [row[0] for row in rows[1:]] == rows[0][1:]
     assert [[int(count) for count in row[1:]] for row in rows[1:]] == matrix.tolist()
+
+
+def test_the_picture_of_a_confusion_matrix_is_in_per_cent_of_each_class():
+    figure = plot.confusion(np.array([[3, 1, 0], [0, 0, 0], [0, 2, 2]]), ["tench", "ray", "hen"])
+    axes, _ = figure.axes
+    assert axes.images[0].get_array().tolist() == [[75, 25, 0], [0, 0, 0], [0, 50, 50]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["tench", "ray", "hen"]
 
 
 def test_the_calibration_error_is_the_mean_distance_of_the_bins():
