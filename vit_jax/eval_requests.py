@@ -34,7 +34,7 @@ def choose_evaluations(config: ConfigDict, model: Model, requests: Sequence[str]
     if requests:
         pipe = config.evals[first_evaluation(config)].preprocess if len(config.evals) else model.preprocess
         with config.unlocked():
-            config.evals = request_evaluations(requests, config.evals, pipe)
+            config.evals = request_evaluations(requests, dict(config.evals.items()), pipe)
     if not len(config.evals):
         raise UserError(
             "only a run has evaluations of its own; say which, for example --evals=fewshot:source=tfds:cifar10."
