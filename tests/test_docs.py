@@ -169,8 +169,9 @@ USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
 def paste(line, capsys):
     for name, *words in commands(line):
+        words = [re.sub("(--(?:sweep|sizes).*?),.*", r"\1", word) for word in words]  # one value
+        words += ["--models=ViT-B/32"] if "--inference" in words else []
         if name in ("vit_jax.main", "vit_jax.sweep"):
-            words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
         assert not OURS[name].main([name, *words])
