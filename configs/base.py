@@ -122,9 +122,7 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
     """
     config = ConfigDict()
-    config.kind = (
-        kind  # classify: accuracy and loss; on frozen features: fewshot (least squares), knn, probe, probe_sgd
-    )
+    config.kind = kind  # classify (accuracy, loss); on frozen features: fewshot, knn, probe or probe_sgd
     config.source = placeholder(str)  # its data, as data.source; unset: data.source
     config.split = "test"  # split to evaluate on, as TFDS writes it
     config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"

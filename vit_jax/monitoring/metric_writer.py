@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import tensorboardX
 from tqdm import tqdm
 
 from vit_jax import UserError
-from vit_jax.monitoring.wandb_run import WandbRun
 from vit_jax.storage import atomic_write
 
 Metrics = dict[str, float]
@@ -42,7 +42,7 @@ class MetricWriter:
         classes: int,
         on_write: Callable[[], None] = lambda: None,
         watch: MetricsCallback | None = None,
-        wandb: WandbRun | None = None,
+        wandb: Any = None,
     ):
         """Opens the files.
 
@@ -56,7 +56,7 @@ class MetricWriter:
             on_write: called after each line of metrics.
             watch: called with the step and the metrics of each line, kept lines included; the terminal then shows a
                 progress bar instead of the lines.
-            wandb: also given each line of metrics; on the first host.
+            wandb: a `WandbRun` that is given each line of metrics too, or None.
         """
         self._on_write, self._watch, self._wandb = on_write, watch, wandb
         self._writes = jax.process_index() == 0
