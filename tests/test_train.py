@@ -173,7 +173,7 @@ def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypat
         evaluate.main(["evaluate.py", *words, "--json"])
         assert json.loads(capsys.readouterr().out) == {"step": "run"}
     for words in ([], ["run", "--workdir=other"], [""]):
-        with pytest.raises(UserError, match="give exactly one WORKDIR"):
+        with pytest.raises(UserError, match="give a run or other weights"):
             evaluate.main(["evaluate.py", *words])
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -42,13 +42,14 @@ KINDS = {
 }
 
 
-def open_source(config: ConfigDict, split: str) -> Source:
-    """Opens a split of the data that the config names; see `open_split`."""
+def open_source(config: ConfigDict, split: str, source: str | None = None) -> Source:
+    """Opens a split of the data that the config names, or of another source; see `open_split`."""
+    other = source is not None and source not in (config.data.source, "synthetic")
     source_config = SourceConfig(
-        source=config.data.source,
+        source=source or config.data.source,
         data_dir=config.data.data_dir,
-        num_classes=config.data.num_classes,
-        max_labels=config.data.max_labels,
+        num_classes=None if other else config.data.num_classes,
+        max_labels=None if other else config.data.max_labels,
         num_examples=config.data.num_examples,
         train_split=config.data.split,
         resolution=config.resolution,
