@@ -10,8 +10,8 @@ Example:
   --json     print one JSON object, the same as in sweep.json in the workdir
 
 The same command continues where it was stopped: combinations that have finished or diverged are not run again. The best
-one has the largest checkpoint.best_metric at the end. With --sweep.seed=0,1,2 that is the mean over the seeds, and their
-standard deviation is printed too. The exit codes are those of vit_jax.main.
+one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
+printed with the standard deviation. The exit codes are those of vit_jax.main.
 """
 
 import dataclasses

@@ -16,9 +16,8 @@ empty. `python -m vit_jax.report` writes this page from [results/](../results/);
 python -m vit_jax.report workdirs/digits
 ```
 
-adds the record of a finished run: its configuration, its metrics at the end, how long it took and on what hardware, and
-the commit. `--evaluations=FILE` adds what `python -m vit_jax.evaluate WORKDIR --json` printed. Times include compiling and
-evaluations.
+adds the record of a finished run: its configuration, its metrics at the end, how long it took (with compiling and
+evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json` printed of it.
 """
 FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
 # Table 4 of the paper: steps of fine-tuning. A shortened run is not the paper's.

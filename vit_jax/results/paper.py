@@ -39,10 +39,12 @@ def read_paper_numbers() -> tuple[PaperNumber, ...]:
     """Returns the numbers of Tables 2 and 5, in the paper's order."""
     with NUMBERS.open() as file:
         rows = list(csv.DictReader(file))
-    return tuple(
-        PaperNumber(**row | {"accuracy": float(row["accuracy"]), "std": float(row["std"]) if row["std"] else None})
-        for row in rows
-    )
+    return tuple(_parse_number(row) for row in rows)
+
+
+def _parse_number(row: dict[str, str]) -> PaperNumber:
+    accuracy, std = float(row["accuracy"]), float(row["std"]) if row["std"] else None
+    return PaperNumber(row["table"], row["pretraining"], row["model"], row["dataset"], accuracy, std)
 
 
 def find_pretraining(model: str, init_from: str | None) -> str | None:
