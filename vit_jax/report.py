@@ -12,24 +12,31 @@ written.
 
 import argparse
 import json
+import posixpath
 from pathlib import Path
 
 from vit_jax import UserError, cli
 from vit_jax.results import format_page, make_record, read_records, write_record
 from vit_jax.storage import filesystem
 
+CONFIG = "config.json"
 
-def find_runs(folder: Path) -> dict[str, Path]:
-    """Returns name -> folder of the run in a folder, or of all runs below it.
+
+def find_runs(folder: str) -> dict[str, str]:
+    """Returns name -> folder of the run in a folder, local or remote, or of all runs below it.
 
     Raises:
         UserError: there is none.
     """
-    top = folder.resolve()
-    found = [top] if (top / "config.json").is_file() else sorted(path.parent for path in top.rglob("config.json"))
+    top = filesystem.absolute_path(folder).rstrip("/")
+    if filesystem.exists(filesystem.join_path(top, CONFIG)):
+        return {posixpath.basename(top): top}
+    remote = filesystem.is_remote(top)
+    files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
+    found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
     if not found:
-        raise UserError(f"there is no run in {folder}: no folder there contains a config.json.")
-    return {"-".join(run.relative_to(top.parent).parts): run for run in found}
+        raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
+    return {f"{posixpath.basename(top)}-{run.replace('/', '-')}": filesystem.join_path(top, run) for run in found}
 
 
 def read_evaluations(path: str | None) -> list[dict[str, float]]:
@@ -58,7 +65,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("workdirs", nargs="*", metavar="workdir", type=Path, help="folder of a run, or of several")
+    parser.add_argument("workdirs", nargs="*", metavar="workdir", help="folder of a run, or of several")
     parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
     parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write [%(default)s]")
@@ -67,9 +74,10 @@ def main(argv: list[str]) -> None:
     evaluations = read_evaluations(args.evaluations)
     if evaluations and len(runs) != 1:
         raise UserError(f"--evaluations is for one run, but {len(runs)} are given.")
-    records = [make_record(str(run), name, evaluations) for name, run in runs.items()]
+    records = [make_record(run, name, evaluations) for name, run in runs.items()]
     for record in records:
         print(write_record(record, args.results))
+    args.page.parent.mkdir(parents=True, exist_ok=True)
     filesystem.write_bytes(str(args.page), format_page(read_records(args.results)).encode())
     print(args.page)
 

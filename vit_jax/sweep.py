@@ -347,7 +347,8 @@ def main(argv: list[str]) -> None:
     if report.averages[0].mean is None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
-        print(f"Best: {report.best or 'the only combination'}, in {report.workdir}")
+        if report.best:  # more than the seed was varied
+            print(f"Best: {report.best}, in {report.workdir}")
         if report.command:
             print(f"On the whole training split: {report.command}")
 

@@ -76,32 +76,17 @@ def format_metrics(record: Record) -> list[str]:
 def format_paper_table(table: str, records: Sequence[Record]) -> str:
     """Returns a table of the paper, in which each model has a column of the paper's numbers and one of ours."""
     numbers = [number for number in read_paper_numbers() if number.table == table]
-    models = list(dict.fromkeys((number.pretraining, number.model) for number in numbers)) if table == "2" else []
-    return _side_by_side(numbers, models, records) if models else _by_pretraining(numbers, records)
-
-
-def _side_by_side(numbers: list[PaperNumber], models: list[tuple[str, str]], records: Sequence[Record]) -> str:
-    head = [""] + [word for pre, model in models for word in (f"{model}, {PRETRAINING[pre]}", "ours")]
-    lines = [head]
-    for dataset in dict.fromkeys(number.dataset for number in numbers):
-        cells = {(one.pretraining, one.model): one for one in numbers if one.dataset == dataset}
-        lines.append([DATASETS[dataset], *_pairs([cells.get(model) for model in models], records)])
-    return format_table(lines)
-
-
-def _by_pretraining(numbers: list[PaperNumber], records: Sequence[Record]) -> str:
     models = list(dict.fromkeys(number.model for number in numbers))
     lines = [["pre-trained on", "", *[word for model in models for word in (model, "ours")]]]
     for pretraining, dataset in dict.fromkeys((number.pretraining, number.dataset) for number in numbers):
         cells = {one.model: one for one in numbers if (one.pretraining, one.dataset) == (pretraining, dataset)}
-        row = _pairs([cells.get(model) for model in models], records)
+        row = [
+            text
+            for model in models
+            for text in ((str(cells[model]), format_ours(cells[model], records)) if model in cells else ("", ""))
+        ]
         lines.append([PRETRAINING[pretraining], DATASETS[dataset], *row])
     return format_table(lines)
-
-
-def _pairs(numbers: Sequence[PaperNumber | None], records: Sequence[Record]) -> list[str]:
-    """Returns the paper's number and ours for each; empty texts for what there is not."""
-    return [text for one in numbers for text in (("", "") if one is None else (str(one), format_ours(one, records)))]
 
 
 def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
@@ -138,5 +123,5 @@ def format_time(seconds: float) -> str:
 
 def format_table(lines: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table of a head and lines, ended by a line break."""
-    head, *rest = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines]
+    head, *rest = [re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines]
     return "\n".join([head, f"|{'---|' * len(lines[0])}", *rest]) + "\n"
