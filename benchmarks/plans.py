@@ -8,13 +8,14 @@ stopped.
 """
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from benchmarks.pages import replace_section
-from vit_jax import UserError, cli, models
+from vit_jax import analysis, cli, models
 from vit_jax.planning import (
     STRATEGIES,
     Plan,
@@ -23,8 +24,10 @@ from vit_jax.planning import (
     config_flags,
     flops,
     make_plan,
+    plan_inference,
     report,
 )
+from vit_jax.planning.inference import InferenceFigure
 
 # Table 6: model, epochs, exaFLOPs.
 TABLE_6 = [
@@ -42,14 +45,6 @@ TABLE_6 = [
 ]
 JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
 
-# Recipe -> images per chip.
-MODELS = {"vit_b16_jft": 128, "vit_l16_jft": 64, "vit_h14_jft": 16, "r50_vit_b16_jft": 64}
-SLICES = ["v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4"]
-CHIPS = 8
-GROWING = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}  # the last has the recipe's batch
-GROWING_IMAGES = 16
-LARGEST = {"vit_b16_jft": 512, "vit_l16_jft": 256}  # recipe -> images with which the search begins
-
 
 def exaflops() -> list[str]:
     """Returns the rows of the ViTs and hybrids of Table 6."""
@@ -66,50 +61,6 @@ def plan_recipe(recipe: str, target: str, *words: str) -> Plan:
     return make_plan(Request((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
 
 
-def plan_batch(recipe: str, target: str, strategy: str, batch: int) -> Plan:
-    """Returns the plan of a recipe with another batch and another placement of the weights."""
-    return plan_recipe(recipe, target, f"--config.batch={batch}", *config_flags(STRATEGIES[strategy]))
-
-
-def strategy_cells(recipe: str, target: str, strategy: str, batch: int) -> str:
-    """Returns the columns of a strategy."""
-    try:
-        plan = plan_batch(recipe, target, strategy, batch)
-    except UserError as error:
-        return f"{str(error).partition(' on this program')[0]} | | | "
-    step, estimate = plan.compilation.step, plan.estimate
-    if estimate is None:
-        return f"does not fit: {report.format_bytes(step.required_bytes)} | | | "
-    exchange = estimate.exchange_seconds / (estimate.compute_seconds + estimate.exchange_seconds)
-    return (
-        f"{report.format_bytes(step.required_bytes)} | {estimate.cycles_per_image / 1e6:.2f} | {exchange:.0%} | "
-        f"{estimate.images_per_second_per_chip:,.0f}, {estimate.mfu:.0%}"
-    )
-
-
-def chips() -> list[str]:
-    """Returns a row for every model on every chip, with copied and with split weights."""
-    names = "peak | Mcycles | exchange | images/s, MFU"
-    lines = [f"| model, images a chip | chip | copied: {names} | split: {names} |", f"|{'---|' * 10}"]
-    for recipe, images in MODELS.items():
-        for target in SLICES:
-            label = f"{recipe.removesuffix('_jft')}, {images} | {target.partition(':')[0]}"
-            cells = [strategy_cells(recipe, target, strategy, images * CHIPS) for strategy in ("replicated", "fsdp")]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
-
-
-def growing() -> list[str]:
-    """Returns the rows of L/16 on more and more chips, with the same images on each."""
-    names = " | ".join(["peak", "Mcycles", "exchange", "images/s, MFU"])
-    lines = [f"| chips | weights | {names} |", f"|{'---|' * 6}"]
-    for target, count in GROWING.items():
-        for strategy in ("replicated", "fsdp"):
-            cells = strategy_cells("vit_l16_jft", target, strategy, GROWING_IMAGES * count)
-            lines.append(f"| {target}, {count} | {strategy} | {cells} |")
-    return lines
-
-
 def first() -> list[str]:
     """Returns the plan of the recipe with which the page begins."""
     return ["```", report.render_plans([plan_recipe("vit_l16_jft", "v5e:16x16")]), "```"]
@@ -117,31 +68,27 @@ def first() -> list[str]:
 
 def misfit() -> list[str]:
     """Returns a plan that does not fit, with its advice."""
-    return ["```", report.render_plans([plan_batch("vit_h14_jft", "v5e:2x4", "replicated", 512)]), "```"]
+    words = ["--config.batch=512", *config_flags(STRATEGIES["replicated"])]
+    return ["```", report.render_plans([plan_recipe("vit_h14_jft", "v5e:2x4", *words)]), "```"]
 
 
-def fit() -> list[str]:
-    """Returns the largest batches of predictions that a chip holds."""
-    lines = ["| model | images | do not fit | Mcycles | images/s |", "|---|---|---|---|---|"]
-    for recipe, begin in LARGEST.items():
-        words = (f"--config=configs/{recipe}.py", f"--config.batch={begin}")
-        request = Request(words, "v5e:1x1", inference=True)
-        largest = make_plan(request, compile_in_subprocess, largest_batch=True).largest
-        if largest and largest.plan and largest.plan.estimate:
-            workload, estimate = largest.plan.compilation.workload, largest.plan.estimate
-            speed = f"{estimate.cycles_per_image / 1e6:.2f} | {estimate.images_per_second_per_chip:,.0f}"
-            refused = largest.refused_images_per_device
-            lines.append(f"| {workload.model} | {workload.batch:,} | {refused:,} | {speed} |")
-    return lines
+@functools.cache
+def plan_figure12() -> InferenceFigure:
+    """Returns speed and largest batch of predictions of the paper's models on one chip."""
+    request = Request(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True)
+    return plan_inference(request, compile_in_subprocess)
+
+
+def figure12() -> list[str]:
+    """Returns both halves of Figure 12 as a table."""
+    return [plan_figure12().render()]
 
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "exaflops": exaflops,
     "first": first,
-    "growing": growing,
     "misfit": misfit,
-    "chips": chips,
-    "fit": fit,
+    "figure12": figure12,
 }
 
 
@@ -149,7 +96,9 @@ def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"sections to compute, of {','.join(SECTIONS)} [all]")
-    parser.add_argument("--write", type=Path, help="Markdown file in which to replace the sections")
+    parser.add_argument(
+        "--write", type=Path, help="Markdown file in which to replace the sections; beside it, figure12.svg"
+    )
     args = parser.parse_args(argv[1:])
     jax.config.update("jax_platforms", "cpu")  # the compilers run in processes of their own
     for name in args.only.split(",") if args.only else SECTIONS:
@@ -157,6 +106,8 @@ def main(argv: list[str]) -> None:
         print(text)
         if args.write:
             replace_section(args.write, name, text)
+        if args.write and name == "figure12":
+            analysis.plot.inference(plan_figure12().points).savefig(args.write.with_name("figure12.svg"))
 
 
 if __name__ == "__main__":

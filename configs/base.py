@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
     config.checkpoint_every_minutes = 15.0  # minutes after which one is saved even before that; 0: by steps only
     config.stall_limit = 1800.0  # seconds without progress on a host, compilation included, after which the run ends
     config.profile_steps = 0  # steps to trace into <workdir>/profile, starting with the third step of the run
+    config.wandb = placeholder(str)  # project of Weights & Biases to log to, too; needs the extra [wandb]
     config.compiler_options = ""  # NAME=VALUE,...: of jax.jit, over those chosen for the devices; NAME= omits one
 
     config.model = ConfigDict()
@@ -121,7 +122,7 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
     """
     config = ConfigDict()
-    config.kind = kind  # classify: accuracy and loss; on frozen features: fewshot (least squares), knn or probe
+    config.kind = kind  # classify (accuracy, loss); on frozen features: fewshot, knn, probe or probe_sgd
     config.source = placeholder(str)  # its data, as data.source; unset: data.source
     config.split = "test"  # split to evaluate on, as TFDS writes it
     config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
@@ -133,6 +134,13 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
         config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot
         config.seeds = 3  # random draws of these images, whose accuracies are averaged
         config.l2 = (1024.0,)  # strengths of the regularisation; several give NAME/<N>shot_l2_<strength>
+    if kind == "probe":
+        config.l2 = (1e-3, 1e-1, 1e1, 1e3)  # (of probe: to choose from)
+    if kind == "probe_sgd":
+        config.rates = (0.01, 0.1, 1.0)  # learning rates to choose from
+        config.epochs = 100  # passes over the features
+    if kind in ("probe", "probe_sgd"):
+        config.validation = 0.1  # fraction of each class in train_split that chooses, before the fit to all of it
     if kind == "knn":
         config.k = (1, 5, 20)  # numbers of nearest neighbours that vote; gives NAME/<k>nn
         config.temperature = 0.07  # each votes with exp(cosine / temperature)

@@ -174,15 +174,16 @@ USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
 def paste(line, capsys):
     for name, *words in commands(line):
+        words = [re.sub("(--(?:sweep|sizes).*?),.*", r"\1", word) for word in words]  # one value
+        words += ["--models=ViT-B/32"] if "--inference" in words else []
         if name in ("vit_jax.main", "vit_jax.sweep"):
-            words = [re.sub("(--sweep.*?),.*", r"\1", word) for word in words]  # one value
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
         if name == "vit_jax.finetune":
             words += [*SHORT, *PHOTOS, *CIFAR, "--sweep.base_lr=0.01"]
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
-            assert '"test/accuracy"' in capsys.readouterr().out
+            assert re.search(r'"\w+/(accuracy|5shot|1nn)": [\d.]+[,}]', capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("line", USUAL)
@@ -235,12 +236,12 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 14 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 15 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():
     last = README.rstrip().rpartition("\n\n")[2]
-    words = "BiT timm Hugging few-shot linear-probe nearest-neighbour ReaL ObjectNet VTAB masked axial figures JFT-300M"
+    words = "BiT timm Hugging ReaL ObjectNet VTAB masked axial figures JFT-300M"
     for word in [*words.split(), "relative", "registers"]:
         assert re.search(rf"\b{word}\b", last), word
 

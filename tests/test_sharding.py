@@ -160,13 +160,14 @@ def test_the_mlps_agree(tiny):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
     x = jax.random.normal(jax.random.key(1), (40, 32))
-    variables = Mlp(spec).init(jax.random.key(0), x)
-    again = ShardMapMlp(spec).init(jax.random.key(0), x)
+    packing = kernels.Packing(tokens=9, images=1, rows=10)
+    variables = Mlp(spec, packing).init(jax.random.key(0), x)
+    again = ShardMapMlp(spec, packing).init(jax.random.key(0), x)
     chex.assert_trees_all_equal(variables, again)
 
     def result(module, mesh):
         def scalar(params, x):
-            y = module(spec).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
+            y = module(spec, packing).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
             return (y**2).sum(), y
 
         def run(params, x):
@@ -186,11 +187,12 @@ def test_kernels_pass_in_bfloat16_and_their_gradients_in_float32(tiny, module, c
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
     spec = models.create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32").spec
     x = jax.random.normal(jax.random.key(1), (40, 32), jnp.bfloat16)
-    params = Mlp(spec).init(jax.random.key(0), x)["params"]
+    packing = kernels.Packing(len(x), 1, len(x))
+    params = Mlp(spec, packing).init(jax.random.key(0), x)["params"]
 
     def loss(params):
         with sharding.use_mesh(mesh):
-            return (module(spec).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
+            return (module(spec, packing).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
 
     lowered = jax.jit(jax.grad(loss)).lower(params)
     # Kernels and the hidden activations; of those in float32, both are gradients of kernels.

@@ -68,6 +68,8 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
     "classify": EvalKind(("accuracy", "top5"), uses_head=True),
     "fewshot": EvalKind(("{shots:g}shot",), grid="l2"),
     "knn": EvalKind(("{k:g}nn",)),
+    "probe": EvalKind(("accuracy",)),
+    "probe_sgd": EvalKind(("accuracy",)),
 }
 FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.uses_head)  # which learn from frozen features
 
@@ -100,6 +102,7 @@ FIELDS: Mapping[str, Field] = {
     "checkpoint_every_minutes": Field(0, MOST),
     "stall_limit": Field(1, MOST),
     "profile_steps": Field(0, MOST),
+    "wandb": Field(optional=True, when_missing=(None,)),
     "compiler_options": Field(when_missing=("",)),
     # The model's numbers are checked by models.create.
     "model.name": Field(),
@@ -164,7 +167,10 @@ FIELDS: Mapping[str, Field] = {
     "evals.*.train_split": Field(kinds=FROZEN),
     "evals.*.shots": Field(1, MOST, kinds=("fewshot",)),
     "evals.*.seeds": Field(1, MOST, kinds=("fewshot",)),
-    "evals.*.l2": Field(0, MOST, kinds=("fewshot",)),
+    "evals.*.l2": Field(0, MOST, kinds=("fewshot", "probe")),
+    "evals.*.rates": Field(0, MOST, kinds=("probe_sgd",)),
+    "evals.*.epochs": Field(1, MOST, kinds=("probe_sgd",)),
+    "evals.*.validation": Field(0, 1, kinds=("probe", "probe_sgd")),
     "evals.*.k": Field(1, MOST, kinds=("knn",)),
     "evals.*.temperature": Field(1e-3, MOST, kinds=("knn",)),
     "checkpoint.keep_last": Field(1, MOST),

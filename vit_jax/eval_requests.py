@@ -10,17 +10,19 @@ from vit_jax import UserError, choose, data
 from vit_jax.config import check_evaluations
 from vit_jax.config_fields import EVAL_KINDS, eval_fields, first_evaluation
 from vit_jax.config_flags import default_evaluation, parse_command_line, parse_value
-from vit_jax.models import Model
 
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 
-def choose_evaluations(config: ConfigDict, model: Model, requests: Sequence[str], split: str | None) -> None:
+def choose_evaluations(
+    config: ConfigDict, size: tuple[int, int], preprocess: str | None, requests: Sequence[str], split: str | None
+) -> None:
     """Leaves in the configuration the evaluations that are asked for.
 
     Args:
         config: of the model's run; or without evaluations, if it has none.
-        model: to evaluate.
+        size: height and width of the model's images.
+        preprocess: of the model's images, if known.
         requests: as for `request_evaluations`; empty: those of the run.
         split: in place of the split of the run's first evaluation; None: all on their own splits.
 
@@ -32,9 +34,9 @@ def choose_evaluations(config: ConfigDict, model: Model, requests: Sequence[str]
     if split is not None:
         choose_split(config, split)
     if requests:
-        pipe = config.evals[first_evaluation(config)].preprocess if len(config.evals) else model.preprocess
+        pipe = config.evals[first_evaluation(config)].preprocess if len(config.evals) else preprocess
         with config.unlocked():
-            config.evals = request_evaluations(requests, config.evals, pipe)
+            config.evals = request_evaluations(requests, dict(config.evals.items()), pipe)
     if not len(config.evals):
         raise UserError(
             "only a run has evaluations of its own; say which, for example --evals=fewshot:source=tfds:cifar10."
@@ -43,7 +45,7 @@ def choose_evaluations(config: ConfigDict, model: Model, requests: Sequence[str]
         raise UserError(f"say on which data, for example --evals={unset[0]}:source=tfds:cifar10.")
     check_evaluations(config)
     for name in config.evals:
-        data.eval_preprocessor(config, name, (*model.spec.position.image_size, 3))
+        data.eval_preprocessor(config, name, (*size, 3))
 
 
 def choose_split(config: ConfigDict, split: str) -> None:

@@ -79,10 +79,9 @@ def evaluate(
     else:
         loaded = open_weights(path, fsdp, source, default_config())
     config, program = loaded.config, loaded.program
-    choose_evaluations(config, program.model, requests, split)
+    choose_evaluations(config, program.model.spec.position.image_size, program.model.preprocess, requests, split)
     config.data.data_dir = data_dir or config.data.data_dir
-    most = choose_batch(program)
-    config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch or most), most)
+    config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
     weights = loaded.read()

@@ -14,6 +14,8 @@ from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import make_inference_program
 
+IMAGES = 128  # per evaluation step and device, of a model without a run
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -23,14 +25,14 @@ class LoadedModel:
         config: of its run, for these devices; or the defaults, without evaluations.
         program: the functions that use its weights.
         read: returns the weights, as NumPy arrays.
-        batch: images per evaluation step of its run, or None.
+        batch: images per evaluation step, if they fit.
         step: of the checkpoint, or None.
     """
 
     config: ConfigDict
     program: Inference
     read: Callable[[], Any]
-    batch: int | None = None
+    batch: int
     step: int | None = None
 
 
@@ -97,4 +99,4 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
     first = mesh.local_devices[0]
     model = check_kernels(model.for_device(first.device_kind, 1), first)
     shapes = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, params))
-    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params)
+    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices))

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 from vit_jax import UserError, analysis, choose, cli, user_errors
 from vit_jax.planning import (
@@ -67,6 +68,9 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"cannot parse --sizes={args.sizes}; write pixels, as in --sizes=64,224.")
     names = args.models.split(",") if args.models else None
+    if args.picture:  # before hours of compilation
+        with user_errors(f"cannot write {args.picture}"):
+            Path(args.picture).parent.mkdir(parents=True, exist_ok=True)
     figure = plan_inference(requests[0], compile_in_subprocess, names, [int(word) for word in words])
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(point)) for point in figure.points))

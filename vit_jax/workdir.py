@@ -138,6 +138,7 @@ class Workdir:
             config.data.num_classes,
             self._mirror.push,
             watch,
+            self._open_wandb(),
         )
         lines = [*monitoring.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
         log.write_text("\n".join(lines))
@@ -151,6 +152,11 @@ class Workdir:
             since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
             log.write_text("\n".join([since, *self._changes]))
         return log
+
+    def _open_wandb(self) -> monitoring.WandbRun | None:
+        if self._config.wandb is None or jax.process_index() > 0:
+            return None
+        return monitoring.WandbRun(self._config.wandb, self.place, self.path, self._config.to_dict())
 
     def write_config(self) -> None:
         """Writes `config.json`, by which the run counts as started with these settings.

@@ -15,7 +15,15 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reas
 
 BOTH = 2  # forward and backward
 # batch, tokens, heads, head_dim, dtype
-SHAPES = ("8,9,3,64,float32", "64,197,12,64,bfloat16", "8,50,3,88,float32", "8,50,5,24,bfloat16", "8,50,5,104,bfloat16")
+SHAPES = (
+    "8,9,3,64,float32",
+    "8,5,12,64,bfloat16",
+    "8,1,12,64,bfloat16",
+    "64,197,12,64,bfloat16",
+    "8,50,3,88,float32",
+    "8,50,5,24,bfloat16",
+    "8,50,5,104,bfloat16",
+)
 LARGE = ("8,257,16,80,bfloat16", "8,577,12,64,bfloat16", "8,197,12,64,float32", "4,1370,16,80,bfloat16")
 ACTIVATIONS = 16 * 66 * 128 * 2  # bytes of the rows of all images, in bfloat16
 QKV = 2 * 128 * 3 * 128  # and of the largest parameter

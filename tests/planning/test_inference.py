@@ -56,12 +56,12 @@ def test_two_compilations_give_the_rate_and_the_largest_batch():
 
 def test_the_figure_as_a_table_in_json_and_as_a_picture(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(plan, "compile_in_subprocess", Compiler())
-    given = ["--models=ViT-B/16,ViT-H/14", "--sizes=64,384", f"--picture={tmp_path / 'figure.png'}"]
+    given = ["--models=ViT-B/16,ViT-H/14", "--sizes=64,384", f"--picture={tmp_path / 'new' / 'figure.png'}"]
     plan.main(["plan", *WORDS, *given])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("| ViT-H/14 | ") and lines[-1].count("4,950") == 2
     assert lines[-1].count("(70)") == lines[-1].count("(378)") == 1 and "(" not in lines[-2]
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000
     plan.main(["plan", *WORDS, *given[:2], "--json"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["model"], one["resolution"]) for one in found] == [
@@ -85,4 +85,6 @@ def test_wrong_usage(monkeypatch):
         plan.main(["plan", *WORDS, "--models=ViT-B/16,ViT-Q/16"])
     with pytest.raises(UserError, match="one chip"):
         plan.main(["plan", WORDS[0], "--topology=v5e:2x2", "--inference", "--sizes=64"])
+    with pytest.raises(UserError, match="cannot write"):
+        plan.main(["plan", *WORDS, "--sizes=64", f"--picture={__file__}/figure.png"])
     assert not compiler.asked

@@ -1,5 +1,6 @@
 """Evaluations that learn a classifier from frozen features, on the host."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.evals.examples import Examples
 from vit_jax.evals.fewshot import evaluate_fewshot, summarize_fewshot
 from vit_jax.evals.knn import evaluate_knn
+from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd
 
 Method: TypeAlias = Callable[
     [ConfigDict, Examples, Examples], dict[str, float]
@@ -29,7 +31,20 @@ def knn(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, f
     return {f"{count}nn": float(value) for count, value in zip(eval_config.k, accuracy, strict=True)}
 
 
-METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn}
+def probe(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of logistic regression with the regularisation that is best on a validation part."""
+    result = evaluate_probe(train, test, fit_logistic, eval_config.l2, eval_config.validation)
+    return {"accuracy": result.accuracy, "l2": result.setting}
+
+
+def probe_sgd(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of a linear classifier trained at the learning rate that is best on a validation part."""
+    fit = functools.partial(fit_sgd, epochs=eval_config.epochs)
+    result = evaluate_probe(train, test, fit, eval_config.rates, eval_config.validation)
+    return {"accuracy": result.accuracy, "rate": result.setting}
+
+
+METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn, "probe": probe, "probe_sgd": probe_sgd}
 
 
 def evaluate_frozen(config: ConfigDict, name: str, train: Examples, test: Examples) -> dict[str, float]:

@@ -306,11 +306,13 @@ def _backward_kernel(
 
 
 def _store_rows(group: Group, section: int, ref: Any, where: Any, x: Array, shared: int) -> None:
-    """Writes rows, to the first of which the image before has written: each has zeros in the other's tokens."""
+    """Writes rows, to the first of which images before have written: each has zeros in the others' tokens."""
     lanes = group.lanes(section)
     if shared:
         before = slice(group.rows.start, group.rows.start + shared)
         ref[group.pack, before, lanes] += x[:shared].astype(ref.dtype)
+        if len(x) == shared:  # images of few tokens
+            return
         where, x = slice(before.stop, where.stop), x[shared:]
     ref[group.pack, where, lanes] = x.astype(ref.dtype)
 

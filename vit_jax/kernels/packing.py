@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 PackedRows: TypeAlias = Float[Array, "rows width"]
@@ -22,6 +22,10 @@ class Packing(NamedTuple):
 
     def pack(self, x: Tokens, empty: float = 0.0) -> PackedRows:
         """Returns the rows of all images, with a value in the empty ones."""
+        return self.complete(x.reshape(-1, x.shape[-1]), empty)
+
+    def complete(self, x: Shaped[Array, "tokens width"], empty: float = 0.0) -> Shaped[Array, "rows width"]:
+        """Returns rows with a value in the empty ones, given those of all tokens."""
         width, used = x.shape[-1], self.images * self.tokens
         packs = x.reshape(-1, used, width)
         packs = jnp.pad(packs, ((0, 0), (0, self.rows - used), (0, 0)), constant_values=empty)

@@ -75,8 +75,8 @@ class Block(nn.Module):
             drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
         branch, weights = SelfAttention(self.spec, self.packing, name="attention")(LayerNorm(name="norm1")(x))
-        x = checkpoint_name(x + self.drop_branch(dropout(self, branch), drop_rate), "between")
-        branch = MLPS[self.spec.mlp](self.spec, name="mlp")(LayerNorm(name="norm2")(x))
+        x = checkpoint_name(x + self.drop_branch(dropout(self, branch, self.packing), drop_rate), "between")
+        branch = MLPS[self.spec.mlp](self.spec, self.packing, name="mlp")(LayerNorm(name="norm2")(x))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights
 

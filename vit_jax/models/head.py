@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
+from vit_jax.kernels import Packing
 from vit_jax.models.block import OutProjection
 from vit_jax.models.layers import LayerNorm, Tokens, add_bias, product
 from vit_jax.models.mlp import MLPS
@@ -60,7 +61,7 @@ class AttentionPooling(nn.Module):
         spec = self.spec
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return x + MLPS[spec.mlp](spec, name="mlp")(LayerNorm(name="norm")(x))
+        return x + MLPS[spec.mlp](spec, Packing(1, 1, 1), name="mlp")(LayerNorm(name="norm")(x))
 
 
 class TokenPooling(nn.Module):

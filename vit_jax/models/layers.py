@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.kernels import Packing
 from vit_jax.sharding import gather
 
 EPSILON = 1e-6  # of LayerNorm, as published
@@ -184,6 +185,14 @@ def _norm_backward(residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Ch
 layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
-def dropout(module: nn.Module, x: Rows) -> Rows:
-    """Returns `x` after dropout at the rate of the module's spec, if the module has a `dropout` random stream."""
-    return nn.Dropout(module.spec.dropout_rate, deterministic=not module.has_rng("dropout"))(x)
+def dropout(module: nn.Module, x: Rows, packing: Packing) -> Rows:
+    """Returns `x` after dropout at the rate of the module's spec, if the module has a `dropout` random stream.
+
+    What is dropped depends on the image and its token, and not on the packing, which depends on the devices.
+    """
+    keep = 1.0 - module.spec.dropout_rate
+    if keep == 1.0 or not module.has_rng("dropout"):
+        return x
+    tokens = len(x) // packing.rows * packing.images * packing.tokens
+    kept = packing.complete(jax.random.bernoulli(module.make_rng("dropout"), keep, (tokens, x.shape[-1])))
+    return jnp.where(kept, x / keep, jnp.zeros_like(x))

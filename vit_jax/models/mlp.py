@@ -5,6 +5,7 @@ from typing import TypeAlias
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from vit_jax.kernels import Packing
 from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_product, product
 from vit_jax.models.spec import MlpKind, ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
@@ -23,6 +24,7 @@ class Mlp(nn.Module):
     """Dense, GELU by tanh, dense; dropout after both dense layers (section 3.1, appendix B.1)."""
 
     spec: ModelSpec
+    packing: Packing  # of the rows
 
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
@@ -32,13 +34,14 @@ class Mlp(nn.Module):
         dense1 = Dense(spec.mlp_dim, WIDENING, spec.kernel_dtype, *inits, name="dense1")
         dense2 = Dense(spec.width, NARROWING, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
         hidden = constrain(nn.gelu(dense1(x), approximate=True), HIDDEN)
-        return dropout(self, dense2(dropout(self, hidden)))
+        return dropout(self, dense2(dropout(self, hidden, self.packing)), self.packing)
 
 
 class ShardMapMlp(nn.Module):
     """The same with explicit communication: the kernels are gathered, and the partial outputs summed."""
 
     spec: ModelSpec
+    packing: Packing  # of the rows
 
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
@@ -49,7 +52,8 @@ class ShardMapMlp(nn.Module):
         widen = per_device(_widen, (ROWS,), (WIDENING, WIDENING[1:]), HIDDEN)
         narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), ROWS)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
-        return dropout(self, narrow(dropout(self, widen(x, *dense1)), *dense2))
+        hidden = dropout(self, widen(x, *dense1), self.packing)
+        return dropout(self, narrow(hidden, *dense2), self.packing)
 
 
 class DenseParameters(nn.Module):

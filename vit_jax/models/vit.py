@@ -81,9 +81,9 @@ class ViT(nn.Module):
             added = jnp.concatenate([self.param("cls", nn.initializers.zeros, (spec.width,))[None], added])
         table = POSITIONS[spec.position.kind](self.param, grid, before, spec.width)
         added = alone.pack(added[None] if table is None else (added + table)[None])
-        x = constrain(dropout(self, add_bias(x, added)), ("batch", "tokens", "width"))
+        x = constrain(add_bias(x, added), ("batch", "tokens", "width")).reshape(-1, spec.width)
         # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
-        x = constrain(alone.repack(x.reshape(-1, spec.width), packing), ("batch", "width"))
+        x = constrain(alone.repack(dropout(self, x, alone), packing), ("batch", "width"))
         x, out = Encoder(spec, name="encoder")(x, packing, capture)
         return self._classify(x, out)
 

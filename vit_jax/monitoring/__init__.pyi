@@ -7,3 +7,4 @@ from .profiler import Trace as Trace
 from .summary import banner_lines as banner_lines
 from .summary import parameter_table as parameter_table
 from .train_metrics import TrainMetrics as TrainMetrics
+from .wandb_run import WandbRun as WandbRun

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import tensorboardX
@@ -41,6 +42,7 @@ class MetricWriter:
         classes: int,
         on_write: Callable[[], None] = lambda: None,
         watch: MetricsCallback | None = None,
+        wandb: Any = None,
     ):
         """Opens the files.
 
@@ -54,8 +56,9 @@ class MetricWriter:
             on_write: called after each line of metrics.
             watch: called with the step and the metrics of each line, kept lines included; the terminal then shows a
                 progress bar instead of the lines.
+            wandb: a `WandbRun` that is given each line of metrics too, or None.
         """
-        self._on_write, self._watch = on_write, watch
+        self._on_write, self._watch, self._wandb = on_write, watch, wandb
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._hidden = ("norm/", "_std", "/top5") if classes <= 5 else ("norm/", "_std")
@@ -126,6 +129,8 @@ class MetricWriter:
         self._jsonl.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
+        if self._wandb:
+            self._wandb.write_metrics(step, metrics)
         self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
         self._on_write()
         if self._watch:
@@ -142,8 +147,9 @@ class MetricWriter:
             return
         if self._bar is not None:
             self._bar.close()
-        for file in (self._text, self._jsonl, self._events):
-            file.close()
+        for file in (self._text, self._jsonl, self._events, self._wandb):
+            if file is not None:
+                file.close()
 
     def _is_printed(self, name: str) -> bool:
         return not (name.startswith(self._hidden) or name.endswith(self._hidden))

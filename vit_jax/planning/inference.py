@@ -118,11 +118,12 @@ def _plan_point(request: Request, compile: Callable[[Request], Compilation], nam
     rows, columns = models.create(name, resolution=resolution).spec.grid
     images = max(2, 2 ** round(math.log2(TOKENS / (rows * columns))))
 
-    def compile_images(count: int) -> Compilation:
+    def compile_images(count: int, schedule: bool) -> Compilation:
         change = {"model.name": name, "resolution": str(resolution), "accum_steps": "1"}
-        return compile(request.with_change(change | {"batch": str(count)}))
+        changed = request.with_change(change | {"batch": str(count)})
+        return compile(dataclasses.replace(changed, schedule=schedule))
 
-    half, full = compile_images(images // 2), compile_images(images)
+    half, full = compile_images(images // 2, False), compile_images(images, request.schedule)
     less, more = half.step.required_bytes, full.step.required_bytes
     each = (more - less) / (images - images // 2)
     largest = images + (full.workload.memory_bytes - more) / each if each > 0 else 0

@@ -24,15 +24,19 @@ POD_PREFIXES = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COOR
 
 
 def compiler_environment(request: Request) -> dict[str, str]:
-    """Returns the variables under which the compiler's process finds the devices of the target."""
+    """Returns the variables under which the compiler's process finds the devices of the target.
+
+    Its last line on stderr is then an exception, and not JAX's advice on how to see more of the traceback.
+    """
+    own = {"JAX_TRACEBACK_FILTERING": "off"}
     if is_topology(request.target):
         kept = {key: value for key, value in os.environ.items() if not key.startswith(POD_PREFIXES)}
-        return kept | NO_POD | {"JAX_PLATFORMS": "cpu"}
+        return kept | NO_POD | own | {"JAX_PLATFORMS": "cpu"}
     if request.target == "cpu":
         flags = f"{os.environ.get('XLA_FLAGS', '')} {request.emulation_flag}".strip()
-        return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        return os.environ | own | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     others = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
-    return others | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a run on these GPUs keeps its memory
+    return others | own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a run on these GPUs keeps its memory
 
 
 def find_devices(target: str, slices: int) -> list[jax.Device]:
