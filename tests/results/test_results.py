@@ -135,7 +135,7 @@ def test_the_paper_agrees_with_the_recipe():
     assert {number.dataset for number in read_paper_numbers()} == page.DATASETS.keys()
     assert len(read_paper_numbers()) == 21 + 3 * 6 * 5 - 6
     for dataset, row in finetune.DATASETS.items():
-        assert page.STEPS[dataset] == row[0]
+        assert page.PROTOCOLS[dataset] == (f"tfds:{dataset}", "train", row[0])
 
 
 def test_weights_that_the_paper_is_about():
@@ -158,13 +158,25 @@ def fine_tuned(dataset="cifar10", accuracy=0.98, steps=10_000, **fields):
 def test_ours_stands_beside_the_number_that_it_is_about():
     cifar10 = find_paper_number("5", "ViT-B/16", "ViT-B/16-imagenet21k", "cifar10")
     assert cifar10 == PaperNumber("5", "imagenet21k", "ViT-B/16", "cifar10", 98.95, None)
-    runs = [fine_tuned(), fine_tuned(accuracy=0.99)]
+    runs = [fine_tuned(), dataclasses.replace(fine_tuned(accuracy=0.99), name="other")]
     others = [fine_tuned(steps=100), fine_tuned(batch=128), fine_tuned(init_from=None), fine_tuned("cifar100")]
     others += [dataclasses.replace(fine_tuned(), config=finetune.get_config("dataset=cifar10,split=dev").to_dict())]
     assert page.format_ours(cifar10, [*runs, *others]) == "98.50 ± 0.71 (2 runs)"
     assert page.format_ours(cifar10, others) == ""
     [row] = [line for line in format_page(runs).splitlines() if line.startswith("| ImageNet-21k | CIFAR-10 | 98.95")]
     assert row.startswith("| ImageNet-21k | CIFAR-10 | 98.95 | 98.50 ± 0.71 (2 runs) | 98.79 | |")
+
+
+def test_vtab_is_the_mean_of_all_its_tasks():
+    number = find_paper_number("2", "ViT-L/16", "ViT-L/16-imagenet21k", "vtab")
+    config = finetune.get_config("dataset=cifar100,model=ViT-L/16").to_dict() | {"init_from": "ViT-L/16-imagenet21k"}
+    tasks = ["cifar10", *(f"task{task}" for task in range(19))]
+    runs = []
+    for index, task in enumerate(tasks):
+        data = config["data"] | {"source": f"vtab:{task}", "split": "train800val200"}
+        runs.append(Record(task, config | {"data": data}, 2500, {"test/accuracy": index / 20}, [PROCESS]))
+    assert page.format_ours(number, runs) == "50.00 (1 run)"
+    assert page.format_ours(number, runs[:-1]) == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(31.6, "32 s"), (119, "119 s"), (150, "2.5 min"), (9000, "2.5 h")])

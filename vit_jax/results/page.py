@@ -20,9 +20,18 @@ adds the record of a finished run: its configuration, its metrics at the end, ho
 evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json` printed of it.
 """
 FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
-# Table 4 of the paper: steps of fine-tuning. A shortened run is not the paper's.
-STEPS = {"imagenet2012": 20_000, "cifar10": 10_000, "cifar100": 10_000, "oxford_iiit_pet": 500}
-STEPS |= {"oxford_flowers102": 500, "imagenet2012_real": 20_000}
+# Data set -> pattern of the source, split and steps of the paper's fine-tuning (Table 4, B.1.1). A shortened run is not
+# the paper's.
+PROTOCOLS = {
+    "imagenet2012": ("tfds:imagenet2012", "train", 20_000),
+    "imagenet2012_real": ("tfds:imagenet2012", "train", 20_000),
+    "cifar10": ("tfds:cifar10", "train", 10_000),
+    "cifar100": ("tfds:cifar100", "train", 10_000),
+    "oxford_iiit_pet": ("tfds:oxford_iiit_pet", "train", 500),
+    "oxford_flowers102": ("tfds:oxford_flowers102", "train", 500),
+    "vtab": (r"vtab:(?!cifar10$).*", "train800val200", 2_500),
+}
+VTAB_TASKS = 19
 BATCH = 512
 DATASETS = {
     "imagenet2012": "ImageNet",
@@ -91,27 +100,34 @@ def format_paper_table(table: str, records: Sequence[Record]) -> str:
 
 def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
     """Returns the mean over the runs that a number of the paper is about, with the standard deviation of several."""
-    values = [value for record in records if (value := our_accuracy(number, record)) is not None]
+    values = our_accuracies(number, records)
     if not values:
         return ""
     std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{std} ({len(values)} run{'s' if len(values) > 1 else ''})"
 
 
-def our_accuracy(number: PaperNumber, record: Record) -> float | None:
-    """Returns the accuracy of a run in percent, if it is one that a number of the paper is about.
+def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
+    """Returns the accuracies, in percent, of the runs that a number of the paper is about, or of VTAB the mean.
 
-    That is a run with the paper's steps and batch on the whole training split, from weights with that pre-training;
-    ImageNet in Table 2 is fine-tuned with a moving average of the weights.
+    They have the paper's steps and batch, the whole training split, and weights with that pre-training; ImageNet in
+    Table 2 is fine-tuned with a moving average of the weights.
     """
-    config, name = record.config, number.dataset.removesuffix("_real")
-    metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
-    same = find_paper_number(number.table, config["model"]["name"], config["init_from"], number.dataset) == number
-    trained = (config["data"]["source"], config["data"]["split"], config["batch"]) == (f"tfds:{name}", "train", BATCH)
-    averaged = (config["optim"]["ema_decay"] > 0) == (number.table == "2" and name == "imagenet2012")
-    value = record.metrics.get(metric)
-    whole = same and trained and averaged and record.steps == STEPS.get(number.dataset) and value is not None
-    return 100 * value if whole and value is not None else None
+    averaged = (number.table, number.dataset.removesuffix("_real")) == ("2", "imagenet2012")
+    found = {}
+    for record in records:
+        config, (source, split, steps) = record.config, PROTOCOLS[number.dataset]
+        metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
+        same = find_paper_number(number.table, config["model"]["name"], config["init_from"], number.dataset) == number
+        trained = re.fullmatch(source, config["data"]["source"]) and config["data"]["split"] == split
+        whole = (config["batch"], record.steps) == (BATCH, steps)
+        value = record.metrics.get(metric)
+        if same and trained and whole and (config["optim"]["ema_decay"] > 0) == averaged and value is not None:
+            found[config["data"]["source"], record.name] = 100 * value
+    if number.dataset != "vtab":
+        return list(found.values())
+    tasks = {source: value for (source, _), value in found.items()}
+    return [statistics.mean(tasks.values())] if len(tasks) == VTAB_TASKS else []
 
 
 def format_time(seconds: float) -> str:
