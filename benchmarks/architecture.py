@@ -37,6 +37,7 @@ CAPTIONS = {
     "storage": "files, buckets, cache",
     "monitoring": "metrics, logs, profiles",
     "interop": "weights in and out of files",
+    "results": "records, the paper's numbers",
     "planning": "compile for absent TPUs",
     "analysis": "pictures in notebooks",
     "compiler_options": "by kind of device",

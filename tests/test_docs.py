@@ -20,7 +20,7 @@ from benchmarks import architecture, faults, input, load, loader, overhead, plan
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import cli, convert, evaluate, main, pack, plan, predict, sweep
+from vit_jax import cli, convert, evaluate, finetune, main, pack, plan, predict, report, sweep
 from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
@@ -54,9 +54,11 @@ OURS = {
     "vit_jax.main": main,
     "vit_jax.convert": convert,
     "vit_jax.evaluate": evaluate,
+    "vit_jax.finetune": finetune,
     "vit_jax.pack": pack,
     "vit_jax.plan": plan,
     "vit_jax.predict": predict,
+    "vit_jax.report": report,
     "vit_jax.sweep": sweep,
 }
 BENCHMARKS = {
@@ -102,6 +104,9 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
     for name, *words in commands(line):
         if name == "vit_jax.sweep":
             for run in sweep.list_combinations([name, *words]):
+                check_config(run.config)
+        if name == "vit_jax.finetune":
+            for run in finetune.list_all_trials([name, *words]):
                 check_config(run.config)
         if name == "vit_jax.main":
             config, _ = parse_command_line([name, *words])
@@ -174,6 +179,8 @@ def paste(line, capsys):
         if name in ("vit_jax.main", "vit_jax.sweep"):
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
+        if name == "vit_jax.finetune":
+            words += [*SHORT, *PHOTOS, *CIFAR, "--sweep.base_lr=0.01"]
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
             assert re.search(r'"\w+/(accuracy|5shot|1nn)": [\d.]+[,}]', capsys.readouterr().out)
@@ -201,7 +208,8 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     assert isinstance(scope["logits"], jax.Array)
     # Git ignores all that the commands and the code have left.
     ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
-    assert {path.name for path in place.iterdir()} - {"configs", "cache"} == {"data", "workdirs"} <= set(ignored)
+    left = {path.name for path in place.iterdir()} - {"configs", "cache"}
+    assert left == {"data", "workdirs", "results", "docs"} and {"data", "workdirs"} <= set(ignored)
 
 
 def test_the_limits_of_the_page_are_those_of_the_code():

@@ -1,3 +1,5 @@
+from .history import History as History
+from .history import read_history as read_history
 from .metric_writer import MetricsCallback as MetricsCallback
 from .metric_writer import MetricWriter as MetricWriter
 from .metric_writer import last_logged_step as last_logged_step
