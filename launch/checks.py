@@ -36,6 +36,7 @@ class Output:
 OUTPUTS: dict[str, Output | None] = {
     "vit_jax.main": Output("workdir", bucket=True),
     "vit_jax.sweep": Output("workdir", bucket=True),
+    "vit_jax.vtab": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
     "benchmarks.architecture": Output("write"),

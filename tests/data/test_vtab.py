@@ -212,7 +212,7 @@ def test_what_is_missing_is_named_with_the_command(tmp_path, tfds_folder):
     command = re.escape(f"tfds build dtd --file_format=array_record --data_dir={tmp_path}`")
     with pytest.raises(UserError, match=f"no TFDS dataset 'dtd' in .*; prepare it with .*{command}$"):
         open_task("dtd", "test", tmp_path)
-    with pytest.raises(UserError, match="; download its files first, into .*/downloads/manual$"):
+    with pytest.raises(UserError, match=r"; download its files first, into .*/downloads/manual$"):
         open_task("resisc45", "test", tmp_path)
     (tfds_folder / "tiny").rename(tfds_folder / "dtd")
     with pytest.raises(UserError, match="'dtd' has 3 classes, but VTAB's has 47"):
