@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 import vit_jax
 from configs import vtab as recipe
 from tests.conftest import ROOT, write_tfds
-from vit_jax import UserError, cli, evals, sweep, train, vtab
-from vit_jax.config import check_config
+from vit_jax import UserError, cli, evals, sweep, vtab
+from vit_jax.config import check_config, save_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import VTAB_TASKS
 from vit_jax.distributed import coordination, supervisor
 from vit_jax.evals.vtab import MODELS, TABLE_9
+from vit_jax.program import prepare
 
 SHORT = ["--config.total_steps=2", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=8"]
 SHORT += ["--config.batch_eval=40", "--config.log_every=1", "--config.mesh.data=8"]
@@ -110,31 +112,25 @@ def run(place, capsys, *words):
 
 
 def test_a_task_is_tuned_then_trained_on_all_and_not_run_again(place, capsys, monkeypatch):
-    begun, start = [], train.train
+    begun = []
 
-    def recorded(config, workdir, **rest):
-        begun.append((config.data.split, config.base_lr, str(workdir)))
-        return start(config, workdir, **rest)
+    def fake_train(config, workdir, **rest):
+        begun.append((config.data.split, config.base_lr, workdir))
+        Path(workdir).mkdir(parents=True)
+        save_config(prepare(config)[0], Path(workdir) / "config.json")
+        return {config.checkpoint.best_metric: abs(config.base_lr - 0.002)}
 
-    monkeypatch.setattr(sweep.train, "train", recorded)
-    words = ["--tasks=cifar10,dtd", "--rates=0.001,0.1", f"--workdir={place}/runs", *SHORT]
+    monkeypatch.setattr(sweep.train, "train", fake_train)
+    words = ["--tasks=cifar10,dtd", "--rates=0.001,0.1,0.01", f"--workdir={place}/runs", *SHORT]
     told = run(place, capsys, *words)
-    folder = place / "runs" / "cifar10"
-    assert begun[:2] == [("train800", rate, f"{folder}/dev/base_lr={rate}") for rate in (0.001, 0.1)]
-    [(split, rate, workdir)] = begun[2:]
-    scores = {
-        one: json.loads((folder / "dev" / f"base_lr={one}" / "sweep.json").read_text())["last"] for one in (0.001, 0.1)
-    }
-    assert (split, workdir) == ("train800val200", f"{folder}/full/base_lr={rate}") and scores[rate] == max(
-        scores.values()
-    )
-    result = json.loads((folder / "full" / f"base_lr={rate}" / "sweep.json").read_text())
-    assert told["tasks"] == {"cifar10": {"accuracy": result["last"], "setting": f"base_lr={rate}", "paper": {}}}
-    assert told["means"] == {} and len(told["missing"]) == 1 and "tfds build dtd " in told["missing"][0]
-    assert run(place, capsys, *words) == told and len(begun) == 3
-    with pytest.raises(
-        UserError, match=r"contains a run with other values of grad_norm_clip; choose another --workdir"
-    ):
+    folder = f"{place}/runs/cifar10"
+    tried = [("train800", rate, f"{folder}/dev/base_lr={rate}") for rate in (0.001, 0.1, 0.01)]
+    assert begun == [*tried, ("train800val200", 0.1, f"{folder}/full/base_lr=0.1")]
+    result = {"accuracy": pytest.approx(0.098), "setting": "base_lr=0.1", "paper": {}}
+    assert told["tasks"] == {"cifar10": result} and told["means"] == {}
+    assert len(told["missing"]) == 1 and "tfds build dtd " in told["missing"][0]
+    assert run(place, capsys, *words) == told and len(begun) == 4
+    with pytest.raises(UserError, match=r"a run with other values of grad_norm_clip; choose another --workdir"):
         run(place, capsys, *words, "--config.grad_norm_clip=2")
 
 
