@@ -85,7 +85,7 @@ def tfds_folder(tmp_path):
 
 
 def write_tfds(folder, name, version, classes, counts):
-    """Writes PNG images, image i of the grey level i (of 256), as TFDS prepares them, without TensorFlow; classes alternate."""
+    """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 
