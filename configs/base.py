@@ -63,7 +63,7 @@ def get_config() -> ConfigDict:
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
 
     config.data = ConfigDict()
-    config.data.source = "synthetic"  # digits, tfds:NAME, folder:PATH, array_record:PATTERN or synthetic
+    config.data.source = "synthetic"  # digits, tfds:NAME, vtab:TASK, folder:PATH, array_record:PATTERN or synthetic
     config.data.data_dir = placeholder(str)  # folder of the TFDS data, local or remote; unset: TFDS's default
     config.data.split = "train"  # split to train on, as TFDS writes it: train[:98%]
     config.data.preprocess = "inception_crop({resolution})|flip_lr|value_range(-1,1)"  # of training images

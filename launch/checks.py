@@ -38,6 +38,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.sweep": Output("workdir", bucket=True),
     "vit_jax.finetune": Output("workdir", bucket=True),
     "vit_jax.report": Output(),
+    "vit_jax.vtab": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
     "benchmarks.architecture": Output("write"),

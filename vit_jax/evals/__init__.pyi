@@ -7,3 +7,6 @@ from .feature_files import FeatureFiles as FeatureFiles
 from .features import FeatureCache as FeatureCache
 from .saved import OUTPUTS as OUTPUTS
 from .saved import save_outputs as save_outputs
+from .vtab import TaskResult as TaskResult
+from .vtab import format_tasks as format_tasks
+from .vtab import summarize_tasks as summarize_tasks

@@ -14,6 +14,7 @@ from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
+from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ KINDS = {
     "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
     "synthetic": SourceKind(open_synthetic, None),
     "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
+    "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
 }
 
 

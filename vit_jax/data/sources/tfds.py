@@ -68,7 +68,8 @@ def open_whole_splits(builder: Any, names: list[str]) -> TfdsSplits:
     import tensorflow_datasets as tfds
 
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
-    skip = {"image": tfds.decode.SkipDecoding()}
+    images = [name for name, feature in builder.info.features.items() if isinstance(feature, tfds.features.Image)]
+    skip = {name: tfds.decode.SkipDecoding() for name in images}
     existing = {name: resolve_name(name, list(builder.info.splits)) for name in names}
     opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in existing.items()}
     return TfdsSplits(builder.info.full_name, opened)
@@ -80,19 +81,33 @@ def find_builder(name: str, data_dir: str | None) -> Any:
     Raises:
         UserError: see `open_tfds`.
     """
+    where = find_data_dir(data_dir)
+    builder = find_prepared(name, where) or prepare_dataset(name, where)
+    check_features(builder.info, name)
+    return builder
+
+
+def find_data_dir(data_dir: str | None) -> str:
+    """Returns the folder of TFDS data: the one given, or else TFDS's own."""
+    return data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
+
+
+def find_prepared(name: str, where: str) -> Any:
+    """Returns TFDS's builder of a data set in a folder, local or remote, or None if the data set is not there.
+
+    Raises:
+        UserError: it is in another format, or a store cannot be read.
+    """
     import tensorflow_datasets as tfds
 
-    where = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     try:
         if filesystem.is_remote(where):
             builder = tfds.builder_from_directory(filesystem.local_copy_of_folder(newest_remote_version(where, name)))
         else:
             builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
     except tfds.core.DatasetNotFoundError:
-        builder = prepare_dataset(name, where)
-    info = builder.info
-    check_features(info, name)
-    if tfds.core.FileFormat.ARRAY_RECORD not in info.available_file_formats():
+        return None
+    if tfds.core.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
         command = build_command(name, where)
         raise MissingData(
             f"the TFDS dataset {name!r} in {where} is not in ArrayRecord format; prepare it with {command}"
