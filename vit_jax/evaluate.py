@@ -20,18 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, evals
 from vit_jax.config_flags import default_config
 from vit_jax.eval_requests import choose_evaluations
-from vit_jax.inference import Inference
-from vit_jax.loaded_model import is_run, open_run, open_weights
-
-LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
-PRODUCTS = ("dot_general", "conv_general_dilated")
+from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
 
 def evaluate(
@@ -94,32 +88,9 @@ def evaluate(
     return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 
 
-def choose_batch(program: Inference) -> int:
-    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
-    image = jax.ShapeDtypeStruct((1, *program.model.spec.position.image_size, 3), jnp.float32)
-    traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
-    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
-
-
-def largest_product(jaxpr: Jaxpr) -> int:
-    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
-    sizes = [0]
-    for equation in jaxpr.eqns:
-        sizes += map(largest_product, jaxprs_in_params(equation.params))
-        if equation.primitive.name in PRODUCTS:
-            sizes += [out.aval.size * out.aval.dtype.itemsize for out in equation.outvars]
-    return max(sizes)
-
-
 def choose_workers(config: ConfigDict) -> int:
     """Returns the run's worker processes, but not more than cores here; none if the cores also compute."""
     return 0 if jax.default_backend() == "cpu" else min(config.data.workers, os.cpu_count() or 1)
-
-
-def rounded(batch: int) -> int:
-    """Returns a batch rounded up to a multiple of the devices."""
-    devices = jax.device_count()
-    return -(-batch // devices) * devices
 
 
 def main(argv: list[str]) -> None:

@@ -19,17 +19,18 @@ was stopped, and runs nothing twice. The exit codes are those of vit_jax.main.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 
 import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli
-from vit_jax.distributed import Supervisor
 from vit_jax.results import PaperNumber, find_paper_number
 from vit_jax.storage import check_workdir, filesystem
 from vit_jax.sweep import (
     Combination,
+    Train,
     average_seeds,
     best_combinations,
     full_split_words,
@@ -156,14 +157,14 @@ def find_missing(request: Request) -> dict[str, str]:
     return missing
 
 
-def finetune(request: Request, dataset: str, supervisor: Supervisor | None = None) -> Row:
+def finetune(request: Request, dataset: str, train: Train = train_combinations) -> Row:
     """Trains what is left to train on a data set, and returns the result.
 
     Raises:
         UserError: see `vit_jax.sweep.train_combinations`.
     """
     trials = list_trials(request, dataset)
-    averages = average_seeds(train_combinations(trials, supervisor))
+    averages = average_seeds(train(trials))
     best = best_combinations(averages, trials)[0]
     weights = best.config.model.name, best.config.init_from
     paper = find_paper_number(request.table, *weights, dataset)
@@ -171,7 +172,7 @@ def finetune(request: Request, dataset: str, supervisor: Supervisor | None = Non
         return Row(dataset, averages[0].name, None, None, None, 0, paper)
     folder = filesystem.join_path(request.workdir, dataset, "full")
     words = [*without_seed(full_split_words(best) or []), f"--sweep.seed={request.seeds}", f"--workdir={folder}"]
-    [final] = average_seeds(train_combinations(list_combinations(["", *words]), supervisor))
+    [final] = average_seeds(train(list_combinations(["", *words])))
     return Row(dataset, averages[0].name, averages[0].mean, final.mean, final.std, final.runs, paper)
 
 
@@ -213,7 +214,7 @@ def main(argv: list[str]) -> None:
         rows = []
         for dataset in here:
             print(f"{dataset}:", file=sys.stderr, flush=True)
-            rows.append(finetune(request, dataset, supervisor))
+            rows.append(finetune(request, dataset, functools.partial(train_combinations, supervisor=supervisor)))
     if jax.process_index() == 0:
         fields = {"table": request.table, "rows": [dataclasses.asdict(row) for row in rows], "missing": missing}
         path = filesystem.join_path(request.workdir, RESULT_FILE)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop, nearest_path, sharding
@@ -14,6 +16,8 @@ from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import make_inference_program
 
+LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
+PRODUCTS = ("dot_general", "conv_general_dilated")
 IMAGES = 128  # per evaluation step and device, of a model without a run
 
 
@@ -98,5 +102,28 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
     mesh = sharding.make_mesh(config)
     first = mesh.local_devices[0]
     model = check_kernels(model.for_device(first.device_kind, 1), first)
-    shapes = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, params))
+    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
     return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices))
+
+
+def choose_batch(program: Inference) -> int:
+    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
+    image = jax.ShapeDtypeStruct((1, *program.model.spec.position.image_size, 3), jnp.float32)
+    traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
+    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
+
+
+def largest_product(jaxpr: Jaxpr) -> int:
+    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += map(largest_product, jaxprs_in_params(equation.params))
+        if equation.primitive.name in PRODUCTS:
+            sizes += [out.aval.size * out.aval.dtype.itemsize for out in equation.outvars]
+    return max(sizes)
+
+
+def rounded(batch: int) -> int:
+    """Returns a batch rounded up to a multiple of the devices."""
+    devices = jax.device_count()
+    return -(-batch // devices) * devices

@@ -24,8 +24,8 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 from ml_collections import ConfigDict
@@ -114,6 +114,10 @@ class SweepReport:
     best: str
     workdir: str
     command: str | None
+
+
+# What trains those combinations that have not finished: `train_combinations`, for some supervisor.
+Train: TypeAlias = Callable[[list[Combination]], list[Outcome]]
 
 
 def train_combinations(combinations: list[Combination], supervisor: Supervisor | None = None) -> list[Outcome]:

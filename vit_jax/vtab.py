@@ -17,7 +17,9 @@ A task whose data set is not in the data directory is left out, with a line on t
 """
 
 import argparse
+import functools
 import json
+import posixpath
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +28,7 @@ import jax
 
 from vit_jax import UserError, choose, cli, evals, interop, sweep
 from vit_jax.data import sources
-from vit_jax.distributed import Supervisor
 from vit_jax.evaluate import evaluate
-from vit_jax.storage import filesystem
 
 # Of the classifiers on frozen features. All examples of a class are its shots.
 FROZEN = {"fewshot": "fewshot:shots=1000,seeds=1", "probe": "probe:validation=0.2"}
@@ -66,7 +66,7 @@ def recipe_words(checkpoint: str) -> list[str]:
 
 
 def finetune(
-    task: str, words: Sequence[str], rates: Sequence[str], workdir: str, supervisor: Supervisor
+    task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: sweep.Train
 ) -> evals.TaskResult:
     """Returns the accuracy after fine-tuning at the rate that is best on val200; continues what was begun.
 
@@ -75,22 +75,21 @@ def finetune(
         words: of `recipe_words`, with further flags.
         rates: to choose from.
         workdir: the folder of all tasks.
-        supervisor: of the hosts.
+        train: trains what is left of a sweep.
 
     Raises:
         UserError: a flag is wrong, or a folder holds another run.
     """
 
-    def train(split: str, values: Sequence[str]) -> sweep.Outcome:
+    def train_on(split: str, values: Sequence[str]) -> sweep.Outcome:
         recipe = words[1].format(f"task={task},split={split}")
-        varied = [f"--sweep.base_lr={','.join(values)}", f"--workdir={filesystem.join_path(workdir, task, split)}"]
-        runs = sweep.list_combinations([words[0], recipe, *words[2:], *varied])
-        return sweep.train_combinations(runs, supervisor)[0]
+        varied = [f"--sweep.base_lr={','.join(values)}", f"--workdir={posixpath.join(workdir, task, split)}"]
+        return train(sweep.list_combinations([words[0], recipe, *words[2:], *varied]))[0]
 
-    best = train("dev", rates) if len(rates) > 1 else None
+    best = train_on("dev", rates) if len(rates) > 1 else None
     rate = best.name.partition("=")[2] if best else rates[0]
     diverged = best is not None and best.last is None
-    return evals.TaskResult(None if diverged else train("full", [rate]).last, f"base_lr={rate}")
+    return evals.TaskResult(None if diverged else train_on("full", [rate]).last, f"base_lr={rate}")
 
 
 def evaluate_frozen(
@@ -141,10 +140,11 @@ def main(argv: list[str]) -> None:
     else:
         with cli.supervised() as supervisor:
             recipe = [*recipe_words(args.checkpoint), *words]
+            train = functools.partial(sweep.train_combinations, supervisor=supervisor)
             results = {}
             for number, task in enumerate(tasks, start=1):
                 print(f"{task}, {number} of {len(tasks)}", file=sys.stderr, flush=True)
-                results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, supervisor)
+                results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, train)
     summary = evals.summarize_tasks(results)
     if jax.process_index() == 0:
         print(json.dumps(summary | {"missing": missing}) if args.json else evals.format_tasks(summary))
