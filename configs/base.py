@@ -122,13 +122,16 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
     """
     config = ConfigDict()
-    config.kind = kind  # classify (accuracy, loss); on frozen features: fewshot, knn, probe or probe_sgd
+    config.kind = kind  # classify, predictions (of the head); on frozen features: fewshot, knn, probe or probe_sgd
     config.source = placeholder(str)  # its data, as data.source; unset: data.source
     config.split = "test"  # split to evaluate on, as TFDS writes it
     config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
     # preprocessing of evaluated images
     config.every = placeholder(int)  # steps between two of this evaluation; unset: eval_every
-    if kind != "classify":
+    if kind == "predictions":
+        config.labels = placeholder(str)  # ReaL's labels, real.json; unset: those of the data
+        config.class_map = placeholder(str)  # of data with some of ImageNet's classes: imagenet_a, objectnet, or a file
+    if kind not in ("classify", "predictions"):
         config.train_split = "train"  # split that the classifier on frozen features learns from
     if kind == "fewshot":
         config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot

@@ -167,7 +167,7 @@ def test_a_batch_is_tried_with_what_it_is_for(few, monkeypatch):
     tried = []
     for name in ("features", "eval_step"):
         object.__setattr__(program, name, lambda params, batch, name=name: tried.append(name))
-    evals.check_fits(config, program, program.init(jax.random.key(0), {}).params)
+    evals.check_fits(config, program, program.eval_batch, program.init(jax.random.key(0), {}).params)
     assert tried == ["features", "eval_step"] and info.eval_parts == {"few": 2, "test": 1}
 
 

@@ -66,6 +66,7 @@ class EvalKind:
 
 EVAL_KINDS: Mapping[str, EvalKind] = {
     "classify": EvalKind(("accuracy", "top5"), uses_head=True),
+    "predictions": EvalKind(("accuracy", "top5"), uses_head=True),
     "fewshot": EvalKind(("{shots:g}shot",), grid="l2"),
     "knn": EvalKind(("{k:g}nn",)),
     "probe": EvalKind(("accuracy",)),
@@ -164,6 +165,8 @@ FIELDS: Mapping[str, Field] = {
     "evals.*.split": Field(),
     "evals.*.preprocess": Field(),
     "evals.*.every": Field(1, MOST, optional=True, when_missing=(None,)),
+    "evals.*.labels": Field(optional=True, kinds=("predictions",)),
+    "evals.*.class_map": Field(optional=True, kinds=("predictions",)),
     "evals.*.train_split": Field(kinds=FROZEN),
     "evals.*.shots": Field(1, MOST, kinds=("fewshot",)),
     "evals.*.seeds": Field(1, MOST, kinds=("fewshot",)),
@@ -200,6 +203,12 @@ def eval_fields(kind: str) -> list[str]:
     """Returns the names of the fields of a kind of evaluation."""
     rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
     return [name for name, row in rows.items() if not row.kinds or kind in row.kinds]
+
+
+def has_classes_of_head(eval_config: ConfigDict) -> bool:
+    """Returns whether the data of an evaluation must have the classes of the model's head."""
+    mapped = eval_config.kind == "predictions" and eval_config.class_map
+    return EVAL_KINDS[eval_config.kind].uses_head and not mapped
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:

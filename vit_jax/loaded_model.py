@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, data, interop, nearest_path, sharding
+from vit_jax import UserError, checkpoint, data, interop, nearest_path
 from vit_jax.config import load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
-from vit_jax.program import make_inference_program
+from vit_jax.program import make_inference_mesh, make_inference_program
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -94,12 +94,10 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
     model, params = interop.load(path, dtype=dtype)
     config, height = defaults, model.spec.position.image_size[0]
+    mesh = make_inference_mesh(config, fsdp)
     with config.unlocked():
-        config.mesh.update(slice=sharding.count_slices(devices), data=-1, fsdp=fsdp, tensor=1)
-        config.batch = config.batch_eval = len(devices)
         config.resolution, config.data.num_classes = height, model.spec.head.num_classes or None
         config.data.source, config.evals = source or "", ConfigDict()
-    mesh = sharding.make_mesh(config)
     first = mesh.local_devices[0]
     model = check_kernels(model.for_device(first.device_kind, 1), first)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))

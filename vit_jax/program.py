@@ -155,11 +155,21 @@ def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | No
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
     """
+    mesh = make_inference_mesh(config, fsdp)
+    return make_program(config, mesh, data.spec(config), check)
+
+
+def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
+    """Returns the mesh of the devices here, for which it changes the configuration.
+
+    Raises:
+        UserError: the devices cannot be split over `fsdp`.
+    """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options = 1, ""
     config.batch = config.batch_eval = jax.device_count()
-    return make_program(config, sharding.make_mesh(config), data.spec(config), check)
+    return sharding.make_mesh(config)
 
 
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> models.Model:

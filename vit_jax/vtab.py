@@ -145,7 +145,7 @@ def main(argv: list[str]) -> None:
             for number, task in enumerate(tasks, start=1):
                 print(f"{task}, {number} of {len(tasks)}", file=sys.stderr, flush=True)
                 results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, train)
-    summary = evals.summarize_tasks(results)
+    summary = evals.summarize_tasks(results, {name: task.group for name, task in sources.VTAB_TASKS.items()})
     if jax.process_index() == 0:
         print(json.dumps(summary | {"missing": missing}) if args.json else evals.format_tasks(summary))
 

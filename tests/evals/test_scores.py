@@ -38,9 +38,10 @@ def test_the_confusion_matrix_counts_every_labelled_image():
     assert matrix.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 2]]
     np.testing.assert_array_equal(scores.class_accuracies(matrix), [1 / 2, np.nan, 2 / 3])
     rows = list(csv.reader(io.StringIO(scores.format_confusion(matrix, ['tench, "Tinca"', "ray", "hen"]))))
-    assert rows[0] == ["label \\ prediction", 'tench, "Tinca"', "ray", "hen"]
-    assert [row[0] for row in rows[1:]] == rows[0][1:]
-    assert [[int(count) for count in row[1:]] for row in rows[1:]] == matrix.tolist()
+    assert rows[0] == ["label \\ prediction", 'tench, "Tinca"', "ray", "hen", "accuracy"]
+    assert [row[0] for row in rows[1:]] == rows[0][1:-1]
+    assert [[int(count) for count in row[1:-1]] for row in rows[1:]] == matrix.tolist()
+    assert [row[-1] for row in rows[1:]] == ["0.5", "nan", "0.666667"]
 
 
 def test_the_picture_of_a_confusion_matrix_is_in_per_cent_of_each_class():

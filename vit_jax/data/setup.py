@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config_fields import EVAL_KINDS, eval_fields, first_evaluation
+from vit_jax.config_fields import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
@@ -230,7 +230,7 @@ def open_eval_sources(
             text = "evals.%s contains training images: its split overlaps with %s"
             logging.getLogger(__name__).warning(text, name, words)
     differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
-    if EVAL_KINDS[eval_config.kind].uses_head and differ:
+    if has_classes_of_head(eval_config) and differ:
         raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
     return found
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, reason
-from vit_jax.config_fields import FROZEN
+from vit_jax.config_fields import FROZEN, has_classes_of_head
 from vit_jax.evals import classify
-from vit_jax.evals.features import FeatureCache, Tick, read_features
+from vit_jax.evals.features import FeatureCache, Tick, read_features, read_outputs
 from vit_jax.evals.frozen import evaluate_frozen
+from vit_jax.evals.predictions import score_predictions
 from vit_jax.inference import Inference
-from vit_jax.program import Program
 
 Evaluator: TypeAlias = Callable[[Any, Tick, FeatureCache], dict[str, float]]
 
@@ -35,8 +35,11 @@ def make_evaluator(
     """Returns the evaluator of one evaluation; see `make_evaluators`."""
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
-    if config.evals[name].kind not in FROZEN:
+    eval_config = config.evals[name]
+    if eval_config.kind == "classify":
         return lambda params, tick, cache: classify.evaluate(program.eval_step, batches, name, params, tick)
+    if eval_config.kind == "predictions":
+        return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
 
     def evaluate(params: Any, tick: Tick, cache: FeatureCache) -> dict[str, float]:
@@ -45,6 +48,15 @@ def make_evaluator(
         return evaluate_frozen(config, name, *parts)
 
     return evaluate
+
+
+def evaluate_predictions(
+    config: ConfigDict, name: str, program: Inference, batches: Any, params: Any, tick: Tick
+) -> dict[str, float]:
+    """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same."""
+    logits, labels = read_outputs(program.logits, params, batches, tick)
+    metrics = score_predictions(config.evals[name], batches.source, logits, labels, program.task.loss)
+    return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
 def check_labels(config: ConfigDict, name: str, program: Inference, source: Any) -> None:
@@ -57,11 +69,16 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Any)
     if config.evals[name].kind in FROZEN:
         if source.max_labels:
             raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
-    elif source.num_classes != classes:
+    elif has_classes_of_head(config.evals[name]) and source.num_classes != classes:
         raise UserError(
             f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "
             f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes."
         )
+
+
+def choose_step(program: Inference, kind: str) -> Callable[..., Any]:
+    """Returns the function of a batch that a kind of evaluation runs."""
+    return {"classify": program.eval_step, "predictions": program.logits}.get(kind, program.features)
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
@@ -71,7 +88,7 @@ def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step
     return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
 
 
-def check_fits(config: ConfigDict, program: Program, params: Any) -> None:
+def check_fits(config: ConfigDict, program: Inference, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
     """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
     A batch that is too large is so found before training. Evaluations run the same compiled step.
@@ -79,11 +96,12 @@ def check_fits(config: ConfigDict, program: Program, params: Any) -> None:
     Raises:
         UserError: the devices have too little memory.
     """
-    shapes, sharding = program.eval_batch, program.batch_sharding
-    rows, kinds = shapes["image"].shape[0], [eval_config.kind for eval_config in config.evals.values()]
-    steps = [program.features if kind in FROZEN else program.eval_step for kind in kinds]
+    sharding, rows = program.batch_sharding, batch["image"].shape[0]
+    steps = [choose_step(program, eval_config.kind) for eval_config in config.evals.values()]
     try:
-        zeros = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), out_shardings=sharding)
+        zeros = jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(batch)), out_shardings=sharding
+        )
         for step in dict.fromkeys(steps):
             jax.block_until_ready(step(params, zeros()))
     except jax.errors.JaxRuntimeError as error:

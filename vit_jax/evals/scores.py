@@ -51,11 +51,12 @@ def class_accuracies(matrix: Int64[np.ndarray, "label prediction"]) -> Float64[n
 
 
 def format_confusion(matrix: Int64[np.ndarray, "label prediction"], names: Sequence[str]) -> str:
-    """Returns a confusion matrix as CSV: a line of class names, then one line for each class, its name first."""
+    """Returns a confusion matrix as CSV: a line of names, then for each class its name, its row and its accuracy."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["label \\ prediction", *names])
-    writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    writer.writerow(["label \\ prediction", *names, "accuracy"])
+    rows = zip(names, matrix.tolist(), class_accuracies(matrix).tolist(), strict=True)
+    writer.writerows([name, *row, f"{accuracy:.6g}"] for name, row, accuracy in rows)
     return text.getvalue()
 
 

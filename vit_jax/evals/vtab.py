@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS
-
 MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
 # Percent, by these models.
 TABLE_9: Mapping[str, tuple[float, float, float]] = {
@@ -42,18 +40,22 @@ class TaskResult(NamedTuple):
     setting: str
 
 
-def summarize_tasks(results: Mapping[str, TaskResult]) -> dict[str, Any]:
+def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]) -> dict[str, Any]:
     """Returns the results as a JSON object, with means over the tasks of each group, and over `all`, that have one.
 
     The paper's means are over the same tasks; tasks that are not among the 19 are in no mean. Accuracies are fractions.
+
+    Args:
+        results: by task.
+        groups: task -> group, of all tasks.
     """
     rows: dict[str, Any] = {}
     for task, (accuracy, setting) in results.items():
         paper = {model: round(value / 100, 3) for model, value in zip(MODELS, TABLE_9.get(task, ()), strict=False)}
         rows[task] = {"accuracy": accuracy, "setting": setting, "paper": paper}
     means = {}
-    for group in (*VTAB_GROUPS, "all"):
-        members = [task for task in TABLE_9 if group in (VTAB_TASKS[task].group, "all")]
+    for group in (*dict.fromkeys(groups[task] for task in TABLE_9), "all"):
+        members = [task for task in TABLE_9 if group in (groups[task], "all")]
         found = [rows[task] for task in members if task in rows and rows[task]["accuracy"] is not None]
         if found:
             mean = sum(row["accuracy"] for row in found) / len(found)
