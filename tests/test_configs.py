@@ -409,6 +409,8 @@ def test_every_field_is_declared_once():
 def test_optional_fields_are_those_that_the_base_leaves_unset():
     unset = {key for key, value in flatten_config(BASE).items() if value is None}
     unset = {name.replace("evals.test.", "evals.*.") for name in unset}
+    for kind in EVAL_KINDS:
+        unset |= {f"evals.*.{field}" for field, value in base.evaluation(kind).items() if value is None}
     assert unset == {name for name, field in FIELDS.items() if field.optional}
     config, _ = parse("--config.grad_norm_clip=None", "--config.total_epochs=None", "--config.total_steps=3")
     assert config.grad_norm_clip is None and config.total_epochs is None

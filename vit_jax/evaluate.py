@@ -115,7 +115,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
-    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write the features, or the logits, as .npz files")
+    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write features, logits or confusion")
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     args = parser.parse_args(argv[1:])
