@@ -135,7 +135,7 @@ def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monke
     assert found.items() >= {"step": 20, "test/n": 359, "test/accuracy": run[2]["test/accuracy"]}.items()
     assert evaluate.evaluate(large, batch=20, workers=3) == pytest.approx(found, rel=1e-6)
     assert told[2:] == [(24, 3)] * 2  # over eight devices
-    monkeypatch.setattr(evaluate, "LARGEST", limit)
+    monkeypatch.setattr(loaded_model, "LARGEST", limit)
     assert evaluate.evaluate(run[1]) == {name: found[name] for name in found if "train" not in name} | {
         "test/loss": pytest.approx(found["test/loss"], rel=1e-6)
     }

@@ -143,7 +143,7 @@ class Workdir:
         lines = [*monitoring.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
         log.write_text("\n".join(lines))
         if jax.process_index() == 0:
-            self._history = History(self.path, self.start, self._program.mesh.devices.flatten())
+            self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
