@@ -68,7 +68,7 @@ def first() -> list[str]:
 
 def misfit() -> list[str]:
     """Returns a plan that does not fit, with its advice."""
-    words = ["--config.batch=1024", *config_flags(STRATEGIES["replicated"])]
+    words = config_flags(STRATEGIES["replicated"])
     return ["```", report.render_plans([plan_recipe("vit_h14_jft", "v5e:2x4", *words)]), "```"]
 
 
