@@ -24,7 +24,7 @@ from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-SHIPPED = (".py", ".pyi", ".csv", ".txt")  # what the package is made of
+SHIPPED = (".py", ".pyi", ".csv", ".json", ".txt")  # what the package is made of
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
