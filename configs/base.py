@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
     config.checkpoint_every_minutes = 15.0  # minutes after which one is saved even before that; 0: by steps only
     config.stall_limit = 1800.0  # seconds without progress on a host, compilation included, after which the run ends
     config.profile_steps = 0  # steps to trace into <workdir>/profile, starting with the third step of the run
+    config.wandb = placeholder(str)  # project of Weights & Biases to log to, too; needs the extra [wandb]
     config.compiler_options = ""  # NAME=VALUE,...: of jax.jit, over those chosen for the devices; NAME= omits one
 
     config.model = ConfigDict()
@@ -62,7 +63,7 @@ def get_config() -> ConfigDict:
     config.model.scan = False  # run the blocks as one loop: compiles sooner, runs slower
 
     config.data = ConfigDict()
-    config.data.source = "synthetic"  # digits, tfds:NAME, folder:PATH, array_record:PATTERN or synthetic
+    config.data.source = "synthetic"  # digits, tfds:NAME, vtab:TASK, folder:PATH, array_record:PATTERN or synthetic
     config.data.data_dir = placeholder(str)  # folder of the TFDS data, local or remote; unset: TFDS's default
     config.data.split = "train"  # split to train on, as TFDS writes it: train[:98%]
     config.data.preprocess = "inception_crop({resolution})|flip_lr|value_range(-1,1)"  # of training images
@@ -105,10 +106,7 @@ def get_config() -> ConfigDict:
     config.mesh.tensor = 1  # devices over which attention heads and MLPs are split, with their weights
 
     config.evals = ConfigDict()
-    config.evals.test = ConfigDict()  # the key names the metrics: test/accuracy, test/loss, test/n
-    config.evals.test.split = "test"  # split to evaluate on, as TFDS writes it
-    config.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
-    # preprocessing of evaluated images
+    config.evals.test = evaluation("classify")  # the key names the metrics: test/accuracy, test/loss, test/n
 
     config.checkpoint = ConfigDict()
     config.checkpoint.keep_last = 2  # number of newest checkpoints to keep
@@ -116,3 +114,38 @@ def get_config() -> ConfigDict:
     config.checkpoint.best_metric = "test/accuracy"  # metric of the best; larger is better, NaN is never best
 
     return config.lock()
+
+
+def evaluation(kind: str, **fields: object) -> ConfigDict:
+    """Returns an evaluation of a kind, with defaults for the fields that are not given.
+
+    A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
+    """
+    config = ConfigDict()
+    config.kind = kind  # classify, predictions (of the head); on frozen features: fewshot, knn, probe or probe_sgd
+    config.source = placeholder(str)  # its data, as data.source; unset: data.source
+    config.split = "test"  # split to evaluate on, as TFDS writes it
+    config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
+    # preprocessing of evaluated images
+    config.every = placeholder(int)  # steps between two of this evaluation; unset: eval_every
+    if kind == "predictions":
+        config.labels = placeholder(str)  # ReaL's labels, real.json; unset: those of the data
+        config.class_map = placeholder(str)  # of data with some of ImageNet's classes: imagenet_a, objectnet, or a file
+    if kind not in ("classify", "predictions"):
+        config.train_split = "train"  # split that the classifier on frozen features learns from
+    if kind == "fewshot":
+        config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot
+        config.seeds = 3  # random draws of these images, whose accuracies are averaged
+        config.l2 = (1024.0,)  # strengths of the regularisation; several give NAME/<N>shot_l2_<strength>
+    if kind == "probe":
+        config.l2 = (1e-3, 1e-1, 1e1, 1e3)  # (of probe: to choose from)
+    if kind == "probe_sgd":
+        config.rates = (0.01, 0.1, 1.0)  # learning rates to choose from
+        config.epochs = 100  # passes over the features
+    if kind in ("probe", "probe_sgd"):
+        config.validation = 0.1  # fraction of each class in train_split that chooses, before the fit to all of it
+    if kind == "knn":
+        config.k = (1, 5, 20)  # numbers of nearest neighbours that vote; gives NAME/<k>nn
+        config.temperature = 0.07  # each votes with exp(cosine / temperature)
+    config.update(fields)
+    return config

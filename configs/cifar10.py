@@ -5,7 +5,8 @@ second, 0.7 % of the time waiting for data); 1.796e14 training FLOPs (6 x 38.14e
 epoch: 46.8, 50.8, 53.3, 57.1, 57.8, 60.5, 61.2, 62.4, 64.3, 65.9, 67.0, 68.0, 68.3, 69.0, 69.1, 69.1 %.
     python -m vit_jax.main --config=configs/cifar10.py --config.data.data_dir=FOLDER
 
-FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord).
+FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord). `configs/cifar10.py:fewshot=yes` also evaluates the features by
+few-shot regression after each epoch: from 1, 5, 10 and 25 images a class of the first tenth of train.
 """
 
 from ml_collections import ConfigDict
@@ -13,8 +14,14 @@ from ml_collections import ConfigDict
 from configs import base
 
 
-def get_config() -> ConfigDict:
-    """Returns the recipe: 64 patches of 4x4 pixels, 4 blocks of width 128."""
+def get_config(arg: str = "") -> ConfigDict:
+    """Returns the recipe: 64 patches of 4x4 pixels, 4 blocks of width 128; `arg` may be fewshot=yes.
+
+    Raises:
+        ValueError: `arg` is something else.
+    """
+    if arg not in ("", "fewshot=yes"):
+        raise ValueError(f"the argument {arg!r} is not fewshot=yes")
     config = base.get_config()
     config.resolution = 32
     config.batch = 128
@@ -42,4 +49,8 @@ def get_config() -> ConfigDict:
     config.task.label_smoothing = 0.1
     config.optim.weight_decay = 0.05
     config.evals.test.preprocess = "resize(36)|central_crop(32)|value_range(-1,1)"
+    if arg:
+        few = base.evaluation("fewshot", train_split="train[:10%]", preprocess=config.evals.test.preprocess)
+        with config.unlocked():
+            config.evals.fewshot = few
     return config

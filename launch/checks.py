@@ -15,7 +15,7 @@ SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"python[\d.]*")
 PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # one whose value is not a word of its own
-TRAINERS = ("vit_jax.main", "vit_jax.sweep")
+TRAINERS = ("vit_jax.main", "vit_jax.sweep", "vit_jax.finetune")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Output:
 OUTPUTS: dict[str, Output | None] = {
     "vit_jax.main": Output("workdir", bucket=True),
     "vit_jax.sweep": Output("workdir", bucket=True),
+    "vit_jax.finetune": Output("workdir", bucket=True),
+    "vit_jax.report": Output(),
+    "vit_jax.vtab": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
     "benchmarks.architecture": Output("write"),
@@ -93,7 +96,7 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
     # These import all that trains, which takes seconds; other commands do not need it.
-    from vit_jax import data, models, sharding, sweep
+    from vit_jax import data, finetune, models, sharding, sweep
     from vit_jax.config import check_config
     from vit_jax.config_flags import parse_command_line
     from vit_jax.data import sources
@@ -101,6 +104,8 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     argv = [name, *words]
     if name == "vit_jax.sweep":
         configs = [combination.config for combination in sweep.list_combinations(argv)]
+    elif name == "vit_jax.finetune":
+        configs = [trial.config for trial in finetune.list_all_trials(argv)]
     else:
         configs = [parse_command_line(argv)[0]]
     for config in configs:

@@ -85,7 +85,7 @@ def tfds_folder(tmp_path):
 
 
 def write_tfds(folder, name, version, classes, counts):
-    """Writes PNG images, image i of the grey level i, as TFDS prepares them, without TensorFlow; classes alternate."""
+    """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -99,7 +99,7 @@ def write_tfds(folder, name, version, classes, counts):
         writer = ArrayRecordWriter(str(where / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
         for number in range(count):
             encoded = io.BytesIO()
-            Image.fromarray(np.full((6, 8, 3), number, np.uint8)).save(encoded, "PNG")
+            Image.fromarray(np.full((6, 8, 3), number % 256, np.uint8)).save(encoded, "PNG")
             writer.write(serializer.serialize_example({"image": encoded.getvalue(), "label": number % len(classes)}))
         writer.close()
     features.save_metadata(where)

@@ -71,6 +71,8 @@ def test_every_function_of_a_program_has_them(tiny, table):
         "train_step": (program.state, program.batch),
         "predict": (program.state.params, images),
         "eval_step": (program.state.params, batch),
+        "features": (program.state.params, batch),
+        "logits": (program.state.params, batch),
     }
     for name, arguments in calls.items():
         function = getattr(program, name)

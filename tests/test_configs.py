@@ -21,7 +21,7 @@ from vit_jax.config import (
     resolve_config,
     save_config,
 )
-from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, epochs_field
+from vit_jax.config_fields import DURATIONS, EVAL_KINDS, FIELDS, RENAMED, Field, epochs_field
 from vit_jax.config_flags import parse_command_line
 from vit_jax.config_print import read_meanings
 from vit_jax.data.preprocess import parse_pipe
@@ -29,7 +29,8 @@ from vit_jax.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
-KNOWN = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED}
+OF_EVALUATIONS = {f"evals.*.{field}" for kind in EVAL_KINDS for field in base.evaluation(kind)}
+KNOWN = {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED} | OF_EVALUATIONS
 # Files that recipes share have no get_config.
 RUNNABLE = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if "def get_config(" in path.read_text())
 CONFIGS = [name for name in RUNNABLE if name != "base"]
@@ -40,7 +41,8 @@ def field_of(node: ast.AST) -> str | None:
     parts: list[str] = []
     while True:
         if isinstance(node, ast.Name):
-            return ".".join(parts) if node.id == "config" else None
+            start = {"config": [], "eval_config": ["evals", "*"]}.get(node.id)
+            return None if start is None else ".".join([*start, *parts])
         if isinstance(node, ast.Attribute) and node.attr == "_config":
             return ".".join(parts)
         if isinstance(node, ast.Attribute):
@@ -100,7 +102,9 @@ def other(key, value):
 
 def test_every_field_of_the_base_says_what_it_means():
     meanings = read_meanings((ROOT / "configs/base.py").read_text())
-    assert set(meanings) == DECLARED | set(RENAMED)
+    assert set(meanings) == {re.sub(r"^evals\.\w+\.", "evals.*.", key) for key in DECLARED} | OF_EVALUATIONS | set(
+        RENAMED
+    )
     assert all(len(meaning) > 5 for meaning in meanings.values())
 
 
@@ -143,8 +147,8 @@ def test_a_config_file_of_another_version(tmp_path):
         "seed": 7,
         "data.fast": True,
     }
-    younger = read(**{"new.group.field": 1, "evals.*.every": 2})
-    assert (younger.new.group.field, younger.evals.test.every) == (1, 2)
+    younger = read(**{"new.group.field": 1, "evals.*.younger": 2})
+    assert (younger.new.group.field, younger.evals.test.younger) == (1, 2)
     path.write_text(json.dumps(written | {"version": CONFIG_VERSION + 1}))
     with pytest.raises(UserError, match=r"config\.json was written by a later version"):
         load_config(path)
@@ -404,6 +408,9 @@ def test_every_field_is_declared_once():
 
 def test_optional_fields_are_those_that_the_base_leaves_unset():
     unset = {key for key, value in flatten_config(BASE).items() if value is None}
+    unset = {name.replace("evals.test.", "evals.*.") for name in unset}
+    for kind in EVAL_KINDS:
+        unset |= {f"evals.*.{field}" for field, value in base.evaluation(kind).items() if value is None}
     assert unset == {name for name, field in FIELDS.items() if field.optional}
     config, _ = parse("--config.grad_norm_clip=None", "--config.total_epochs=None", "--config.total_steps=3")
     assert config.grad_norm_clip is None and config.total_epochs is None

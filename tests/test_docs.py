@@ -20,7 +20,7 @@ from benchmarks import architecture, faults, input, load, loader, overhead, plan
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import cli, convert, evaluate, main, pack, plan, predict, sweep
+from vit_jax import cli, convert, evaluate, finetune, main, pack, plan, predict, report, sweep, vtab
 from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
@@ -40,6 +40,7 @@ SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_ste
 SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # these compile slowly
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
+VTAB = ["--config.total_steps=1", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=32"]
 CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # the stand-in has fewer
 
 # A word of the command -> why it is only dry-run: its program is built and lowered, without data.
@@ -54,10 +55,13 @@ OURS = {
     "vit_jax.main": main,
     "vit_jax.convert": convert,
     "vit_jax.evaluate": evaluate,
+    "vit_jax.finetune": finetune,
     "vit_jax.pack": pack,
     "vit_jax.plan": plan,
     "vit_jax.predict": predict,
+    "vit_jax.report": report,
     "vit_jax.sweep": sweep,
+    "vit_jax.vtab": vtab,
 }
 BENCHMARKS = {
     "benchmarks.faults": faults,
@@ -103,6 +107,9 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
         if name == "vit_jax.sweep":
             for run in sweep.list_combinations([name, *words]):
                 check_config(run.config)
+        if name == "vit_jax.finetune":
+            for run in finetune.list_all_trials([name, *words]):
+                check_config(run.config)
         if name == "vit_jax.main":
             config, _ = parse_command_line([name, *words])
             check_config(config)
@@ -142,7 +149,7 @@ def place(tmp_path_factory):
         ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz"
     )
     write_tfds(
-        folder / "data" / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 40, "test": 20}
+        folder / "data" / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2000, "test": 20}
     )
     return folder
 
@@ -174,9 +181,12 @@ def paste(line, capsys):
         if name in ("vit_jax.main", "vit_jax.sweep"):
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
+        if name == "vit_jax.finetune":
+            words += [*SHORT, *PHOTOS, *CIFAR, "--sweep.base_lr=0.01"]
+        words += VTAB if name == "vit_jax.vtab" else []
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
-            assert '"test/accuracy"' in capsys.readouterr().out
+            assert re.search(r'"\w+/(accuracy|5shot|1nn)": [\d.]+[,}]', capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("line", USUAL)
@@ -201,7 +211,8 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     assert isinstance(scope["logits"], jax.Array)
     # Git ignores all that the commands and the code have left.
     ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
-    assert {path.name for path in place.iterdir()} - {"configs", "cache"} == {"data", "workdirs"} <= set(ignored)
+    left = {path.name for path in place.iterdir()} - {"configs", "cache"}
+    assert left == {"data", "workdirs", "results", "docs"} and {"data", "workdirs"} <= set(ignored)
 
 
 def test_the_limits_of_the_page_are_those_of_the_code():
@@ -228,12 +239,12 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 14 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 15 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():
     last = README.rstrip().rpartition("\n\n")[2]
-    words = "BiT timm Hugging few-shot linear-probe nearest-neighbour ReaL ObjectNet VTAB masked axial figures JFT-300M"
+    words = "BiT timm Hugging masked axial figures JFT-300M"
     for word in [*words.split(), "relative", "registers"]:
         assert re.search(rf"\b{word}\b", last), word
 

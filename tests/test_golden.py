@@ -83,5 +83,5 @@ def test_a_field_that_is_younger_than_a_config_file_has_a_default():
     path, now = GOLDEN / "workdir/config.json", flatten_config(base.get_config())
     written = flatten_config(ConfigDict(json.loads(path.read_text())))
     assert now.keys() == flatten_config(load_config(path)).keys()
-    younger = {name for name, field in FIELDS.items() if field.when_missing}
+    younger = {name.replace("*", "test") for name, field in FIELDS.items() if field.when_missing}
     assert now.keys() - written.keys() == younger | set(RENAMED.values())

@@ -210,7 +210,7 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
     program = build(tiny, devices=8)
     weights = program.init(jax.random.key(0), {}).eval_params
     with jax.log_compiles():
-        evals.check_fits(program, weights)
+        evals.check_fits(tiny, program, program.eval_batch, weights)
         assert evals.run_evaluators(evals.make_evaluators(tiny, program), weights)["test/n"] == 40
     assert sum("Finished XLA compilation of jit(eval_step)" in record.getMessage() for record in caplog.records) == 1
 
@@ -218,7 +218,7 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
         def step(params, batch):
             raise jax.errors.JaxRuntimeError(error)
 
-        evals.check_fits(dataclasses.replace(program, eval_step=step), weights)
+        evals.check_fits(tiny, dataclasses.replace(program, eval_step=step), program.eval_batch, weights)
 
     sentence = (
         r"^an evaluation step of 16 images does not fit into the devices' memory \(RESOURCE_EXHAUSTED: Out of memory\);"

@@ -15,7 +15,7 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, cli, evaluate, interop, models, predict, train, tree
+from vit_jax import NonFiniteLoss, UserError, cli, evaluate, interop, loaded_model, models, predict, train, tree
 from vit_jax import program as program_module
 from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
@@ -122,20 +122,20 @@ def large(run, tmp_path):
 
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
-    told, read, limit = [], loader.local_eval_batches, evaluate.LARGEST
+    told, read, limit = [], loader.local_eval_batches, loaded_model.LARGEST
 
     def recorded(*args, batch, workers, **rest):
         told.append((batch, workers))
         return read(*args, batch=batch, **rest)  # processes take seconds to start
 
     monkeypatch.setattr(loader, "local_eval_batches", recorded)
-    monkeypatch.setattr(evaluate, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
+    monkeypatch.setattr(loaded_model, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
     found = evaluate.evaluate(large)
     assert told == [(8 * 16, 0)] * 2
     assert found.items() >= {"step": 20, "test/n": 359, "test/accuracy": run[2]["test/accuracy"]}.items()
     assert evaluate.evaluate(large, batch=20, workers=3) == pytest.approx(found, rel=1e-6)
     assert told[2:] == [(24, 3)] * 2  # over eight devices
-    monkeypatch.setattr(evaluate, "LARGEST", limit)
+    monkeypatch.setattr(loaded_model, "LARGEST", limit)
     assert evaluate.evaluate(run[1]) == {name: found[name] for name in found if "train" not in name} | {
         "test/loss": pytest.approx(found["test/loss"], rel=1e-6)
     }
@@ -173,7 +173,7 @@ def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypat
         evaluate.main(["evaluate.py", *words, "--json"])
         assert json.loads(capsys.readouterr().out) == {"step": "run"}
     for words in ([], ["run", "--workdir=other"], [""]):
-        with pytest.raises(UserError, match="give exactly one WORKDIR"):
+        with pytest.raises(UserError, match="give a run or other weights"):
             evaluate.main(["evaluate.py", *words])
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_the_activations_of_an_evaluation_fit_small_machines(tiny, model, resolu
     tiny.batch, tiny.resolution, tiny.model.name, tiny.model.depth = 4096, resolution, model, None
     tiny.model.scan = True  # traced sooner
     tiny.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
-    assert evaluate.choose_batch(program_module.make_inference_program(tiny, fsdp=1)) == 8 * images
+    assert loaded_model.choose_batch(program_module.make_inference_program(tiny, fsdp=1)) == 8 * images
 
 
 def test_images_predicted_together_are_predicted_as_alone(run, tmp_path):

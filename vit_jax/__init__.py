@@ -10,6 +10,7 @@ from typing import Any
 
 from vit_jax.errors import BUGS as BUGS
 from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
+from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import choose as choose
 from vit_jax.errors import exit_code as exit_code

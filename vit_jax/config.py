@@ -9,11 +9,19 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
-from vit_jax.config_fields import DURATIONS, FIELDS, RENAMED, Field, OnResume, epochs_field, find_field
+from vit_jax.config_fields import (
+    DURATIONS,
+    FIELDS,
+    RENAMED,
+    Field,
+    OnResume,
+    best_metrics,
+    epochs_field,
+    eval_fields,
+    find_field,
+)
 from vit_jax.storage import atomic_write
 
-# Metrics by which a checkpoint may be the best: larger is better.
-BEST = ("accuracy", "top5")
 # Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
 CONFIG_VERSION = 2
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
@@ -31,7 +39,9 @@ def check_config(config: ConfigDict) -> None:
         _check_value(name, value, find_field(name))
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
-    choose("checkpoint.best_metric", flat["checkpoint.best_metric"], [f"{n}/{m}" for n in config.evals for m in BEST])
+    check_evaluations(config)
+    measures = [f"{name}/{metric}" for name in config.evals for metric in best_metrics(config.evals[name])]
+    choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
     if flat["keep_head"] and flat["init_from"] is None:
         raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
     for name in DURATIONS:
@@ -41,6 +51,22 @@ def check_config(config: ConfigDict) -> None:
         raise UserError("set the length of training with total_steps or total_epochs.")
 
 
+def check_evaluations(config: ConfigDict) -> None:
+    """Checks the fields of every evaluation.
+
+    Raises:
+        UserError: one is missing, of another kind of evaluation, or outside its range.
+    """
+    for name, eval_config in config.evals.items():
+        known = eval_fields(eval_config.kind)
+        for field in eval_config:
+            choose(f"field of evals.{name}, whose kind is {eval_config.kind},", field, known)
+        if missing := [field for field in known if field not in eval_config]:
+            raise UserError(f"evals.{name} lacks {', '.join(missing)}; configs/base.py has evaluation() to make one.")
+        for field, value in eval_config.items():
+            _check_value(f"evals.{name}.{field}", value, find_field(f"evals.{name}.{field}"))
+
+
 def _check_value(name: str, value: Any, field: Field) -> None:
     if value is None:
         if not field.optional:
@@ -48,8 +74,9 @@ def _check_value(name: str, value: Any, field: Field) -> None:
         return
     if field.choices:
         choose(name, value, field.choices)
+    numbers = value if isinstance(value, tuple) else (value,)
     bounded = field.least > -math.inf or field.most < math.inf
-    if bounded and not field.least <= value <= field.most:
+    if bounded and not all(field.least <= number <= field.most for number in numbers):
         bounds = f"at least {field.least}" + (f" and at most {field.most}" if field.most < math.inf else "")
         raise UserError(f"{name}={value} must be {bounds}.")
 
@@ -158,6 +185,8 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
         for name, field in known.items():
             for value in field.when_missing:
                 _set_missing(fields, name.split("."), value)
+        for evaluation in fields["evals"].values() if "evals" in fields else ():
+            evaluation |= {name: tuple(value) for name, value in evaluation.items() if isinstance(value, list)}
         return ConfigDict(fields).lock()
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path} is damaged: it is not a configuration. Replace it with an intact copy.") from error

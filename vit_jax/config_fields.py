@@ -2,10 +2,13 @@
 
 import dataclasses
 import enum
+import itertools
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from ml_collections import ConfigDict
 
 MOST = math.inf
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
@@ -30,6 +33,7 @@ class Field:
         optional: it may be unset.
         on_resume: None: as its group, see `GROUPS`.
         renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
+        kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
         when_missing: (value,) with which a run does what it did before the field existed; for a `config.json` that is
             older than the field. Empty: every `config.json` has the field.
     """
@@ -40,8 +44,35 @@ class Field:
     optional: bool = False
     on_resume: OnResume | None = None
     renamed_from: str | None = None
+    kinds: tuple[str, ...] = ()
     when_missing: tuple[Any, ...] = ()
 
+
+@dataclasses.dataclass(frozen=True)
+class EvalKind:
+    """What is known of a kind of evaluation before anything is opened.
+
+    Attributes:
+        best: metrics by which a checkpoint may be the best, where larger is better; {FIELD} stands for each value of a
+            field.
+        grid: a field that, where it has several values, is added to these names: 5shot_l2_1024.
+        uses_head: it evaluates the head, so that its classes must be those of training.
+    """
+
+    best: tuple[str, ...]
+    grid: str = ""
+    uses_head: bool = False
+
+
+EVAL_KINDS: Mapping[str, EvalKind] = {
+    "classify": EvalKind(("accuracy", "top5"), uses_head=True),
+    "predictions": EvalKind(("accuracy", "top5"), uses_head=True),
+    "fewshot": EvalKind(("{shots:g}shot",), grid="l2"),
+    "knn": EvalKind(("{k:g}nn",)),
+    "probe": EvalKind(("accuracy",)),
+    "probe_sgd": EvalKind(("accuracy",)),
+}
+FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.uses_head)  # which learn from frozen features
 
 # Group -> the rule for its fields that state none, and for fields of other versions. Others: ACCEPTED.
 GROUPS = {"model": OnResume.REFUSED, "task": OnResume.REFUSED, "data": OnResume.DATA}
@@ -72,6 +103,7 @@ FIELDS: Mapping[str, Field] = {
     "checkpoint_every_minutes": Field(0, MOST),
     "stall_limit": Field(1, MOST),
     "profile_steps": Field(0, MOST),
+    "wandb": Field(optional=True, when_missing=(None,)),
     "compiler_options": Field(when_missing=("",)),
     # The model's numbers are checked by models.create.
     "model.name": Field(),
@@ -128,8 +160,22 @@ FIELDS: Mapping[str, Field] = {
     "mesh.data": Field(),  # the mesh's axes are checked against the devices; -1 is all that are left
     "mesh.fsdp": Field(),
     "mesh.tensor": Field(1, MOST),
+    "evals.*.kind": Field(choices=tuple(EVAL_KINDS), when_missing=("classify",)),
+    "evals.*.source": Field(optional=True, when_missing=(None,)),
     "evals.*.split": Field(),
     "evals.*.preprocess": Field(),
+    "evals.*.every": Field(1, MOST, optional=True, when_missing=(None,)),
+    "evals.*.labels": Field(optional=True, kinds=("predictions",)),
+    "evals.*.class_map": Field(optional=True, kinds=("predictions",)),
+    "evals.*.train_split": Field(kinds=FROZEN),
+    "evals.*.shots": Field(1, MOST, kinds=("fewshot",)),
+    "evals.*.seeds": Field(1, MOST, kinds=("fewshot",)),
+    "evals.*.l2": Field(0, MOST, kinds=("fewshot", "probe")),
+    "evals.*.rates": Field(0, MOST, kinds=("probe_sgd",)),
+    "evals.*.epochs": Field(1, MOST, kinds=("probe_sgd",)),
+    "evals.*.validation": Field(0, 1, kinds=("probe", "probe_sgd")),
+    "evals.*.k": Field(1, MOST, kinds=("knn",)),
+    "evals.*.temperature": Field(1e-3, MOST, kinds=("knn",)),
     "checkpoint.keep_last": Field(1, MOST),
     "checkpoint.keep_best": Field(0, MOST),
     "checkpoint.best_metric": Field(),
@@ -151,6 +197,35 @@ def find_field(name: str) -> Field:
     row = FIELDS.get(re.sub(r"^evals\.[^.]+\.", "evals.*.", name), Field())
     on_resume = row.on_resume or GROUPS.get(name.partition(".")[0], OnResume.ACCEPTED)
     return dataclasses.replace(row, on_resume=on_resume)
+
+
+def eval_fields(kind: str) -> list[str]:
+    """Returns the names of the fields of a kind of evaluation."""
+    rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
+    return [name for name, row in rows.items() if not row.kinds or kind in row.kinds]
+
+
+def has_classes_of_head(eval_config: ConfigDict) -> bool:
+    """Returns whether the data of an evaluation must have the classes of the model's head."""
+    mapped = eval_config.kind == "predictions" and eval_config.class_map
+    return EVAL_KINDS[eval_config.kind].uses_head and not mapped
+
+
+def best_metrics(eval_config: ConfigDict) -> list[str]:
+    """Returns the metrics of an evaluation by which a checkpoint may be the best."""
+    kind, names = EVAL_KINDS[eval_config.kind], []
+    for pattern in kind.best:
+        if kind.grid and len(eval_config[kind.grid]) > 1:
+            pattern = f"{pattern}_{kind.grid}_{{{kind.grid}:g}}"
+        fields = re.findall(r"{(\w+):g}", pattern)
+        values = itertools.product(*(eval_config[field] for field in fields))
+        names += [pattern.format(**dict(zip(fields, combination, strict=True))) for combination in values]
+    return names
+
+
+def first_evaluation(config: ConfigDict) -> str:
+    """Returns the name of the evaluation that stands for all: the first, by name, of those of the head, if any."""
+    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].uses_head)
 
 
 def epochs_field(name: str) -> str:

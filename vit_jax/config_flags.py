@@ -24,6 +24,7 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
+    tuple: (lambda text: tuple(map(parse_number, text.strip("(),").split(","))), "numbers with commas between them"),
 }
 PACKAGE = Path(__file__).parent
 
@@ -76,7 +77,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
         key, _, value = word.removeprefix("--config.").partition("=")
         key = choose("config field", current_name(key), fields, "configs/base.py", SYNONYMS)
         given[key] = value
-        _check_type(config, key, value)
+        parse_value(config, key, value)
     values = _parse_flags([*others, *(word for word in overrides if not word.endswith("=None"))], file, argument)
     with values.config.unlocked():
         rename_fields(values.config)
@@ -98,15 +99,43 @@ def find_base(file: Path) -> Path:
     return beside if beside.is_file() else shipped_recipes() / "base.py"
 
 
-def _check_type(config: ConfigDict, key: str, value: str) -> None:
+def default_config() -> ConfigDict:
+    """Returns the fields with the defaults of the base.py that comes with the package."""
+    return parse_command_line(["", f"--config={shipped_recipes() / 'base.py'}"])[0]
+
+
+def default_evaluation(kind: str) -> ConfigDict:
+    """Returns an evaluation of a kind with the defaults of that base.py."""
+    with _configs_importable(shipped_recipes() / "base.py"):
+        return importlib.import_module("configs.base").evaluation(kind)
+
+
+def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.") -> Any:
+    """Returns the value of a field from its text on the command line, which has it after `where`.
+
+    Raises:
+        UserError: the text is not one of the field's type.
+    """
     *groups, field = key.split(".")
     kind = functools.reduce(getitem, groups, config).get_type(field)
-    if value in ("None", "") or kind not in KINDS:  # a bare flag of a boolean field has no value
-        return
+    if text in ("None", "") or kind not in KINDS:  # a bare flag of a boolean field has no value
+        return None if text == "None" else text
     try:
-        KINDS[kind][0](value)
+        return KINDS[kind][0](text)
     except ValueError:
-        raise UserError(f"--config.{key}={value}: the value must be {KINDS[kind][1]}.") from None
+        raise UserError(f"{where}{key}={text}: the value must be {KINDS[kind][1]}.") from None
+
+
+def parse_number(text: str) -> int | float:
+    """Returns a whole number, or else a number.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues:

@@ -76,7 +76,7 @@ def explain_config(line: CommandLine) -> list[FieldLine]:
     order = list(meanings)
     lines = []
     for name, value in final.items():
-        known = re.sub(r"^evals\.[^.]+\.", "evals.test.", name)
+        known = re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
         place = order.index(known) if known in order else len(order)
         changed = value != base.get(name, ABSENT)
         lines.append((place, FieldLine(name, value, find_origin(name, value), changed, meanings.get(known, "-"))))
@@ -106,14 +106,18 @@ def derive_values(config: ConfigDict) -> dict[str, Any]:
 
 
 def read_meanings(source: str) -> dict[str, str]:
-    """Returns, from the source of configs/base.py, the comment on each field, which may go on on the next line."""
+    """Returns, from the source of configs/base.py, the comment on each field, which may go on on the next line.
+
+    Those of the function `evaluation` are named `evals.*.FIELD`.
+    """
     meanings: dict[str, str] = {}
-    name = ""
+    name = group = ""
     for line in source.splitlines():
+        group = "evals.*." if line.startswith("def evaluation(") else group
         code, _, comment = line.partition("# ")
         if code.strip() or not comment:
-            field = re.match(r"\s+config\.([\w.]+) = (?!ConfigDict)", code)
-            name = field[1] if field else ""
+            field = re.match(r"\s+config\.([\w.]+) = (?!ConfigDict|evaluation)", code)
+            name = f"{group}{field[1]}" if field else ""
         if name:
             meanings[name] = f"{meanings.get(name, '')} {comment}".strip()
     return meanings

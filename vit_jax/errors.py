@@ -19,6 +19,10 @@ class UserError(Exception):
     """Wrong usage: command lines print the sentence and exit with code 2."""
 
 
+class MissingData(UserError):
+    """Data that a configuration names are not here; the sentence says how to prepare them."""
+
+
 class NoAnswer(UserError):
     """A server did not answer in time; it may still do what it was asked to."""
 

@@ -1,30 +1,35 @@
-"""Evaluates a run's newest checkpoint exactly, on its own splits or another one, on this machine's devices.
+"""Evaluates models exactly, on this machine's devices: runs on their own splits, any weights as --evals asks.
 
-Example:
+Examples:
   python -m vit_jax.evaluate workdirs/digits --json
+  python -m vit_jax.evaluate workdirs/digits --evals=test --evals=fewshot:shots=1,5
+  python -m vit_jax.evaluate ViT-B_16 model.npz --evals=fewshot:source=tfds:cifar100,tfds:dtd
+
+--evals=[NAME=]WHAT[:FIELD=VALUE,...] may be given several times. WHAT is
+  an evaluation of the run, by its name: test
+  a kind of evaluation, on the data of the run or on others: fewshot, knn:source=tfds:cifar10
+  a recipe, all of whose evaluations are meant: configs/cifar10.py
+The function `evaluation` in configs/base.py lists the fields of each kind with their defaults. A field of one value
+that is given several, as source above, stands for one evaluation with each.
 """
 
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, cli, data, evals, nearest_path
-from vit_jax.config import load_config
-from vit_jax.kernel_check import check_kernels
-from vit_jax.program import Program, make_inference_program
-
-LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
-PRODUCTS = ("dot_general", "conv_general_dilated")
+from vit_jax import UserError, cli, evals
+from vit_jax.config_flags import default_config
+from vit_jax.eval_requests import choose_evaluations
+from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
 
 def evaluate(
-    workdir: str | Path,
+    path: str | Path,
     best: bool = False,
     fsdp: int = 1,
     source: str | None = None,
@@ -32,72 +37,55 @@ def evaluate(
     batch: int | None = None,
     workers: int | None = None,
     split: str | None = None,
+    requests: Sequence[str] = (),
+    data_dir: str | None = None,
+    save: str | None = None,
+    save_dir: str | Path = ".",
 ) -> dict[str, float]:
-    """Returns the metrics of a run's newest (or best) checkpoint, and its `step`.
+    """Returns the metrics of a model and, for a checkpoint of a run, its `step`.
 
     Args:
-        workdir: the run's folder, local or remote; nothing is written there.
-        best: the best checkpoint kept instead of the newest.
+        path: a run's folder, local or remote, whose newest checkpoint is meant; or anything that `vit_jax.load` reads.
+            Nothing is written there.
+        best: of a run, the best checkpoint kept instead of the newest.
         fsdp: devices to split the weights over.
-        source: where the data lie now, as `config.data.source`, if they have moved.
+        source: where the data lie now, as `config.data.source`, if they have moved; the data of weights without a run.
         batch: images per step over all devices, rounded up to a multiple of their number; None: see `choose_batch`.
         workers: processes that read and decode, 0: threads of this one; None: see `choose_workers`.
         split: evaluated by the run's first evaluation, after which the metrics stay named; None: all its evaluations on
             their own splits.
+        requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
+        data_dir: as `config.data.data_dir`, in place of the run's.
+        save: features or predictions; see `evals.save_outputs`.
+        save_dir: the folder to write them to.
 
     Raises:
-        UserError: the folder holds no run, no such checkpoint yet, the data or the split is absent, or a number is too
-            small.
+        UserError: there is no such model, or no such checkpoint of the run yet, the data or the split is absent, or a
+            number is too small.
     """
     for name, number, least in (("fsdp", fsdp, 1), ("batch", batch, 1), ("workers", workers, 0)):
         if number is not None and number < least:
             raise UserError(f"{name} must be at least {least}, not {number}.")
-    path = checkpoint.local_workdir(workdir, best)
-    if not path.exists():
-        near = nearest_path(path)
-        raise UserError(f"there is no folder {workdir}{f'; did you mean {str(near)!r}?' if near else '.'}")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{workdir} contains no run: config.json is missing.")
-    folder = checkpoint.find_checkpoint(path, best)
-    if folder is None:
-        raise UserError(f"{workdir} contains no checkpoint{' with a metric' if best else ''} yet.")
-    config = load_config(path / "config.json")
-    config.data.source = source or config.data.source
-    if split is not None:
-        choose_split(config, split)
-    wanted = data.eval_batch_size(config)
-    program = make_inference_program(config, fsdp, check_kernels)
-    config.batch_eval = rounded(batch) if batch else min(rounded(wanted), choose_batch(program))
+    if is_run(path):
+        loaded = open_run(path, best, fsdp, source)
+    elif best or split:
+        raise UserError(f"{path} is not the folder of a run; --best and --split are for runs.")
+    else:
+        loaded = open_weights(path, fsdp, source, default_config())
+    config, program = loaded.config, loaded.program
+    choose_evaluations(config, program.model.spec.position.image_size, program.model.preprocess, requests, split)
+    config.data.data_dir = data_dir or config.data.data_dir
+    config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
-    weights, _ = checkpoint.read_weights(folder)
-    weights = jax.device_put(weights, program.state_shardings.params)
-    return {"step": int(folder.name), **evals.run_evaluators(evaluators, weights)}
-
-
-def choose_split(config: ConfigDict, split: str) -> None:
-    """Leaves of the evaluations the first, and has it read another split."""
-    with config.unlocked():
-        for name in list(config.evals)[1:]:
-            del config.evals[name]
-    config.evals[next(iter(config.evals))].split = split
-
-
-def choose_batch(program: Program) -> int:
-    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
-    image = jax.ShapeDtypeStruct((1, *program.batch["image"].shape[1:]), jnp.float32)
-    traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.state.params, image)
-    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
-
-
-def largest_product(jaxpr: Jaxpr) -> int:
-    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
-    sizes = [0]
-    for equation in jaxpr.eqns:
-        sizes += map(largest_product, jaxprs_in_params(equation.params))
-        if equation.primitive.name in PRODUCTS:
-            sizes += [out.aval.size * out.aval.dtype.itemsize for out in equation.outvars]
-    return max(sizes)
+    weights = loaded.read()
+    # Other hosts may have features that this one lacks, while all must read them together.
+    cache: evals.FeatureCache = evals.FeatureFiles(program.model, weights) if jax.process_count() == 1 else {}
+    weights = jax.device_put(weights, program.params_shardings)
+    metrics = evals.run_evaluators(evaluators, weights, cache=cache)
+    if save:
+        evals.save_outputs(save, Path(save_dir), config, program, weights, cache)
+    return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 
 
 def choose_workers(config: ConfigDict) -> int:
@@ -105,19 +93,19 @@ def choose_workers(config: ConfigDict) -> int:
     return 0 if jax.default_backend() == "cpu" else min(config.data.workers, os.cpu_count() or 1)
 
 
-def rounded(batch: int) -> int:
-    """Returns a batch rounded up to a multiple of the devices."""
-    devices = jax.device_count()
-    return -(-batch // devices) * devices
-
-
 def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", metavar="workdir", help="folder of the run")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="model",
+        help="folder of a run, or checkpoint folder, .npz file or published name; several are compared",
+    )
     parser.add_argument("--workdir", help="same as the positional argument")
+    parser.add_argument("--evals", action="append", default=[], help="what to evaluate, see above [as the run says]")
     parser.add_argument(
         "--best", action="store_true", help="evaluate the best checkpoint that was kept, not the newest"
     )
@@ -126,20 +114,42 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [chosen for this machine]")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
+    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write features, logits or confusion")
+    parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     args = parser.parse_args(argv[1:])
-    [workdir, *others] = {args.folder, args.workdir} - {None} or {""}
-    if others or not workdir:
-        raise UserError("give exactly one WORKDIR: python -m vit_jax.evaluate WORKDIR.")
+    models = list(dict.fromkeys([*args.models, *([args.workdir] if args.workdir is not None else [])]))
+    if not all(models) or len(models) < 1 or (args.workdir and len(models) > 1):
+        raise UserError("give a run or other weights to evaluate: python -m vit_jax.evaluate WORKDIR.")
     cli.join_hosts()
-    chosen = {"batch": args.batch, "workers": args.workers, "split": args.split}
-    metrics = evaluate(workdir, args.best, args.fsdp, args.source, **chosen)
-    # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
-    answer = ({} if args.split is None else {"split": args.split}) | metrics
-    if args.json:
-        print(json.dumps(answer))
-    else:
-        print("\n".join(f"{name:20} {format_value(value)}" for name, value in answer.items()))
+    chosen = {"batch": args.batch, "workers": args.workers, "split": args.split, "data_dir": args.data_dir}
+    rows = []
+    for number, model in enumerate(models):
+        folder = Path(args.save_dir, str(number)) if len(models) > 1 else args.save_dir
+        saved = {"save": args.save, "save_dir": folder}
+        metrics = evaluate(model, args.best, args.fsdp, args.source, requests=args.evals, **chosen, **saved)
+        # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
+        named = {"model": model} if len(models) > 1 else {}
+        rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
+        if args.json:
+            print(json.dumps(rows[-1]), flush=True)
+    if not args.json:
+        print(format_table(rows) if len(rows) > 1 else format_list(rows[0]))
+
+
+def format_list(row: dict[str, float | str]) -> str:
+    """Returns a line for each value, after its name."""
+    return "\n".join(f"{name:20} {format_value(value)}" for name, value in row.items())
+
+
+def format_table(rows: Sequence[dict[str, float | str]]) -> str:
+    """Returns a line for each row under a line of names; what a row lacks is left blank."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, *([format_value(row[name]) if name in row else "" for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def format_value(value: float | str) -> str:

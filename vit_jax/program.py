@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, models, optim, sharding, tasks
-from vit_jax.compiler_options import choose_options
 from vit_jax.config import check_config, resolve_config
+from vit_jax.inference import Inference, make_inference
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
@@ -22,42 +22,28 @@ ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Program(Inference):
     """The jitted functions of a run, and the shapes and shardings of their arguments; nothing is allocated yet.
 
-    Attributes:
-        mesh: the devices.
-        model: the network, with the variants chosen for the mesh's platform.
-        task: the objective.
+    Attributes, besides those of `Inference`:
         schedule: the learning rate of each step.
         state: shapes of the training state.
         state_shardings: shardings of the training state.
         batch: shapes of a global batch.
         eval_batch: shapes of a batch of an evaluation, with its `mask`.
-        batch_sharding: the sharding of arrays with a leading batch dimension.
         init: (key, given) -> state, created with its shardings; parameters in `given`, by name, replace random ones.
         train_step: (state, batch) -> (state, metrics); the state is donated.
-        predict: (params, images) -> logits.
-        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
         lr_multipliers: parameter name -> learning-rate multiplier; 0: frozen.
-        compiler_options: under which all functions are compiled.
     """
 
-    mesh: Mesh
-    model: models.Model
-    task: tasks.Classify
     schedule: optax.Schedule
     state: TrainState
     state_shardings: TrainState
     batch: dict[str, jax.ShapeDtypeStruct]
     eval_batch: dict[str, jax.ShapeDtypeStruct]
-    batch_sharding: NamedSharding
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
-    predict: Callable[[Any, jax.Array], jax.Array]
-    eval_step: Callable[[Any, Batch], StepMetrics]
     lr_multipliers: dict[str, float]
-    compiler_options: dict[str, str | bool]
 
 
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> Program:
@@ -70,7 +56,6 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
             rejects an option.
     """
     model = make_model(config, mesh, spec, check)
-    sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
     step = make_train_step(config, model, spec)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
@@ -80,43 +65,28 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
-    batch_sharding, params_shardings = sharding.batch_sharding(mesh), state_shardings.params
-    replicated = NamedSharding(mesh, P())
+    inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with sharding.use_mesh(mesh):
             return step(state, batch)
 
-    def predict(params: Any, images: jax.Array) -> jax.Array:
-        with sharding.use_mesh(mesh):
-            return model.apply(params, images)[0]
-
-    def eval_step(params: Any, batch: Batch) -> StepMetrics:
-        return step.task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
-
-    options = choose_options(config.compiler_options, mesh)
-    jit = functools.partial(jax.jit, compiler_options=options)
+    jit = functools.partial(jax.jit, compiler_options=inference.compiler_options)
     return Program(
-        mesh=mesh,
-        model=model,
-        task=step.task,
+        **vars(inference),
         schedule=step.schedule,
         state=state,
         state_shardings=state_shardings,
         batch=batch,
         eval_batch=eval_batch,
-        batch_sharding=batch_sharding,
         init=jit(init, out_shardings=state_shardings),
         train_step=jit(
             train_step,
-            in_shardings=(state_shardings, batch_sharding),
-            out_shardings=(state_shardings, replicated),
+            in_shardings=(state_shardings, inference.batch_sharding),
+            out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
-        predict=jit(predict, in_shardings=(params_shardings, batch_sharding), out_shardings=batch_sharding),
-        eval_step=jit(eval_step, in_shardings=(params_shardings, batch_sharding), out_shardings=replicated),
         lr_multipliers=optim.lr_multipliers_by_name(config, state.params),
-        compiler_options=options,
     )
 
 
@@ -185,11 +155,21 @@ def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | No
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
     """
+    mesh = make_inference_mesh(config, fsdp)
+    return make_program(config, mesh, data.spec(config), check)
+
+
+def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
+    """Returns the mesh of the devices here, for which it changes the configuration.
+
+    Raises:
+        UserError: the devices cannot be split over `fsdp`.
+    """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options = 1, ""
     config.batch = config.batch_eval = jax.device_count()
-    return make_program(config, sharding.make_mesh(config), data.spec(config), check)
+    return sharding.make_mesh(config)
 
 
 def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> models.Model:

@@ -90,8 +90,8 @@ class Run:
         return by_clock or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
 
     def evaluation_due(self) -> bool:
-        """Returns whether the state is to be evaluated now: every `eval_every` steps, and at the end."""
-        return self.step == self._config.total_steps or self.step % self._config.eval_every == 0
+        """Returns whether any evaluation is due now."""
+        return bool(evals.due_evaluators(self._config, self._evaluators, self.step))
 
     def save(self) -> None:
         """Starts to save the state.
@@ -113,9 +113,8 @@ class Run:
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
             with saved_before(self.step):
-                self.metrics = evals.run_evaluators(
-                    self._evaluators, self.state.eval_params, self._supervisor.count_step
-                )
+                due = evals.due_evaluators(self._config, self._evaluators, self.step)
+                self.metrics = evals.run_evaluators(due, self.state.eval_params, self._supervisor.count_step)
             self._supervisor.raise_pending()
             self._log.write_metrics(self.step, self.metrics)
             self._folder.add_metrics(self.metrics)

@@ -10,7 +10,8 @@ Example:
   --json     print one JSON object, the same as in sweep.json in the workdir
 
 The same command continues where it was stopped: combinations that have finished or diverged are not run again. The best
-one has the largest checkpoint.best_metric at the end. The exit codes are those of vit_jax.main.
+one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
+printed with the standard deviation. The exit codes are those of vit_jax.main.
 """
 
 import dataclasses
@@ -20,9 +21,11 @@ import json
 import posixpath
 import re
 import shlex
+import statistics
 import sys
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 from ml_collections import ConfigDict
@@ -75,22 +78,46 @@ class Combination:
 
 
 @dataclasses.dataclass(frozen=True)
+class Average:
+    """The metric at the end over the seeds of a combination of the other fields.
+
+    Attributes:
+        name: that of the outcomes without the seed; empty: nothing but the seed was varied.
+        mean: of the outcomes; None: at least one diverged.
+        std: of the sample, with n - 1 in the denominator (the paper does not state which); None: there is no mean, or
+            only one seed.
+        runs: number of outcomes.
+    """
+
+    name: str
+    mean: float | None
+    std: float | None
+    runs: int
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepReport:
     """What a sweep prints and writes.
 
     Attributes:
         metric: the name of the metric that is compared.
         runs: the outcomes, best first.
-        best: the name of the best combination.
-        workdir: its folder.
+        averages: over the seeds, best first.
+        best: the name of the best of them.
+        workdir: its folder; with several seeds, that of the first.
         command: that trains with it on the whole training split; None: no part of the split was held out.
     """
 
     metric: str
     runs: list[Outcome]
+    averages: list[Average]
     best: str
     workdir: str
     command: str | None
+
+
+# What trains those combinations that have not finished: `train_combinations`, for some supervisor.
+Train: TypeAlias = Callable[[list[Combination]], list[Outcome]]
 
 
 def train_combinations(combinations: list[Combination], supervisor: Supervisor | None = None) -> list[Outcome]:
@@ -218,24 +245,76 @@ def _parse_values(argv: list[str], words: list[str]) -> FieldValues:
     return given
 
 
-def full_split_command(combination: Combination) -> str | None:
-    """Returns the command that trains with a combination on the whole training split.
+def full_split_words(combination: Combination) -> list[str] | None:
+    """Returns the flags that train with a combination on the whole training split, without a workdir.
 
     Returns None unless split=dev in the argument of the config held a part of the split out.
     """
     words = [word for word in combination.words if not word.startswith("--workdir=")]
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
-    if whole == words:
+    return None if whole == words else whole
+
+
+def full_split_command(combination: Combination, seeds: Sequence[int] = ()) -> str | None:
+    """Returns the command for `full_split_words`; with `seeds`, it trains with each of them."""
+    words, module = full_split_words(combination), "main"
+    if words is None:
         return None
+    if seeds:
+        words, module = [*without_seed(words), f"--sweep.seed={','.join(map(str, seeds))}"], "sweep"
     workdir = f"--workdir={filesystem.join_path(posixpath.dirname(combination.folder), 'full')}"
-    return f"python -m vit_jax.main {shlex.join([*whole, workdir])}"
+    return f"python -m vit_jax.{module} {shlex.join([*words, workdir])}"
+
+
+def without_seed(words: list[str]) -> list[str]:
+    """Returns the flags without that of the seed."""
+    return [word for word in words if not word.startswith("--config.seed=")]
+
+
+def average_name(name: str) -> str:
+    """Returns the name of a combination without the seed."""
+    return ",".join(pair for pair in name.split(",") if not pair.startswith("seed="))
+
+
+def average_seeds(outcomes: list[Outcome]) -> list[Average]:
+    """Returns mean and standard deviation over the seeds, best first."""
+    groups: dict[str, list[float | None]] = {}
+    for outcome in outcomes:
+        groups.setdefault(average_name(outcome.name), []).append(outcome.last)
+    averages = []
+    for name, values in groups.items():
+        whole = [value for value in values if value is not None]
+        complete = len(whole) == len(values)
+        mean = statistics.mean(whole) if complete else None
+        std = statistics.stdev(whole) if complete and len(whole) > 1 else None
+        averages.append(Average(name, mean, std, len(values)))
+    return sorted(averages, key=lambda average: (average.mean is None, -(average.mean or 0.0)))
+
+
+def best_combinations(averages: list[Average], combinations: list[Combination]) -> list[Combination]:
+    """Returns the combination with the largest mean, once with each seed."""
+    return [combination for combination in combinations if average_name(combination.name) == averages[0].name]
 
 
 def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> SweepReport:
     """Returns the report of a sweep, whose outcomes are given best first."""
-    [best] = [combination for combination in combinations if combination.name == outcomes[0].name]
-    metric = best.config.checkpoint.best_metric
-    return SweepReport(metric, outcomes, best.name, best.folder, full_split_command(best))
+    averages = average_seeds(outcomes)
+    first, *others = best = best_combinations(averages, combinations)
+    command = full_split_command(first, [one.config.seed for one in best] if others else [])
+    return SweepReport(first.config.checkpoint.best_metric, outcomes, averages, averages[0].name, first.folder, command)
+
+
+def format_averages(averages: list[Average]) -> str:
+    """Returns a line for each mean over several seeds; nothing if there is none."""
+    if not any(average.runs > 1 for average in averages):
+        return ""
+    width = max(len(average.name) for average in averages)
+    lines = ["\n", f"{'':{width}}  {'mean':>10}  {'std':>8}  {'seeds':>7}"]
+    for average in averages:
+        mean, std = ("-" if value is None else f"{value:.4f}" for value in (average.mean, average.std))
+        mean = "diverged" if average.mean is None else mean
+        lines.append(f"{average.name:{width}}  {mean:>10}  {std:>8}  {average.runs:>7,}")
+    return "\n".join(lines)
 
 
 def format_table(outcomes: list[Outcome]) -> str:
@@ -267,11 +346,13 @@ def main(argv: list[str]) -> None:
         fields = dataclasses.asdict(report)
         path = filesystem.join_path(posixpath.dirname(combinations[0].folder), RESULT_FILE)
         filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
-        print(json.dumps(fields) if "--json" in argv else f"{report.metric}\n{format_table(outcomes)}")
-    if outcomes[0].last is None:
+        text = f"{report.metric}\n{format_table(outcomes)}{format_averages(report.averages)}"
+        print(json.dumps(fields) if "--json" in argv else text)
+    if report.averages[0].mean is None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
-        print(f"Best: {report.best}, in {report.workdir}")
+        if report.best:  # more than the seed was varied
+            print(f"Best: {report.best}, in {report.workdir}")
         if report.command:
             print(f"On the whole training split: {report.command}")
 

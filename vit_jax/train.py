@@ -57,7 +57,7 @@ def train(
         if folder.start < config.total_steps:
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step"):
-                evals.check_fits(program, state.eval_params)
+                evals.check_fits(config, program, program.eval_batch, state.eval_params)
         folder.write_config()
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
 

@@ -15,11 +15,11 @@ from vit_jax import UserError, data, interop, monitoring
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
-from vit_jax.monitoring import MetricsCallback, MetricWriter, last_logged_step
+from vit_jax.monitoring import History, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
-LOGS = ("metrics.jsonl", "train.log")  # which a resumed run continues
+LOGS = ("metrics.jsonl", "train.log", "history.json")  # which a resumed run continues
 
 
 class Workdir:
@@ -53,6 +53,7 @@ class Workdir:
         self._mirror = open_mirror(place, ("config.json", *(LOGS if first else ())))
         self.path = self._mirror.path
         self._log: MetricWriter | None = None
+        self._history: History | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
@@ -137,9 +138,12 @@ class Workdir:
             config.data.num_classes,
             self._mirror.push,
             watch,
+            self._open_wandb(),
         )
         lines = [*monitoring.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
         log.write_text("\n".join(lines))
+        if jax.process_index() == 0:
+            self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
@@ -148,6 +152,11 @@ class Workdir:
             since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
             log.write_text("\n".join([since, *self._changes]))
         return log
+
+    def _open_wandb(self) -> monitoring.WandbRun | None:
+        if self._config.wandb is None or jax.process_index() > 0:
+            return None
+        return monitoring.WandbRun(self._config.wandb, self.place, self.path, self._config.to_dict())
 
     def write_config(self) -> None:
         """Writes `config.json`, by which the run counts as started with these settings.
@@ -170,6 +179,8 @@ class Workdir:
             UserError: the disk or store refuses it, or refused the one before, or does not answer.
             NonFiniteLoss: the state is not finite; nothing is written.
         """
+        if self._history:
+            self._history.write(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
             self._checkpoints.save(state, step, self._about)
@@ -209,6 +220,8 @@ class Workdir:
         with self._writing():
             self._checkpoints.wait()
         weights = jax.tree.map(GatheredArray, state.eval_params)
+        if self._history:
+            self._history.write(self._config.total_steps)
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, self._model, weights)
         else:

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from configs.base import get_config
 from tests.conftest import ROOT
-from vit_jax import UserError, data
+from vit_jax import MissingData, UserError, data
 from vit_jax.data.images import decode
 from vit_jax.data.sources import kinds, splits
 
@@ -232,7 +232,7 @@ def test_a_public_dataset_that_is_missing_is_prepared(tmp_path, capsys, monkeypa
 
     # The hosts of a pod would all do it at once.
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(UserError, match="prepare it in a separate environment"):
+    with pytest.raises(MissingData, match="prepare it in a separate environment"):
         open_source("tfds:tiny_public", "train", data_dir=str(tmp_path / "elsewhere"))
 
 

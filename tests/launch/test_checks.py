@@ -24,7 +24,7 @@ def refused(line, shared_disk=False):
     return None
 
 
-@pytest.mark.parametrize("module", ["vit_jax.main", "vit_jax.sweep"])
+@pytest.mark.parametrize("module", ["vit_jax.main", "vit_jax.sweep", "vit_jax.finetune"])
 @pytest.mark.parametrize(
     "start",
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 try:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ DRAW_SECONDS = 2.0  # between two drawings of a live plot
 MAX_MARKERS = 40  # lines with more points have no markers
 MAX_BLOCKS = 6  # whose attention is plotted
 MAX_LETTERS = 34  # of a class name
+MAX_NAMES = 40  # beside a confusion matrix
 
 # Label of the axis -> suffix of the metrics plotted there, factor.
 PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "learning rate": ("/lr", 1)}
@@ -167,6 +168,28 @@ def attention(
     bar = figure.colorbar(image_artist, ax=others, pad=0.02)
     bar.set_label(f"attention of the\n{name} (%)", fontsize="small")
     bar.ax.tick_params(labelsize="small")
+    return figure
+
+
+def confusion(matrix: Int[np.ndarray, "label prediction"], names: Sequence[str]) -> NotebookFigure:
+    """Returns a figure of a confusion matrix: what the images of each class (row) are taken for, in per cent of them.
+
+    Args:
+        matrix: numbers of images, as `confusion_matrix` of vit_jax/evals/scores.py counts them.
+        names: of the classes; they are shown where there is room for them.
+    """
+    counts = matrix.sum(axis=1, keepdims=True)
+    shares = np.divide(100 * matrix, counts, where=counts > 0, out=np.zeros(matrix.shape))
+    side = min(2.5 + 0.25 * len(matrix), 10)
+    figure = NotebookFigure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues", interpolation="nearest")
+    axes.set(xlabel="prediction", ylabel="label")
+    if len(names) <= MAX_NAMES:
+        short = [textwrap.shorten(name, MAX_LETTERS, placeholder="…") for name in names]
+        axes.set_xticks(range(len(names)), short, rotation=90, fontsize="small")
+        axes.set_yticks(range(len(names)), short, fontsize="small")
+    figure.colorbar(image, ax=axes, shrink=0.8).set_label("images of the class (%)", fontsize="small")
     return figure
 
 

@@ -2,7 +2,8 @@
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from vit_jax import choose
 from vit_jax.data import images, loader, sources
 from vit_jax.data.headers import check_headers
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.setup import eval_batch_size, train_preprocessor
+from vit_jax.data.setup import Opened, eval_batch_size, eval_keys, train_preprocessor
+
+NOTHING: Opened = MappingProxyType({})
 
 
 def load_image(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
@@ -48,7 +51,7 @@ def train_batches(
     config: ConfigDict,
     sharding: jax.sharding.NamedSharding,
     start: int = 0,
-    opened: Mapping[str, sources.Source] | None = None,
+    opened: Opened = NOTHING,
 ) -> loader.DevicePrefetcher:
     """Iterates without end over the batches of training.
 
@@ -56,7 +59,7 @@ def train_batches(
         config: completed.
         sharding: splits dimension 0 of a batch; names no other dimension.
         start: number of the first batch, 0 in a new run.
-        opened: split -> source, for those that are open already.
+        opened: the sources that are open already; see `DataInfo`.
 
     Returns:
         An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
@@ -68,7 +71,7 @@ def train_batches(
     rows = loader.local_rows(sharding, config.batch)
     preprocess = train_preprocessor(config)
     local = loader.local_train_batches(
-        (opened or {}).get(config.data.split) or sources.open_source(config, config.data.split),
+        opened.get(("", config.data.split)) or sources.open_source(config, config.data.split),
         preprocess,
         batch=config.batch,
         rows=rows,
@@ -111,11 +114,12 @@ class EvalBatches:
         config: ConfigDict,
         name: str,
         sharding: jax.sharding.NamedSharding,
-        opened: Mapping[str, sources.Source] | None,
+        opened: Opened,
+        part: int,
     ):
         """Opens the data of `config.evals[name]`; see `eval_batches`."""
-        self.name, split = name, config.evals[name].split
-        self.source = (opened or {}).get(split) or sources.open_source(config, split)
+        self.name, key = name, eval_keys(config, name)[part]
+        self.source = opened.get(key) or sources.open_source(config, key[1], key[0] or None)
         self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
         self.batch, self.workers, self.sharding = eval_batch_size(config), config.data.workers, sharding
         self.rows = loader.local_rows(sharding, self.batch)
@@ -123,6 +127,13 @@ class EvalBatches:
     def __len__(self) -> int:
         """Returns the number of batches."""
         return -(-len(self.source) // self.batch)
+
+    @property
+    def identity(self) -> str:
+        """A text that differs when the examples or their preprocessing do."""
+        parts = self.source.parts if self.source.file_stamp else ()
+        stamps = [self.source.file_stamp(split, rows) for split, rows in parts if self.source.file_stamp]
+        return " ".join([self.source.fingerprint, *stamps, self.preprocess.text])
 
     def check_headers(self) -> None:
         """Raises UserError if the header of an image that this process will read is wrong; checks local folders only,
@@ -145,7 +156,8 @@ def eval_batches(
     config: ConfigDict,
     name: str,
     sharding: jax.sharding.NamedSharding,
-    opened: Mapping[str, sources.Source] | None = None,
+    opened: Opened = NOTHING,
+    part: int = 0,
 ) -> EvalBatches:
     """Returns the batches of the evaluation `config.evals[name]`.
 
@@ -153,7 +165,8 @@ def eval_batches(
         config: completed.
         name: of the evaluation.
         sharding: splits dimension 0 of a batch; names no other dimension.
-        opened: split -> source, for those that are open already.
+        opened: the sources that are open already; see `DataInfo`.
+        part: 0: the examples that are evaluated; 1: those of `train_split`, in an evaluation that has them.
 
     Returns:
         An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
@@ -164,4 +177,4 @@ def eval_batches(
         UserError: the data is wrong, or the batch cannot be split so.
     """
     choose("evaluation", name, config.evals)
-    return EvalBatches(config, name, sharding, opened)
+    return EvalBatches(config, name, sharding, opened, part)

@@ -3,15 +3,19 @@
 import dataclasses
 import itertools
 import logging
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
+from vit_jax.config_fields import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
 
+Opened: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, or "" for that of training; split) -> examples
+COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that are described otherwise or not
 T = TypeVar("T", int, int | None)
 
 
@@ -43,7 +47,8 @@ class DataInfo:
             when a run resumes.
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
         evals: name of an evaluation -> its data: `describe_evals`, and a fingerprint of the `contents`.
-        opened: split -> its open source, so that a large folder is listed only once.
+        eval_parts: name of an evaluation -> splits that it reads.
+        opened: the open sources, so that a large folder is listed only once.
         notes: lines for the user on what was read, and on what is here and not used.
     """
 
@@ -51,7 +56,8 @@ class DataInfo:
     fingerprint: dict[str, str | int]
     preprocess: str
     evals: dict[str, dict[str, str]]
-    opened: dict[str, sources.Source] = dataclasses.field(compare=False)
+    eval_parts: dict[str, int]
+    opened: Opened = dataclasses.field(compare=False)
     notes: tuple[str, ...] = dataclasses.field(compare=False)
 
 
@@ -102,11 +108,15 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     kind, colon, path = config.data.source.partition(":")
     if kind in ("folder", "array_record"):
         completed.data.source = f"{kind}{colon}{filesystem.absolute_path(path)}"
+    for eval_config in completed.evals.values():
+        kind, colon, path = (eval_config.source or "").partition(":")
+        if kind in ("folder", "array_record"):
+            eval_config.source = f"{kind}{colon}{filesystem.absolute_path(path)}"
     if config.data.data_dir:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
-    opened = {config.data.split: source}
+    opened = {("", config.data.split): source}
     for name in completed.evals:
-        opened[config.evals[name].split] = open_eval_source(completed, name, preprocess.shape, source)
+        opened |= open_eval_sources(completed, name, preprocess.shape, opened, source)
     fingerprint: dict[str, str | int] = {
         "data set": source.name,
         "split": ", ".join(f"{name}[{rows.start}:{rows.stop}]" for name, rows in source.parts),
@@ -118,32 +128,49 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         "batch": config.batch,
     }
     evals = {
-        name: described | {"contents": opened[config.evals[name].split].fingerprint}
+        name: described | {"contents": " ".join(opened[key].fingerprint for key in eval_keys(completed, name))}
         for name, described in describe_evals(config).items()
     }
     notes = [*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened)]
-    pipe = evals[next(iter(evals))]["preprocess"]
-    info = DataInfo(source.class_names, fingerprint, pipe, evals, opened, tuple(dict.fromkeys(notes)))
+    pipe = evals[first_evaluation(config)]["preprocess"]
+    parts = {name: len(eval_keys(completed, name)) for name in evals}
+    info = DataInfo(source.class_names, fingerprint, pipe, evals, parts, opened, tuple(dict.fromkeys(notes)))
     return completed, info
 
 
-def unused_split(config: ConfigDict, opened: dict[str, sources.Source]) -> list[str]:
+def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
     """Returns a line on a split that could be evaluated, if only slices of `train` are trained and evaluated on."""
-    if {name for source in opened.values() for name, _ in source.parts} != {"train"}:
+    if {name for (other, _), source in opened.items() for name, _ in source.parts if not other} != {"train"}:
         return []
-    existing = opened[config.data.split].split_names
+    existing = opened["", config.data.split].split_names
     for name in (name for name in ("val", "validation", "test") if name in existing):
-        flags = f"--config.data.split=train --config.evals.{next(iter(config.evals))}.split={name}"
+        flags = f"--config.data.split=train --config.evals.{first_evaluation(config)}.split={name}"
         return [f"The split {name} is here and not used; to evaluate on it: {flags}"]
     return []
 
 
 def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
-    """Returns, by name, the `split` of each evaluation and its `preprocess` with the resolution filled in."""
-    return {
-        name: {"split": one.split, "preprocess": fill_resolution(one.preprocess, config.resolution)}
-        for name, one in config.evals.items()
-    }
+    """Returns, by name, the `split` of each evaluation and its `preprocess` with the resolution filled in.
+
+    What else decides its numbers stands beside the split: the source, and the fields of a kind other than classify.
+    """
+    described = {}
+    for name, eval_config in config.evals.items():
+        own = [
+            field for field in eval_fields(eval_config.kind) if field not in COMMON and eval_config.kind != "classify"
+        ]
+        words = [eval_config.split, eval_config.source, *(f"{field}={eval_config[field]}" for field in own)]
+        pipe = fill_resolution(eval_config.preprocess, config.resolution)
+        described[name] = {"split": " ".join(word for word in words if word), "preprocess": pipe}
+    return described
+
+
+def eval_keys(config: ConfigDict, name: str) -> list[tuple[str, str]]:
+    """Returns the source (or "", that of training) and split of all data of an evaluation; the evaluated come first."""
+    eval_config = config.evals[name]
+    learns = "train_split" in eval_fields(eval_config.kind)
+    splits = [eval_config.split, *([eval_config.train_split] if learns else [])]
+    return [(eval_config.source or "", split) for split in splits]
 
 
 def train_preprocessor(config: ConfigDict) -> Preprocessor:
@@ -175,26 +202,37 @@ def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
     return found
 
 
-def open_eval_source(
-    config: ConfigDict, name: str, shape: tuple[int, int, int], train: sources.Source
-) -> sources.Source:
-    """Opens the source of an evaluation.
+def open_eval_sources(
+    config: ConfigDict, name: str, shape: tuple[int, int, int], opened: Opened, train: sources.Source
+) -> Opened:
+    """Opens the sources of an evaluation that are not open yet.
+
+    Args:
+        config: with absolute paths.
+        name: of the evaluation.
+        shape: of the model's images.
+        opened: those that are.
+        train: the images that the model is trained on.
 
     Raises:
-        UserError: its split or preprocessing is wrong or does not suit the model.
+        UserError: its splits or preprocessing are wrong or do not suit the model.
     """
     eval_preprocessor(config, name, shape)
+    eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
-        source = sources.open_source(config, config.evals[name].split)
+        found = {key: opened.get(key) or sources.open_source(config, key[1], key[0] or None) for key in keys}
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
-    if source.name == train.name and source.overlaps(train):
-        logging.getLogger(__name__).warning(
-            "evals.%s contains training images: its split overlaps with data.split", name
-        )
-    if (source.num_classes, source.class_names) != (train.num_classes, train.class_names):
-        raise UserError(f"the classes of evals.{name}.split={config.evals[name].split} differ from those of training")
-    return source
+    evaluated, *learnt = (found[key] for key in keys)
+    learnt_from = {"data.split": [train], "its train_split": learnt}
+    for words, others in learnt_from.items():
+        if any(evaluated.name == other.name and evaluated.overlaps(other) for other in others):
+            text = "evals.%s contains training images: its split overlaps with %s"
+            logging.getLogger(__name__).warning(text, name, words)
+    differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
+    if has_classes_of_head(eval_config) and differ:
+        raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
+    return found
 
 
 def eval_batch_size(config: ConfigDict) -> int:

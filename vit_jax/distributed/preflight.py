@@ -24,7 +24,7 @@ from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-SHIPPED = (".py", ".pyi", ".csv", ".txt")  # what the package is made of
+SHIPPED = (".py", ".pyi", ".csv", ".json", ".txt")  # what the package is made of
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
@@ -77,7 +77,7 @@ def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: st
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
         "the data": str(info.fingerprint),
-        "the examples": str({split: len(source) for split, source in info.opened.items()}),
+        "the examples": str({" ".join(key).strip(): len(source) for key, source in info.opened.items()}),
         "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
     }
 
@@ -114,7 +114,8 @@ def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
 def check_images(config: ConfigDict, info: data.DataInfo, batch_sharding: NamedSharding) -> None:
     """Raises UserError if headers show that images which this host is to evaluate are unreadable."""
     for name in config.evals:
-        data.eval_batches(config, name, batch_sharding, info.opened).check_headers()
+        for part in range(info.eval_parts[name]):
+            data.eval_batches(config, name, batch_sharding, info.opened, part).check_headers()
 
 
 def check_shared(coordinator: Coordinator, folder: Path) -> None:

@@ -1,4 +1,12 @@
 from .evaluators import Evaluator as Evaluator
 from .evaluators import check_fits as check_fits
+from .evaluators import due_evaluators as due_evaluators
 from .evaluators import make_evaluators as make_evaluators
 from .evaluators import run_evaluators as run_evaluators
+from .feature_files import FeatureFiles as FeatureFiles
+from .features import FeatureCache as FeatureCache
+from .saved import OUTPUTS as OUTPUTS
+from .saved import save_outputs as save_outputs
+from .vtab import TaskResult as TaskResult
+from .vtab import format_tasks as format_tasks
+from .vtab import summarize_tasks as summarize_tasks

@@ -1,47 +1,109 @@
 """The evaluators of a run: how they are built, checked and run."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, reason
+from vit_jax.config_fields import FROZEN, has_classes_of_head
 from vit_jax.evals import classify
-from vit_jax.program import Program
+from vit_jax.evals.features import FeatureCache, Tick, read_features, read_outputs
+from vit_jax.evals.frozen import evaluate_frozen
+from vit_jax.evals.predictions import score_predictions
+from vit_jax.inference import Inference
 
-Evaluator = Callable[[Any, Callable[[], None]], dict[str, float]]
+Evaluator: TypeAlias = Callable[[Any, Tick, FeatureCache], dict[str, float]]
 
 
 def make_evaluators(
-    config: ConfigDict, program: Program, opened: Mapping[str, Any] | None = None
+    config: ConfigDict, program: Inference, opened: Mapping[tuple[str, str], Any] | None = None
 ) -> dict[str, Evaluator]:
     """Returns, by name, functions from parameters to metrics `<name>/<metric>`.
 
-    They call their second argument after each batch; `opened` is as for `data.eval_batches`.
+    They call their second argument after each batch, and keep features in the third; `opened` is as for
+    `data.eval_batches`.
     """
-    step, sharding = program.eval_step, program.batch_sharding
-    return {
-        name: partial(classify.evaluate, step, data.eval_batches(config, name, sharding, opened), name)
-        for name in config.evals
-    }
+    return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
-def check_fits(program: Program, params: Any) -> None:
-    """Compiles the evaluation step and runs it once, on zeros, while the training state is on the devices.
+def make_evaluator(
+    config: ConfigDict, name: str, program: Inference, opened: Mapping[tuple[str, str], Any]
+) -> Evaluator:
+    """Returns the evaluator of one evaluation; see `make_evaluators`."""
+    batches = data.eval_batches(config, name, program.batch_sharding, opened)
+    check_labels(config, name, program, batches.source)
+    eval_config = config.evals[name]
+    if eval_config.kind == "classify":
+        return lambda params, tick, cache: classify.evaluate(program.eval_step, batches, name, params, tick)
+    if eval_config.kind == "predictions":
+        return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick)
+    train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
+
+    def evaluate(params: Any, tick: Tick, cache: FeatureCache) -> dict[str, float]:
+        parts = [read_features(program.features, params, one, cache, tick) for one in (train_batches, batches)]
+        tick()
+        return evaluate_frozen(config, name, *parts)
+
+    return evaluate
+
+
+def evaluate_predictions(
+    config: ConfigDict, name: str, program: Inference, batches: Any, params: Any, tick: Tick
+) -> dict[str, float]:
+    """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same."""
+    logits, labels = read_outputs(program.logits, params, batches, tick)
+    metrics = score_predictions(config.evals[name], batches.source, logits, labels, program.task.loss)
+    return {f"{name}/{metric}": value for metric, value in metrics.items()}
+
+
+def check_labels(config: ConfigDict, name: str, program: Inference, source: Any) -> None:
+    """Compares the labels of a source with what an evaluation needs.
+
+    Raises:
+        UserError: they are not those of the model's head, or have a form that the evaluation does not know.
+    """
+    where, classes = config.evals[name].source or config.data.source, program.task.num_classes
+    if config.evals[name].kind in FROZEN:
+        if source.max_labels:
+            raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
+    elif has_classes_of_head(config.evals[name]) and source.num_classes != classes:
+        raise UserError(
+            f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "
+            f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes."
+        )
+
+
+def choose_step(program: Inference, kind: str) -> Callable[..., Any]:
+    """Returns the function of a batch that a kind of evaluation runs."""
+    return {"classify": program.eval_step, "predictions": program.logits}.get(kind, program.features)
+
+
+def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
+    """Returns those of evaluations that are due after a step: every `every` or `eval_every` steps, and at the end."""
+    steps = {name: config.evals[name].every or config.eval_every for name in evaluators}
+    ends = step == config.total_steps
+    return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
+
+
+def check_fits(config: ConfigDict, program: Inference, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
+    """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
     A batch that is too large is so found before training. Evaluations run the same compiled step.
 
     Raises:
         UserError: the devices have too little memory.
     """
-    shapes, sharding = program.eval_batch, program.batch_sharding
-    rows = shapes["image"].shape[0]
+    sharding, rows = program.batch_sharding, batch["image"].shape[0]
+    steps = [choose_step(program, eval_config.kind) for eval_config in config.evals.values()]
     try:
-        zeros = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), out_shardings=sharding)
-        jax.block_until_ready(program.eval_step(params, zeros()))
+        zeros = jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(batch)), out_shardings=sharding
+        )
+        for step in dict.fromkeys(steps):
+            jax.block_until_ready(step(params, zeros()))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -54,7 +116,15 @@ def check_fits(program: Program, params: Any) -> None:
 
 
 def run_evaluators(
-    evaluators: dict[str, Evaluator], params: Any, tick: Callable[[], None] = lambda: None
+    evaluators: Mapping[str, Evaluator], params: Any, tick: Tick = lambda: None, cache: FeatureCache | None = None
 ) -> dict[str, float]:
-    """Returns the metrics of all evaluations together; calls `tick` after each batch that is dispatched."""
-    return {key: value for evaluate in evaluators.values() for key, value in evaluate(params, tick).items()}
+    """Returns the metrics of all evaluations together.
+
+    Args:
+        evaluators: by name.
+        params: the parameters to evaluate.
+        tick: called after each batch that is dispatched.
+        cache: of features of these parameters; by default, evaluations share features until all are done.
+    """
+    cache = {} if cache is None else cache
+    return {key: value for evaluate in evaluators.values() for key, value in evaluate(params, tick, cache).items()}

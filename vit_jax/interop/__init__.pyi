@@ -1,4 +1,5 @@
 from .catalog import list_models as list_models
+from .class_names import class_wnids as class_wnids
 from .description import MODEL_FILE as MODEL_FILE
 from .description import describe_model as describe_model
 from .transfer import adapt_parameters as adapt_parameters

@@ -5,6 +5,7 @@ from .accelerators import has_tpu as has_tpu
 from .allocator import keep_freed_memory as keep_freed_memory
 from .cluster import check_cluster as check_cluster
 from .finding import Finding as Finding
+from .hardware import describe_hardware as describe_hardware
 from .kernels import check_kernel as check_kernel
 from .packages import check_extras as check_extras
 from .packages import check_packages as check_packages

@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import tensorboardX
@@ -18,6 +20,7 @@ from vit_jax.storage import atomic_write
 Metrics = dict[str, float]
 MetricsCallback = Callable[[int, Metrics], None]
 METRICS = "metrics.jsonl"
+PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
 QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
 
@@ -39,6 +42,7 @@ class MetricWriter:
         classes: int,
         on_write: Callable[[], None] = lambda: None,
         watch: MetricsCallback | None = None,
+        wandb: Any = None,
     ):
         """Opens the files.
 
@@ -52,11 +56,12 @@ class MetricWriter:
             on_write: called after each line of metrics.
             watch: called with the step and the metrics of each line, kept lines included; the terminal then shows a
                 progress bar instead of the lines.
+            wandb: a `WandbRun` that is given each line of metrics too, or None.
         """
-        self._on_write, self._watch = on_write, watch
+        self._on_write, self._watch, self._wandb = on_write, watch, wandb
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
-        self._hidden = ("norm/", "/top5") if classes <= 5 else ("norm/",)
+        self._hidden = ("norm/", "_std", "/top5") if classes <= 5 else ("norm/", "_std")
         self._bar, self._wrote_text = None, time.monotonic()
         self.start_clock(start)
         if not self._writes:
@@ -124,6 +129,8 @@ class MetricWriter:
         self._jsonl.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
+        if self._wandb:
+            self._wandb.write_metrics(step, metrics)
         self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
         self._on_write()
         if self._watch:
@@ -140,8 +147,9 @@ class MetricWriter:
             return
         if self._bar is not None:
             self._bar.close()
-        for file in (self._text, self._jsonl, self._events):
-            file.close()
+        for file in (self._text, self._jsonl, self._events, self._wandb):
+            if file is not None:
+                file.close()
 
     def _is_printed(self, name: str) -> bool:
         return not (name.startswith(self._hidden) or name.endswith(self._hidden))
@@ -174,7 +182,7 @@ def _label(name: str) -> str:
 def _number(name: str, value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    if name.endswith(("accuracy", "top5", "data_wait")):
+    if PERCENT.search(name):
         return f"{value:.2%}"
     if "images_per_sec" in name:
         return f"{value:,.1f}"

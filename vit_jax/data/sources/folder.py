@@ -148,6 +148,10 @@ class ImageFolder:
         """Returns the label of file `index` of a split."""
         return int(self.labels[canonical_name(split)][index])
 
+    def read_name(self, split: str, index: int) -> str:
+        """Returns the path of file `index` of a split, from the folder on."""
+        return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
+
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes with the sizes or times of these files; empty if they are remote.
 
@@ -166,7 +170,7 @@ class ImageFolder:
 
     def path(self, split: str, index: int) -> str:
         """Returns the path of file `index` of a split."""
-        return os.path.join(self.root, os.fsdecode(bytes(self.files[canonical_name(split)][index])))
+        return os.path.join(self.root, self.read_name(split, index))
 
 
 def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -184,6 +188,7 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
         digest=folder.digest,
         file_stamp=folder.file_stamp,
         read_label=folder.read_label,
+        read_name=folder.read_name,
         read_header=None if filesystem.is_remote(folder.root) else folder.read_header,
     )
 

@@ -14,6 +14,7 @@ from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
+from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +40,18 @@ KINDS = {
     "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
     "synthetic": SourceKind(open_synthetic, None),
     "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
+    "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
 }
 
 
-def open_source(config: ConfigDict, split: str) -> Source:
-    """Opens a split of the data that the config names; see `open_split`."""
+def open_source(config: ConfigDict, split: str, source: str | None = None) -> Source:
+    """Opens a split of the data that the config names, or of another source; see `open_split`."""
+    other = source is not None and source not in (config.data.source, "synthetic")
     source_config = SourceConfig(
-        source=config.data.source,
+        source=source or config.data.source,
         data_dir=config.data.data_dir,
-        num_classes=config.data.num_classes,
-        max_labels=config.data.max_labels,
+        num_classes=None if other else config.data.num_classes,
+        max_labels=None if other else config.data.max_labels,
         num_examples=config.data.num_examples,
         train_split=config.data.split,
         resolution=config.resolution,

@@ -24,7 +24,7 @@ class SourceConfig:
     """Where examples come from.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `folder:PATH`, `array_record:PATTERN` or `synthetic`.
+        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN` or `synthetic`.
         data_dir: the folder of TFDS data.
         num_classes: of shards without info.json, and of synthetic images.
         max_labels: of shards without info.json.
@@ -59,6 +59,7 @@ class Source:
             where the digest covers the contents.
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
+        read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None.
         class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
         split_names: of the whole splits with labels, as the data name them, where they are known.
         notes: lines for the user on what was read and what was skipped.
@@ -74,6 +75,7 @@ class Source:
     file_stamp: Callable[[str, Sequence[int]], str] | None = None
     read_label: Callable[[str, int], Label] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
+    read_name: Callable[[str, int], str] | None = None
     class_ids: tuple[str, ...] | None = None
     split_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -99,6 +101,11 @@ class Source:
         """
         assert self.read_header
         return self.read_header(*splits.locate_example(self.parts, index))
+
+    def example_name(self, index: int) -> str:
+        """Returns the name of an example: that of its image in the data, or else `<whole split>/<index in it>`."""
+        split, row = splits.locate_example(self.parts, index)
+        return self.read_name(split, row) if self.read_name else f"{split}/{row}"
 
     def overlaps(self, other: "Source") -> bool:
         """Returns whether two splits of the same data share examples."""

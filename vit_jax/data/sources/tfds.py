@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, storage
+from vit_jax import MissingData, UserError, storage
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples
@@ -68,7 +68,8 @@ def open_whole_splits(builder: Any, names: list[str]) -> TfdsSplits:
     import tensorflow_datasets as tfds
 
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
-    skip = {"image": tfds.decode.SkipDecoding()}
+    images = [name for name, feature in builder.info.features.items() if isinstance(feature, tfds.features.Image)]
+    skip = {name: tfds.decode.SkipDecoding() for name in images}
     existing = {name: resolve_name(name, list(builder.info.splits)) for name in names}
     opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in existing.items()}
     return TfdsSplits(builder.info.full_name, opened)
@@ -80,21 +81,37 @@ def find_builder(name: str, data_dir: str | None) -> Any:
     Raises:
         UserError: see `open_tfds`.
     """
+    where = find_data_dir(data_dir)
+    builder = find_prepared(name, where) or prepare_dataset(name, where)
+    check_features(builder.info, name)
+    return builder
+
+
+def find_data_dir(data_dir: str | None) -> str:
+    """Returns the folder of TFDS data: the one given, or else TFDS's own."""
+    return data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
+
+
+def find_prepared(name: str, where: str) -> Any:
+    """Returns TFDS's builder of a data set in a folder, local or remote, or None if the data set is not there.
+
+    Raises:
+        UserError: it is in another format, or a store cannot be read.
+    """
     import tensorflow_datasets as tfds
 
-    where = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     try:
         if filesystem.is_remote(where):
             builder = tfds.builder_from_directory(filesystem.local_copy_of_folder(newest_remote_version(where, name)))
         else:
             builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
     except tfds.core.DatasetNotFoundError:
-        builder = prepare_dataset(name, where)
-    info = builder.info
-    check_features(info, name)
-    if tfds.core.FileFormat.ARRAY_RECORD not in info.available_file_formats():
+        return None
+    if tfds.core.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
         command = build_command(name, where)
-        raise UserError(f"the TFDS dataset {name!r} in {where} is not in ArrayRecord format; prepare it with {command}")
+        raise MissingData(
+            f"the TFDS dataset {name!r} in {where} is not in ArrayRecord format; prepare it with {command}"
+        )
     return builder
 
 
@@ -118,7 +135,8 @@ def prepare_dataset(name: str, where: str) -> Any:
     """Downloads and prepares a public data set, and says so first; a failure leaves no empty folder.
 
     Raises:
-        UserError: there is no such data set, or TFDS needs TensorFlow, the network or files that are missing.
+        MissingData: TFDS needs TensorFlow, the network or files that are missing.
+        UserError: there is no such data set.
     """
     import tensorflow_datasets as tfds
 
@@ -126,7 +144,7 @@ def prepare_dataset(name: str, where: str) -> Any:
     missing = f"there is no TFDS dataset {name!r} in {where}" + ("" if exists else ", which does not exist")
     elsewhere = f"prepare it in a separate environment with {build_command(name, where)}"
     if filesystem.is_remote(where) or jax.process_count() > 1:
-        raise UserError(f"{missing}; {elsewhere}")
+        raise MissingData(f"{missing}; {elsewhere}")
     try:
         builder = tfds.builder(name, data_dir=where, file_format="array_record")
     except tfds.core.DatasetNotFoundError:
@@ -136,7 +154,7 @@ def prepare_dataset(name: str, where: str) -> Any:
             "--config.data.source=synthetic"
         ) from None
     except Exception as error:  # a data set's own code may raise anything
-        raise UserError(
+        raise MissingData(
             f"{missing}, and TFDS cannot create the builder of this dataset here ({short_reason(error)}); {elsewhere}"
         ) from error
     check_features(builder.info, name)
@@ -146,13 +164,13 @@ def prepare_dataset(name: str, where: str) -> Any:
     print(f"{missing}: TFDS prepares it there now{download}.", file=sys.stderr, flush=True)
     for url in [url for url in urls if url.startswith("http")][:1]:
         if not is_reachable(url):
-            raise UserError(f"{missing}, and the network, or {url}, cannot be reached from here; {elsewhere}")
+            raise MissingData(f"{missing}, and the network, or {url}, cannot be reached from here; {elsewhere}")
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log every attempt
     with remove_empty_folders_on_error(where):
         try:
             builder.download_and_prepare()
         except Exception as error:
-            raise UserError(
+            raise MissingData(
                 f"{missing}, and TFDS cannot prepare this dataset here ({short_reason(error)}); {elsewhere}"
             ) from error
     return builder

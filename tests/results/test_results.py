@@ -1,0 +1,184 @@
+"""Records of runs, the paper's numbers, and the page of both: nothing on it is typed by hand."""
+
+import dataclasses
+import importlib
+import json
+import re
+
+import pytest
+
+from configs import base, finetune
+from tests.conftest import ROOT
+from vit_jax import UserError, interop, report
+from vit_jax.config import save_config
+from vit_jax.results import PaperNumber, Record, find_paper_number, format_page, make_record, page, read_records
+from vit_jax.results.paper import find_pretraining, read_paper_numbers
+from vit_jax.results.record import without_folders
+
+PROCESS = {"first": 0, "seconds": 100.0, "hardware": "2 cores of X", "vit_jax": "0.1.0", "commit": "abc"}
+RECORDS = read_records(ROOT / "results")
+
+
+def write_run(folder, last=10, accuracy=0.5, **fields):
+    """Writes the folder of a run of 10 steps, without its weights."""
+    folder.mkdir(parents=True)
+    config = base.get_config()
+    config.total_steps, config.total_epochs, config.data.num_classes = 10, None, 2
+    config.data.source = "folder:/home/me/photos"
+    config.update(fields)
+    save_config(config, folder / "config.json")
+    lines = [{"step": 5, "test/accuracy": 0.1}, {"step": last, "train/loss": 1.0, "norm/grads": 2.0}]
+    lines += [{"step": last, "test/accuracy": accuracy, "test/n": 100}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = [PROCESS | {"last": 6}, PROCESS | {"first": 6, "last": last, "commit": "abd"}]
+    (folder / "history.json").write_text(json.dumps(history))
+    return folder
+
+
+def test_the_page_is_that_of_the_records():
+    """`python -m vit_jax.report` writes it anew."""
+    assert (ROOT / "docs" / "results.md").read_text() == format_page(RECORDS)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_recipe_states_what_is_recorded(record):
+    if not (ROOT / "configs" / f"{record.name}.py").exists():
+        return
+    accuracy = record.metrics[record.config["checkpoint"]["best_metric"]]
+    assert f"{100 * accuracy:.2f} %" in importlib.import_module(f"configs.{record.name}").__doc__.partition("Ours: ")[2]
+
+
+def test_records_are_small_and_name_no_place():
+    for path in (ROOT / "results").iterdir():
+        assert path.stat().st_size < 20_000 and not re.search(r'"/|:/\w', path.read_text()), path
+
+
+def test_a_record_has_what_was_run_and_what_came_of_it(tmp_path):
+    record = make_record(str(write_run(tmp_path / "run")), "name")
+    assert record.metrics == {"train/loss": 1.0, "test/accuracy": 0.5, "test/n": 100} and record.steps == 10
+    assert record.config["data"]["source"] == "folder:photos" and record.seconds == 200
+    assert record.distinct("commit") == ["abc", "abd"] and record.distinct("hardware") == ["2 cores of X"]
+    record = make_record(str(tmp_path / "run"), "name", [{"step": 10, "model": "run", "fewshot/5shot": 0.25}])
+    assert page.format_metrics(record) == ["test/accuracy 50.00 %", "fewshot/5shot 25.00 %"]
+
+
+def test_what_cannot_be_recorded(tmp_path):
+    run = write_run(tmp_path / "run")
+    with pytest.raises(UserError, match="an evaluation is of step 5, but"):
+        make_record(str(run), "name", [{"step": 5, "knn/1nn": 0.1}])
+    with pytest.raises(UserError, match="is at step 9 of 10; finish the run first"):
+        make_record(str(write_run(tmp_path / "unfinished", last=9)), "name")
+    (run / "history.json").unlink()
+    with pytest.raises(UserError, match=r"contains no history\.json: an earlier version trained it"):
+        make_record(str(run), "name")
+    with pytest.raises(UserError, match=r"it contains no config\.json"):
+        make_record(str(tmp_path), "name")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "other.json").write_text("{}")
+    with pytest.raises(UserError, match="it is not the record of a run; remove it"):
+        read_records(tmp_path / "results")
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/data/tfds", "tfds"),
+        ("folder:/data/photos", "folder:photos"),
+        ("gs://bucket/tfds", "gs://bucket/tfds"),
+        ("array_record:gs://bucket/a", "array_record:gs://bucket/a"),
+        ("tfds:a/b", "tfds:a/b"),
+        ("data/photos", "data/photos"),
+        ("resize(18)|value_range(-1,1)", "resize(18)|value_range(-1,1)"),
+    ],
+)
+def test_where_data_lie_is_not_recorded(path, short):
+    assert without_folders({"data": {"source": path}}) == {"data": {"source": short}}
+
+
+def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "one")
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / "table5" / "cifar10" / "full" / f"seed={seed}")
+    (tmp_path / "evaluations.jsonl").write_text('{"step": 10, "knn/1nn": 0.75}\n')
+    report.main(["report", "runs/one", "--evaluations=evaluations.jsonl"])
+    report.main(["report", "runs/table5"])
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "results/table5-cifar10-full-seed=0.json",
+        "results/table5-cifar10-full-seed=1.json",
+        "docs/results.md",
+    ]
+    text = (tmp_path / "docs" / "results.md").read_text()
+    assert "| test/accuracy 50.00 %<br>knn/1nn 75.00 % | 10 | 3.33 min | 2 cores of X | 0.1.0<br>abc<br>abd |" in text
+    assert text.count("](../results/") == 4
+    for words, sentence in (
+        (["runs"], None),
+        (["docs"], "there is no run in docs"),
+        (["runs/table5", "--evaluations=evaluations.jsonl"], "--evaluations is for one run, but 2 are given"),
+        (["runs/one", "--evaluations=docs/results.md"], "a line is not JSON"),
+    ):
+        if sentence:
+            with pytest.raises(UserError, match=sentence):
+                report.main(["report", *words])
+
+
+def test_the_paper_agrees_with_the_recipe():
+    """The docstring of configs/finetune.py was typed from the paper too."""
+    text = re.search(r"\(Table 5\): (.*?)With polyak", finetune.__doc__, re.S)[1]
+    datasets = ("imagenet2012", "cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102")
+    stated = re.findall(r"([BLH]/\d\d) ([\d.,\s]+) %", text)
+    assert len(stated) == 5
+    for model, values in stated:
+        for dataset, value in zip(datasets, map(float, values.split(",")), strict=True):
+            number = find_paper_number("5", f"ViT-{model}", f"ViT-{model}-imagenet21k", dataset)
+            assert number.accuracy == value and number.std is None
+    assert {number.dataset for number in read_paper_numbers()} == page.DATASETS.keys()
+    assert len(read_paper_numbers()) == 21 + 3 * 6 * 5 - 6
+    for dataset, row in finetune.DATASETS.items():
+        assert page.PROTOCOLS[dataset] == (f"tfds:{dataset}", "train", row[0])
+
+
+def test_weights_that_the_paper_is_about():
+    assert find_pretraining("ViT-B/16", "ViT-B/16-imagenet21k") == "imagenet21k"
+    assert find_pretraining("ViT-B/16", "gs://bucket/vit_b16_jft/") == "jft"
+    for other in (None, "ViT-B/16-augreg-imagenet21k", "ViT-B/32-imagenet21k", "ViT-B/16-imagenet2012-384", "x"):
+        assert find_pretraining("ViT-B/16", other) is None
+    names = {entry.name for entry in interop.list_models()}
+    assert all(f"{model}-imagenet21k" in names for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"))
+
+
+def fine_tuned(dataset="cifar10", accuracy=0.98, steps=10_000, **fields):
+    """The record of a run on the whole training split."""
+    config = finetune.get_config(f"dataset={dataset}")
+    config.init_from = "ViT-B/16-imagenet21k"
+    config.update(fields)
+    return Record("run", config.to_dict(), steps, {"test/accuracy": accuracy}, [PROCESS | {"last": steps}])
+
+
+def test_ours_stands_beside_the_number_that_it_is_about():
+    cifar10 = find_paper_number("5", "ViT-B/16", "ViT-B/16-imagenet21k", "cifar10")
+    assert cifar10 == PaperNumber("5", "imagenet21k", "ViT-B/16", "cifar10", 98.95, None)
+    runs = [fine_tuned(), dataclasses.replace(fine_tuned(accuracy=0.99), name="other")]
+    others = [fine_tuned(steps=100), fine_tuned(batch=128), fine_tuned(init_from=None), fine_tuned("cifar100")]
+    others += [dataclasses.replace(fine_tuned(), config=finetune.get_config("dataset=cifar10,split=dev").to_dict())]
+    assert page.format_ours(cifar10, [*runs, *others]) == "98.50 ± 0.71 (2 runs)"
+    assert page.format_ours(cifar10, others) == ""
+    [row] = [line for line in format_page(runs).splitlines() if line.startswith("| ImageNet-21k | CIFAR-10 | 98.95")]
+    assert row.startswith("| ImageNet-21k | CIFAR-10 | 98.95 | 98.50 ± 0.71 (2 runs) | 98.79 | |")
+
+
+def test_vtab_is_the_mean_of_all_its_tasks():
+    number = find_paper_number("2", "ViT-L/16", "ViT-L/16-imagenet21k", "vtab")
+    config = finetune.get_config("dataset=cifar100,model=ViT-L/16").to_dict() | {"init_from": "ViT-L/16-imagenet21k"}
+    tasks = ["cifar10", *(f"task{task}" for task in range(19))]
+    runs = []
+    for index, task in enumerate(tasks):
+        data = config["data"] | {"source": f"vtab:{task}", "split": "train800val200"}
+        runs.append(Record(task, config | {"data": data}, 2500, {"test/accuracy": index / 20}, [PROCESS]))
+    assert page.format_ours(number, runs) == "50.00 (1 run)"
+    assert page.format_ours(number, runs[:-1]) == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(31.6, "32 s"), (119, "119 s"), (150, "2.5 min"), (9000, "2.5 h")])
+def test_times(seconds, text):
+    assert page.format_time(seconds) == text

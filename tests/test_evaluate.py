@@ -1,0 +1,330 @@
+"""Evaluations of all kinds, in a run and by the command: on any mesh, with features read once, of any weights."""
+
+import json
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.hosts import Hosts, metrics
+from configs import base
+from tests.conftest import ROOT
+from vit_jax import UserError, cli, data, evals, evaluate, interop, train
+from vit_jax.config import check_config, load_config, save_config
+from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
+from vit_jax.config_flags import parse_command_line
+from vit_jax.data import loader
+from vit_jax.eval_requests import request_evaluations
+from vit_jax.evals.features import read_features
+from vit_jax.inference import make_inference
+from vit_jax.program import prepare
+from vit_jax.sharding import make_mesh
+
+RECIPE = """
+from configs import base, smoke
+
+def get_config():
+    config = smoke.get_config()
+    with config.unlocked():
+        config.evals.few = base.evaluation("fewshot", shots=(1, 5), preprocess=config.evals.test.preprocess, every=5)
+    config.checkpoint.best_metric = "few/5shot"
+    return config
+"""
+FEW = ("few/1shot", "few/1shot_std", "few/5shot", "few/5shot_std", "few/n")
+
+
+def add(config, name, kind, **fields):
+    with config.unlocked():
+        config.evals[name] = base.evaluation(kind, preprocess=config.evals.test.preprocess, **fields)
+    return config
+
+
+@pytest.fixture
+def few(quick):
+    """Few-shot regression on the digits every fifth step of twenty; the head every tenth."""
+    config = add(quick, "few", "fewshot", shots=(1, 5), every=5)
+    config.checkpoint.best_metric = "few/5shot"
+    return config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of such a run, of the recipe above."""
+    folder = tmp_path_factory.mktemp("few")
+    (folder / "few.py").write_text(RECIPE)
+    words = [f"--config={folder}/few.py", "--config.task.mixup=0.0"]
+    config, _ = parse_command_line(["main.py", *words])
+    train.train(config, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The split of each pass over images, as passes begin."""
+    began, read = [], loader.local_eval_batches
+
+    def recorded(source, *args, **options):
+        began.append(source.parts[0][0])
+        return read(source, *args, **options)
+
+    monkeypatch.setattr(loader, "local_eval_batches", recorded)
+    return began
+
+
+# What a configuration accepts.
+
+
+@pytest.mark.parametrize("kind", EVAL_KINDS)
+def test_the_base_makes_every_kind(quick, kind, tmp_path):
+    config = add(quick, "other", kind, every=3)
+    config.checkpoint.best_metric = f"other/{best_metrics(config.evals.other)[-1]}"
+    check_config(config)
+    assert set(config.evals.other) == set(eval_fields(kind))
+    save_config(config, tmp_path / "config.json")
+    again = load_config(tmp_path / "config.json")
+    assert again.evals.other == config.evals.other  # tuples are not lists
+    check_config(again)
+
+
+def test_names_of_the_best_follow_the_fields(quick):
+    names = [f"few/{n}shot_l2_{l2}" for n in (1, 5) for l2 in ("0.5", "1024")]
+    config = add(quick, "few", "fewshot", shots=(1, 5), l2=(0.5, 1024.0))
+    assert [f"few/{name}" for name in best_metrics(config.evals.few)] == names
+    config.checkpoint.best_metric = "few/5shot"
+    with pytest.raises(UserError, match=r"unknown checkpoint.best_metric 'few/5shot'; did you mean 'few/\dshot_l2"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"shot": (1,)}, "unknown field of evals.few, whose kind is fewshot, 'shot'; did you mean 'shots'"),
+        ({"k": (1,)}, "unknown field of evals.few, whose kind is fewshot, 'k'"),
+        ({"shots": (5, 0)}, r"evals.few.shots=\(5, 0\) must be at least 1"),
+        ({"every": 0}, "evals.few.every=0 must be at least 1"),
+        ({"kind": "fewshots"}, "unknown evals.few.kind 'fewshots'; did you mean 'fewshot'"),
+        ({"kind": "knn"}, "unknown field of evals.few, whose kind is knn, 'l2'"),
+    ],
+)
+def test_a_wrong_field_is_named(few, fields, sentence):
+    with few.unlocked():
+        few.evals.few.update(fields)
+    with pytest.raises(UserError, match=sentence):
+        check_config(few)
+
+
+def test_a_missing_field_is_named(few):
+    with few.unlocked():
+        del few.evals.few["seeds"]
+    with pytest.raises(UserError, match=r"evals\.few lacks seeds"):
+        check_config(few)
+
+
+# In a run.
+
+
+def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run):
+    lines = {line["step"]: line for line in metrics(run) if "few/n" in line or "test/n" in line}
+    assert {step: ("few/n" in line, "test/n" in line) for step, line in lines.items()} == {
+        5: (True, False),
+        10: (True, True),
+        15: (True, False),
+        20: (True, True),
+    }
+    kept = {int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit()}
+    best = max(lines, key=lambda step: (lines[step]["few/5shot"], step))
+    assert kept == {15, 20, best}
+    assert evaluate.evaluate(run, best=True)["few/5shot"] == lines[best]["few/5shot"]
+
+
+def test_killed_and_resumed_it_measures_the_same(run, few, tmp_path, monkeypatch):
+    """Killed as the few-shot evaluation of step 15 begins, which its checkpoint precedes."""
+    evaluate_all, calls = evals.run_evaluators, []
+
+    def killed(evaluators, *args):
+        calls.append(list(evaluators))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate_all(evaluators, *args)
+
+    monkeypatch.setattr(evals, "run_evaluators", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(few, tmp_path / "run")
+    train.train(few, tmp_path / "run")
+    assert calls[2:] == [["few"], ["few"], ["few", "test"]]
+    assert metrics(tmp_path / "run") == metrics(run)
+
+
+def test_a_batch_is_tried_with_what_it_is_for(few, monkeypatch):
+    config, info, program = prepare(few)
+    tried = []
+    for name in ("features", "eval_step"):
+        object.__setattr__(program, name, lambda params, batch, name=name: tried.append(name))
+    evals.check_fits(config, program, program.eval_batch, program.init(jax.random.key(0), {}).params)
+    assert tried == ["features", "eval_step"] and info.eval_parts == {"few": 2, "test": 1}
+
+
+def test_data_of_other_classes_suit_what_does_not_use_the_head(quick, tmp_path):
+    config = add(quick, "other", "knn", source=f"folder:{ROOT}/tests/fixtures/photos", split="train", k=(1,))
+    assert data.describe_evals(config)["other"]["split"].startswith("train folder:")
+    config.evals.other = base.evaluation("classify", source="synthetic", preprocess=config.evals.test.preprocess)
+    config.data.num_classes, config.data.num_examples = 10, 1438
+    with pytest.raises(UserError, match=r"classes of evals.other.split=test differ from those of training"):
+        prepare(config)
+
+
+# Features.
+
+
+def test_features_are_those_of_each_image_once_in_order(run):
+    """On one device and on eight; 359 images in batches of 64 and of 100 leave rows to pad."""
+    model, params = interop.load(run)
+    config = load_config(run / "config.json")
+    results = []
+    for batch, devices in ((100, 1), (64, 8)):
+        config.batch_eval, config.mesh.data = batch, devices
+        mesh = make_mesh(config, jax.devices()[:devices])
+        program = make_inference(model, mesh, params)
+        batches = data.eval_batches(config, "test", program.batch_sharding)
+        results.append(read_features(program.features, params, batches, {}, lambda: None))
+    images = np.stack([data.load_image(row["image"], model.preprocess) for row in batches.source])
+    _, out = jax.jit(model.apply)(params, images)
+    for found in results:
+        np.testing.assert_allclose(found.features, out["pre_logits"], rtol=1e-5, atol=1e-5)
+        assert found.labels.tolist() == [row["label"] for row in batches.source]
+
+
+@pytest.mark.slow
+def test_two_hosts_find_what_one_finds(run, few, tmp_path):
+    few.total_steps, few.mesh.data = 0, 8
+    with Hosts(tmp_path / "two", 2, 4, f"--config={run.parent}/few.py", "--config.total_steps=0", slow=0) as pair:
+        assert pair.wait() == [0, 0], pair.output()
+    few.batch, few.optim.ema_decay = 120, 0.9
+    train.train(few, tmp_path / "one")
+    two, one = ([line for line in metrics(tmp_path / name) if "few/n" in line] for name in ("two", "one"))
+    assert {name: two[0][name] for name in FEW} == {name: one[0][name] for name in FEW}
+    assert two[0]["test/accuracy"] == one[0]["test/accuracy"]
+
+
+# The command.
+
+
+def test_it_measures_the_run_by_name_and_by_kind(run, passes):
+    found = evaluate.evaluate(run, requests=["few", "fewshot:shots=1,5", "knn:k=1,5", "test:split=test[:50]"])
+    last = next(line for line in metrics(run) if line["step"] == 20 and "few/n" in line)
+    assert {name: found[name] for name in FEW} == {name: last[name] for name in FEW}
+    assert [found[f"fewshot/{n}shot"] for n in (1, 5)] == [found[f"few/{n}shot"] for n in (1, 5)]
+    assert found["knn/n"] == 359 and found["test/n"] == 50 and found["step"] == 20
+    assert passes == ["train", "test", "test"]  # images that were seen once are not read again
+
+
+def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passes, tmp_path):
+    words = {"source": "digits", "requests": ["knn", "classify"], "save": "features", "save_dir": tmp_path / "saved"}
+    first = evaluate.evaluate(run / "model.npz", **words)
+    assert first["classify/accuracy"] == evaluate.evaluate(run, requests=["test"])["test/accuracy"]
+    assert sorted(passes) == ["test", "test", "test", "train"]
+    del passes[:]
+    assert evaluate.evaluate(run / "model.npz", source="digits", requests=["knn"]).items() <= first.items()
+    assert passes == []
+    assert evaluate.evaluate(run / "checkpoints" / "15", source="digits", requests=["knn:k=1"])["knn/n"] == 359
+    assert passes == ["train", "test"]  # other weights
+    files = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert files == ["classify.test.features.npz", "knn.test.features.npz", "knn.train.features.npz"]
+    with np.load(tmp_path / "saved" / "knn.test.features.npz") as arrays:
+        assert arrays["features"].shape == (359, 16) and arrays["names"].tolist()[:2] == ["test/0", "test/1"]
+        assert set(arrays) == {"features", "labels", "names", "class_names"}
+
+
+def test_predictions_are_saved_with_names(run, tmp_path):
+    found = evaluate.evaluate(run, requests=["test"], save="predictions", save_dir=tmp_path)
+    with np.load(tmp_path / "test.test.predictions.npz") as arrays:
+        accuracy = np.mean(arrays["logits"].argmax(axis=1) == arrays["labels"])
+        assert accuracy == found["test/accuracy"] and len(arrays["names"]) == 359
+    with pytest.raises(UserError, match="--save=predictions needs an evaluation of the head"):
+        evaluate.evaluate(run, requests=["few"], save="predictions", save_dir=tmp_path)
+
+
+def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "join_hosts", lambda: None)
+    words = ["evaluate.py", str(run), str(run / "model.npz"), "--source=digits", "--evals=knn:k=1"]
+    evaluate.main(words)
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head == ["model", "step", "knn/1nn", "knn/n"] and [row[0] for row in rows] == words[1:3]
+    assert rows[0][2:] == rows[1][1:]  # the second has no step
+    evaluate.main([*words, "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["model"] for line in lines] == words[1:3] and lines[0]["knn/1nn"] == lines[1]["knn/1nn"]
+
+
+def test_requests_are_read():
+    own = {"test": base.evaluation("classify", split="test[:9]", preprocess="own")}
+    found = request_evaluations(["test", "x=test:split=train", "fewshot:shots=1,5,preprocess=a(1,2)|b"], own, "pipe")
+    assert [*found] == ["fewshot", "test", "x"] and found.test == own["test"] and found.x.split == "train"
+    assert (found.fewshot.shots, found.fewshot.preprocess) == ((1, 5), "a(1,2)|b")
+    found = request_evaluations(["knn:source=tfds:cifar10,folder:a/pets,split=test,train[:9%]", "knn"], own, "pipe")
+    names = {f"knn_{one}" for one in ("cifar10_test", "cifar10_train_9", "pets_test", "pets_train_9")}
+    assert {*found} == names | {"knn"} and found.knn.preprocess == "pipe"
+    assert found.knn_pets_train_9.source == "folder:a/pets" and found.knn_pets_train_9.split == "train[:9%]"
+    assert [*request_evaluations(["knn:source=tfds:dtd"], own, None)] == ["knn_dtd"]
+    found = request_evaluations([f"{ROOT}/configs/cifar10.py:fewshot=yes"], {}, None)
+    assert [*found] == ["fewshot", "test"] and found.test.source == "tfds:cifar10"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tset"], "unknown evaluation or kind of evaluation 'tset'; did you mean 'test'"),
+        (["fewshot:shot=5"], "unknown field of the fewshot evaluation 'shot'; did you mean 'shots'"),
+        (["fewshot:shots=five"], "in --evals, shots=five: the value must be numbers with commas between them"),
+        (["fewshot:5"], "cannot read '5' in --evals; write FIELD=VALUE"),
+        (["knn", "knn:k=3"], "two evaluations are called knn; name one: --evals=NAME=knn:k=3"),
+        ([":k=3"], "cannot read --evals=:k=3"),
+    ],
+)
+def test_requests_that_cannot_be_read(words, sentence):
+    with pytest.raises(UserError, match=sentence):
+        request_evaluations(words, {"test": base.evaluation("classify")}, None)
+
+
+def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
+    file = run / "model.npz"
+    for words, sentence in (
+        ({}, "only a run has evaluations of its own; say which"),
+        ({"requests": ["knn"]}, "say on which data, for example --evals=knn:source="),
+        ({"best": True, "requests": ["knn"]}, "--best and --split are for runs"),
+        ({"requests": ["knn:source=digits,preprocess=resize(8)|value_range(-1,1)"]}, r"images of \(8, 8, 3\)"),
+        ({"requests": [f"classify:source=folder:{ROOT}/tests/none"]}, "tests/none"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            evaluate.evaluate(file, **words)
+    with pytest.raises(UserError, match="write the split in --evals"):
+        evaluate.evaluate(run, split="test", requests=["few"])
+    assert passes == []
+
+
+def test_metrics_go_to_weights_and_biases_too(few, run, tmp_path, monkeypatch):
+    """By a stand-in for the library, which the tests do not need."""
+    logged, begun = [], []
+    module = types.ModuleType("wandb")
+    module.init = lambda **options: (
+        begun.append(options)
+        or types.SimpleNamespace(
+            log=logged.append, define_metric=lambda *args, **options: None, finish=lambda: logged.append("end")
+        )
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    few.wandb, few.total_steps = "digits", 10
+    few.warmup_steps = 1
+    train.train(few, tmp_path / "run")
+    assert logged.pop() == "end" and begun[0]["project"] == "digits" and begun[0]["resume"] == "allow"
+    assert [line["step"] for line in logged if "few/n" in line] == [5, 10]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        train.train(few, tmp_path / "other")

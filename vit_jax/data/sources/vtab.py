@@ -1,0 +1,97 @@
+"""The tasks of VTAB as sources: 1,000 examples to learn from, the whole test split, and the labels that VTAB makes."""
+
+import dataclasses
+from typing import Any
+
+from vit_jax import UserError, choose
+from vit_jax.data.images import RGB, EncodedImage
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import select_examples
+from vit_jax.data.sources.tfds import TfdsSplits, build_command, find_data_dir, find_prepared, open_whole_splits
+from vit_jax.data.sources.vtab_labels import LABELS
+from vit_jax.data.sources.vtab_tasks import VTAB_TASKS, VtabTask
+
+VTAB_SPLITS = ("train800", "val200", "train800val200", "test")
+Parts = tuple[tuple[str, range], ...]  # as `Source.parts`
+
+
+@dataclasses.dataclass(frozen=True)
+class VtabExamples:
+    """The examples of a task.
+
+    Attributes:
+        splits: of its data set.
+        task: the task.
+    """
+
+    splits: TfdsSplits
+    task: VtabTask
+
+    def read_example(self, split: str, index: int) -> tuple[RGB | EncodedImage, int]:
+        """Returns (image, label) number `index` of a split of the data set."""
+        record = self.splits.data[split][index]
+        image = EncodedImage(record["image"], f"{self.splits.name} {split} {index}")
+        label = LABELS[self.task.label](record[self.task.feature])
+        return (image.decode() * 255 if self.task.binary else image), label
+
+
+def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens a task whose data set TFDS has prepared as ArrayRecord in `data_dir`; `split` is made of `VTAB_SPLITS`.
+
+    Raises:
+        UserError: there is no such task or split, or its data set is missing, too small, or another one.
+    """
+    task, where = VTAB_TASKS[choose("VTAB task", name, VTAB_TASKS)], find_data_dir(source_config.data_dir)
+    builder = find_prepared(task.dataset, where)
+    if builder is None:
+        command = build_command(task.dataset, where)
+        files = f"; download its files first, into {where}/downloads/manual" if task.manual else ""
+        raise UserError(f"there is no TFDS dataset {task.dataset!r} in {where}; prepare it with {command}{files}")
+    check_record(builder.info.features, task)
+    whole = find_splits(task, {name: info.num_examples for name, info in builder.info.splits.items()})
+    chosen = select_examples(split, {name: sum(len(rows) for _, rows in parts) for name, parts in whole.items()})
+    parts = tuple(part for name, rows in chosen for part in cut_parts(whole[name], rows))
+    examples = VtabExamples(open_whole_splits(builder, [name for name, _ in parts]), task)
+    classes = builder.info.features[task.feature] if task.label == "class" else None
+    names = tuple(classes.names) if classes and classes.names else None
+    return Source(f"vtab:{name} {builder.info.full_name}", parts, examples.read_example, task.classes, names)
+
+
+def check_record(features: Any, task: VtabTask) -> None:
+    """Raises UserError if the features of TFDS's records are not those of a task's data set."""
+    if missing := {"image", task.feature} - set(features):
+        raise UserError(
+            f"the TFDS dataset {task.dataset!r} has no feature {', '.join(sorted(missing))}, which VTAB reads"
+        )
+    if task.label == "class" and features[task.feature].num_classes != task.classes:
+        raise UserError(
+            f"the TFDS dataset {task.dataset!r} has {features[task.feature].num_classes:,} classes, but VTAB's has "
+            f"{task.classes:,}"
+        )
+
+
+def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
+    """Returns the parts of the data set's splits that each of `VTAB_SPLITS` consists of.
+
+    Args:
+        task: the task.
+        counts: number of examples of every split of the data set.
+
+    Raises:
+        UserError: a split is missing, or has too few examples.
+    """
+    [(name, rows)] = select_examples(task.val, counts)
+    train = tuple(select_examples("train[:800]", counts))
+    val = tuple(select_examples(f"{name}[{rows.start}:{rows.start + 200}]", counts))
+    test = tuple(select_examples(task.test, counts))
+    return dict(zip(VTAB_SPLITS, (train, val, train + val, test), strict=True))
+
+
+def cut_parts(parts: Parts, rows: range) -> Parts:
+    """Returns the parts that hold some of the examples of consecutive parts, counted from their first."""
+    found, start = [], 0
+    for name, part in parts:
+        if piece := part[max(rows.start - start, 0) : max(rows.stop - start, 0)]:
+            found.append((name, piece))
+        start += len(part)
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""Frozen features with their labels: what few-shot regression, linear probes and nearest neighbours start from."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int
+
+from vit_jax import UserError
+
+
+class Examples(NamedTuple):
+    """The features of images [n, width] and their labels [n]."""
+
+    features: Float32[np.ndarray, "n width"]
+    labels: Int[np.ndarray, " n"]
+
+
+def check_examples(train: Examples, test: Examples) -> None:
+    """Checks what no evaluation on frozen features can do without.
+
+    Raises:
+        UserError: a split is empty, or has features that are infinite or no number.
+    """
+    for what, (features, _) in {"training": train, "test": test}.items():
+        if not len(features):
+            raise UserError(f"there are no {what} examples to evaluate features on; choose another split.")
+        bad = np.count_nonzero(~np.isfinite(features).all(axis=1))
+        if bad:
+            raise UserError(
+                f"the features of {bad:,} of {len(features):,} {what} images are not finite; evaluate an earlier "
+                "checkpoint, or compute in float32."
+            )
+
+
+def measure_scale(
+    features: Float32[np.ndarray, "n width"] | Float64[np.ndarray, "n width"],
+) -> tuple[Float64[np.ndarray, " width"], Float64[np.ndarray, " width"]]:
+    """Returns each feature's mean and its standard deviation + 1e-5, by which features are whitened.
+
+    That of a constant feature is infinite: the feature is then 0 in every split, as if it did not exist. Otherwise the
+    rounding of its mean, divided by 1e-5, would count.
+    """
+    scale = features.std(axis=0, dtype=np.float64) + 1e-5
+    constant = features.min(axis=0) == features.max(axis=0)
+    return features.mean(axis=0, dtype=np.float64), np.where(constant, np.inf, scale)
+
+
+def permute_classes(labels: Int[np.ndarray, " n"], seed: int) -> list[Int[np.ndarray, " rows"]]:
+    """Returns the rows of each class in a random order that depends on the seed alone, classes in ascending order."""
+    random = np.random.default_rng(seed)
+    return [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -1,0 +1,81 @@
+"""The results of VTAB's tasks, with means over groups, beside those of the paper's Table 9."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
+# Percent, by these models.
+TABLE_9: Mapping[str, tuple[float, float, float]] = {
+    "caltech101": (95.3, 95.4, 90.8),
+    "cifar100": (85.5, 81.9, 84.1),
+    "dtd": (75.2, 74.3, 74.1),
+    "flowers102": (99.7, 99.7, 99.3),
+    "pets": (97.2, 96.7, 92.7),
+    "sun397": (65.0, 63.5, 61.0),
+    "svhn": (88.9, 87.4, 80.9),
+    "camelyon": (83.3, 83.6, 82.5),
+    "eurosat": (96.7, 96.5, 95.6),
+    "resisc45": (91.4, 89.7, 85.2),
+    "retinopathy": (76.6, 77.1, 75.3),
+    "clevr_count": (91.7, 86.4, 70.3),
+    "clevr_distance": (63.8, 63.1, 56.1),
+    "dmlab": (53.1, 49.7, 41.9),
+    "dsprites_location": (79.4, 74.5, 74.7),
+    "dsprites_orientation": (63.3, 60.5, 64.9),
+    "kitti_distance": (84.5, 82.2, 79.9),
+    "smallnorb_azimuth": (33.2, 36.2, 30.5),
+    "smallnorb_elevation": (51.2, 51.1, 41.7),
+}
+
+
+class TaskResult(NamedTuple):
+    """The result of a task.
+
+    Attributes:
+        accuracy: on its test split; None: the training diverged.
+        setting: what was chosen on val200, FIELD=VALUE.
+    """
+
+    accuracy: float | None
+    setting: str
+
+
+def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the results as a JSON object, with means over the tasks of each group, and over `all`, that have one.
+
+    The paper's means are over the same tasks; tasks that are not among the 19 are in no mean. Accuracies are fractions.
+
+    Args:
+        results: by task.
+        groups: task -> group, of all tasks.
+    """
+    rows: dict[str, Any] = {}
+    for task, (accuracy, setting) in results.items():
+        paper = {model: round(value / 100, 3) for model, value in zip(MODELS, TABLE_9.get(task, ()), strict=False)}
+        rows[task] = {"accuracy": accuracy, "setting": setting, "paper": paper}
+    means = {}
+    for group in (*dict.fromkeys(groups[task] for task in TABLE_9), "all"):
+        members = [task for task in TABLE_9 if group in (groups[task], "all")]
+        found = [rows[task] for task in members if task in rows and rows[task]["accuracy"] is not None]
+        if found:
+            mean = sum(row["accuracy"] for row in found) / len(found)
+            paper = {model: sum(row["paper"][model] for row in found) / len(found) for model in MODELS}
+            means[group] = {"accuracy": mean, "tasks": len(found), "of": len(members), "paper": paper}
+    return {"tasks": rows, "means": means}
+
+
+def format_tasks(summary: Mapping[str, Any]) -> str:
+    """Returns a table of a summary, in percent: a line for each task and for each mean."""
+    lines = [["", "ours", *MODELS, ""]]
+    for task, row in summary["tasks"].items():
+        lines.append([task, *_percent(row), row["setting"]])
+    for group, row in summary["means"].items():
+        lines.append([f"mean, {group} ({row['tasks']} of {row['of']})", *_percent(row), ""])
+    width = max(len(name) for name, *_ in lines)
+    table = [f"{name:{width}}{''.join(f'{cell:>11}' for cell in cells)}  {end}" for name, *cells, end in lines]
+    return "\n".join(line.rstrip() for line in table)
+
+
+def _percent(row: Mapping[str, Any]) -> list[str]:
+    ours = "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+    return [ours, *(f"{row['paper'][model]:.1%}" if row["paper"] else "-" for model in MODELS)]

@@ -1,0 +1,229 @@
+"""Fine-tunes weights on the data sets of Table 2 or Table 5 of the paper, by the paper's protocol.
+
+Example:
+  python -m vit_jax.finetune --table=5 --config=configs/finetune.py:model=ViT-B/16
+    --config.init_from=ViT-B/16-imagenet21k --config.data.data_dir=data/tensorflow_datasets
+
+  --table=2|5  5: all data sets at 384 pixels; 2: ImageNet as with polyak=yes in the recipe, and three seeds
+  --datasets=NAME,...  some of them [imagenet2012,cifar10,cifar100,oxford_iiit_pet,oxford_flowers102]
+  --seeds=SEED,...  of the runs on the whole training split [0,1,2 for Table 2, 0 for Table 5]
+  --config   as for vit_jax.main, without dataset= and split= in the argument; likewise --config.KEY=VALUE
+  --sweep.KEY=VALUE,...  as for vit_jax.sweep, beside the learning rates of Table 4; --sweep.base_lr replaces them
+  --workdir  folder of all runs, local, gs:// or s3:// [workdirs/table<number>]
+  --json     print one JSON object, the same as in finetune.json in the workdir
+
+On each data set the learning rates of Table 4 are tried on a part of the training split. The one with the largest
+accuracy on the rest then trains on the whole split, with each seed; its accuracies on the test split are averaged. A
+data set that is not here is left out, and the command that prepares it is printed. The same command continues where it
+was stopped, and runs nothing twice. The exit codes are those of vit_jax.main.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+
+import jax
+
+from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli
+from vit_jax.results import PaperNumber, find_paper_number
+from vit_jax.storage import check_workdir, filesystem
+from vit_jax.sweep import (
+    Combination,
+    Train,
+    average_seeds,
+    best_combinations,
+    full_split_words,
+    list_combinations,
+    read_outcome,
+    train_combinations,
+    without_seed,
+)
+
+RESULT_FILE = "finetune.json"
+RATES = "0.001,0.003,0.01,0.03"  # Table 4
+DATASETS = {"imagenet2012": "0.003,0.01,0.03", **dict.fromkeys(("cifar10", "cifar100"), RATES)}
+DATASETS |= dict.fromkeys(("oxford_iiit_pet", "oxford_flowers102"), RATES)
+HYBRID_RATE = "0.06"  # on ImageNet: of hybrids and ResNets alone
+SEEDS = {"2": "0,1,2", "5": "0"}  # table -> default; the paper averages over three runs in Table 2
+FLAGS = ("--table=", "--datasets=", "--seeds=", "--config=", "--workdir=")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a command line asks for.
+
+    Attributes:
+        table: of the paper, "2" or "5".
+        datasets: their names.
+        seeds: of the runs on the whole training split, with commas between them.
+        recipe: the file and its argument.
+        workdir: the folder of all runs.
+        words: other flags, of every run.
+    """
+
+    table: str
+    datasets: list[str]
+    seeds: str
+    recipe: str
+    workdir: str
+    words: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The result on one data set.
+
+    Attributes:
+        dataset: its name.
+        chosen: the values of the fields that were varied, of the best combination.
+        held_out: its accuracy on the held-out part of the training split; None: every combination diverged.
+        mean: of the accuracies on the test split over the seeds; None: a run diverged.
+        std: their standard deviation, see `vit_jax.sweep.Average`.
+        runs: number of seeds.
+        paper: what the paper states for these weights.
+    """
+
+    dataset: str
+    chosen: str
+    held_out: float | None
+    mean: float | None
+    std: float | None
+    runs: int
+    paper: PaperNumber | None
+
+
+def parse_request(argv: list[str]) -> Request:
+    """Parses the command line.
+
+    Raises:
+        UserError: the table or a data set is unknown, there is no recipe, or its argument names a data set or a split.
+    """
+    given = {flag: word.removeprefix(flag) for word in argv[1:] for flag in FLAGS if word.startswith(flag)}
+    if "--table=" not in given or "--config=" not in given:
+        raise UserError("add --table=2 or --table=5, and --config=configs/finetune.py:model=NAME.")
+    table = choose("table", given["--table="], SEEDS)
+    recipe = given["--config="]
+    if {"dataset", "split"} & {pair.partition("=")[0] for pair in recipe.partition(":")[2].split(",")}:
+        raise UserError("leave dataset= and split= out of --config; --datasets=NAME,... chooses among the data sets.")
+    datasets = list(dict.fromkeys(given.get("--datasets=", ",".join(DATASETS)).split(",")))
+    for dataset in datasets:
+        choose("data set", dataset, DATASETS)
+    seeds = given.get("--seeds=", SEEDS[table])
+    workdir = check_workdir(given.get("--workdir=", f"workdirs/table{table}"))
+    words = [word for word in argv[1:] if not word.startswith(FLAGS) and word != "--json"]
+    return Request(table, datasets, seeds, recipe, workdir, words)
+
+
+def list_trials(request: Request, dataset: str) -> list[Combination]:
+    """Returns the runs among which the learning rate is chosen.
+
+    Raises:
+        UserError: see `vit_jax.sweep.list_combinations`.
+    """
+    polyak = ",polyak=yes" if (request.table, dataset) == ("2", "imagenet2012") else ""
+    colon = "," if ":" in request.recipe else ":"
+    recipe = f"--config={request.recipe}{colon}dataset={dataset},split=dev{polyak}"
+    words = [recipe, *request.words, f"--workdir={filesystem.join_path(request.workdir, dataset)}"]
+    if any(word.startswith("--sweep.base_lr=") for word in words):
+        return list_combinations(["", *words])
+    rates = f"--sweep.base_lr={DATASETS[dataset]}"
+    trials = list_combinations(["", *words, rates])
+    if dataset == "imagenet2012" and not trials[0].config.model.name.startswith("ViT"):
+        return list_combinations(["", *words, f"{rates},{HYBRID_RATE}"])
+    return trials
+
+
+def list_all_trials(argv: list[str]) -> list[Combination]:
+    """Returns the runs of `list_trials` on all data sets that a command line asks for; raises as both parts do."""
+    request = parse_request(argv)
+    return [trial for dataset in request.datasets for trial in list_trials(request, dataset)]
+
+
+def find_missing(request: Request) -> dict[str, str]:
+    """Returns, for each data set that is not here, a sentence that says how to prepare it.
+
+    Raises:
+        UserError: a configuration is wrong or the workdir holds other runs; or no data set is here.
+    """
+    missing = {}
+    for dataset in request.datasets:
+        try:
+            read_outcome(list_trials(request, dataset)[0])
+        except MissingData as error:
+            missing[dataset] = str(error)
+    if len(missing) == len(request.datasets):
+        raise UserError(f"none of the data sets is here: {'; '.join(missing.values())}")
+    return missing
+
+
+def finetune(request: Request, dataset: str, train: Train = train_combinations) -> Row:
+    """Trains what is left to train on a data set, and returns the result.
+
+    Raises:
+        UserError: see `vit_jax.sweep.train_combinations`.
+    """
+    trials = list_trials(request, dataset)
+    averages = average_seeds(train(trials))
+    best = best_combinations(averages, trials)[0]
+    weights = best.config.model.name, best.config.init_from
+    paper = find_paper_number(request.table, *weights, dataset)
+    if averages[0].mean is None:
+        return Row(dataset, averages[0].name, None, None, None, 0, paper)
+    folder = filesystem.join_path(request.workdir, dataset, "full")
+    words = [*without_seed(full_split_words(best) or []), f"--sweep.seed={request.seeds}", f"--workdir={folder}"]
+    [final] = average_seeds(train(list_combinations(["", *words])))
+    return Row(dataset, averages[0].name, averages[0].mean, final.mean, final.std, final.runs, paper)
+
+
+def format_rows(rows: list[Row]) -> str:
+    """Returns a line for each data set; accuracies in percent."""
+    head = ("", "chosen", "held out", "test", "std", "runs", "paper")
+    lines = [head]
+    for row in rows:
+        held_out, mean, std = (format_percent(value) for value in (row.held_out, row.mean, row.std))
+        paper = "-" if row.paper is None else str(row.paper)
+        mean = "diverged" if row.mean is None else mean
+        lines.append((row.dataset, row.chosen, held_out, mean, std, str(row.runs), paper))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ["  ".join(map(str.ljust, line, widths)) for line in lines]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def format_percent(value: float | None) -> str:
+    """Returns a fraction in percent, or a dash."""
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `parse_request`, `find_missing` and `finetune`.
+        NonFiniteLoss: on a data set, every trial or a run on the whole training split diverged.
+    """
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__)
+        return
+    request = parse_request(argv)
+    for dataset in request.datasets:
+        list_trials(request, dataset)  # mistakes are told before the devices start
+    with cli.supervised() as supervisor:
+        missing = find_missing(request)
+        here = [dataset for dataset in request.datasets if dataset not in missing]
+        rows = []
+        for dataset in here:
+            print(f"{dataset}:", file=sys.stderr, flush=True)
+            rows.append(finetune(request, dataset, functools.partial(train_combinations, supervisor=supervisor)))
+    if jax.process_index() == 0:
+        fields = {"table": request.table, "rows": [dataclasses.asdict(row) for row in rows], "missing": missing}
+        path = filesystem.join_path(request.workdir, RESULT_FILE)
+        filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
+        lines = [format_rows(rows), *(f"{dataset}: {sentence}" for dataset, sentence in missing.items())]
+        print(json.dumps(fields) if "--json" in argv else "\n".join(lines))
+    if diverged := [row.dataset for row in rows if row.mean is None]:
+        raise NonFiniteLoss(f"training diverged on {', '.join(diverged)}; try lower learning rates.")
+
+
+if __name__ == "__main__":
+    cli.run(main, again=cli.AGAIN)

@@ -1,0 +1,96 @@
+"""The functions that use a model's weights without changing them, on the devices of a mesh."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import models, sharding, tasks
+from vit_jax.compiler_options import choose_options
+
+Batch: TypeAlias = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """Jitted functions of a model's parameters, and the shapes and shardings of these; nothing is allocated yet.
+
+    A batch of an evaluation has `image`, `label` and `mask`.
+
+    Attributes:
+        mesh: the devices.
+        model: the network, with the variants chosen for the mesh's platform.
+        task: the objective.
+        params: shapes of the parameters.
+        params_shardings: their shardings.
+        batch_sharding: the sharding of arrays with a leading batch dimension.
+        predict: (params, images) -> logits.
+        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
+        features: (params, batch of an evaluation) -> (`pre_logits`, float32 [batch, width], labels), whole on every
+            host.
+        logits: (params, batch of an evaluation) -> (logits, float32 [batch, classes], labels), whole on every host.
+        compiler_options: under which all functions are compiled.
+    """
+
+    mesh: Mesh
+    model: models.Model
+    task: tasks.Classify
+    params: Any
+    params_shardings: Any
+    batch_sharding: NamedSharding
+    predict: Callable[[Any, jax.Array], jax.Array]
+    eval_step: Callable[[Any, Batch], Batch]
+    features: Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
+    logits: Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
+    compiler_options: dict[str, str | bool]
+
+
+def make_inference(
+    model: models.Model, mesh: Mesh, params: Any, task: tasks.Classify | None = None, compiler_options: str = ""
+) -> Inference:
+    """Returns the functions of a model whose parameters have the shapes of `params`.
+
+    Without a task, it is classification by the loss that the model states.
+
+    Raises:
+        UserError: the model cannot be split over the mesh, or the compiler rejects an option.
+    """
+    task = task or tasks.Classify(model.spec.head.num_classes, model.loss)
+    sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
+    params_shardings, batch_sharding = sharding.state_shardings(params, mesh), sharding.batch_sharding(mesh)
+
+    def predict(params: Any, images: jax.Array) -> jax.Array:
+        with sharding.use_mesh(mesh):
+            return model.apply(params, images)[0]
+
+    def eval_step(params: Any, batch: Batch) -> Batch:
+        return task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
+
+    def features(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        with sharding.use_mesh(mesh):
+            return model.apply(params, batch["image"])[1]["pre_logits"].astype(jnp.float32), batch["label"]
+
+    def logits(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return predict(params, batch["image"]), batch["label"]
+
+    options = choose_options(compiler_options, mesh)
+    jit = functools.partial(jax.jit, in_shardings=(params_shardings, batch_sharding), compiler_options=options)
+    replicated = NamedSharding(mesh, P())
+    return Inference(
+        mesh=mesh,
+        model=model,
+        task=task,
+        params=params,
+        params_shardings=params_shardings,
+        batch_sharding=batch_sharding,
+        predict=jit(predict, out_shardings=batch_sharding),
+        eval_step=jit(eval_step, out_shardings=replicated),
+        features=jit(features, out_shardings=replicated),
+        logits=jit(logits, out_shardings=replicated),
+        compiler_options=options,
+    )

@@ -1,0 +1,98 @@
+"""Which processes trained a run: on what hardware, with which code, and for how long; history.json in its folder."""
+
+import contextlib
+import functools
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from vit_jax import UserError, __version__
+from vit_jax.machine import describe_hardware
+from vit_jax.storage import atomic_write
+
+HISTORY = "history.json"
+PACKAGE = Path(__file__).parents[1]
+
+
+@functools.cache
+def package_commit() -> str | None:
+    """Returns the commit of the package, with -dirty if files differ from it; None: it is not a checkout of git."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None  # a folder above may be under git for another reason
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(PACKAGE),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() or None
+
+
+def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
+    """Returns the processes of a run, in order, from the text of its file.
+
+    Each is a dict: `first` and `last`, the steps before and after it; `seconds` up to its last save; `hardware` in
+    words; `vit_jax`, `commit`, `jax` and `python`, the versions.
+
+    Raises:
+        UserError: the text is not that of such a file.
+    """
+    try:
+        processes = json.loads(text)
+        valid = all({"first", "last", "seconds", "hardware"} <= process.keys() for process in processes)
+    except (ValueError, AttributeError, TypeError):
+        valid = False
+    if not valid:
+        raise UserError(f"cannot read {path}: it is not the history of a run; move the file away.")
+    return processes
+
+
+class History:
+    """Writes how far this process has come, after what earlier processes of the run have written."""
+
+    def __init__(self, workdir: Path, start: int, devices: Sequence[jax.Device]):
+        """Starts the clock. A damaged file is begun anew: it is no reason not to train.
+
+        Args:
+            workdir: the folder of the run, or the local side of it.
+            start: steps done before; at 0, what lies there is of another run.
+            devices: of the mesh.
+        """
+        self._path, self._began = workdir / HISTORY, time.monotonic()
+        self._before: list[dict[str, Any]] = []
+        if start and self._path.exists():
+            with contextlib.suppress(UserError):
+                self._before = read_history(self._path.read_bytes(), str(self._path))
+        self._process = {
+            "first": start,
+            "last": start,
+            "seconds": 0.0,
+            "hardware": describe_hardware(devices),
+            "vit_jax": __version__,
+            "commit": package_commit(),
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+        }
+
+    def write(self, step: int) -> None:
+        """Notes that `step` steps are done, if the disk takes it; if not, the checkpoint after it says so."""
+        if step == self._process["first"] > 0:
+            return  # a complete run that is looked at again
+        self._process |= {"last": step, "seconds": round(time.monotonic() - self._began, 1)}
+        with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
+            temporary.write_text(json.dumps([*self._before, self._process], indent=2) + "\n")

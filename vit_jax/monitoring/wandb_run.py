@@ -1,0 +1,49 @@
+"""The metrics of a run in Weights & Biases, if it is installed."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError
+
+
+class WandbRun:
+    """A run of Weights & Biases, which goes on when the run of the workdir does.
+
+    WANDB_MODE=offline keeps everything in the folder `wandb` of the workdir; `wandb sync` uploads it later.
+    """
+
+    def __init__(self, project: str, place: str, folder: Path, config: dict[str, Any]):
+        """Starts or continues the run.
+
+        Args:
+            project: to which it belongs.
+            place: the workdir, whose text identifies the run.
+            folder: where files are kept.
+            config: shown with the run.
+
+        Raises:
+            UserError: the library is not installed, or does not start.
+        """
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("config.wandb is set, but wandb is not installed: pip install 'vit_jax[wandb]'.") from error
+        run = hashlib.sha256(place.encode()).hexdigest()[:16]
+        name = place.rstrip("/").rpartition("/")[2]
+        try:
+            self._run = wandb.init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            advice = "log in with `wandb login`, or set WANDB_MODE=offline"
+            raise UserError(f"Weights & Biases does not start: {error}; {advice}.") from error
+        # Our steps, as its own may not go back when a run resumes from an earlier checkpoint.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Logs the metrics of a step."""
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        """Finishes what is being uploaded."""
+        self._run.finish()

@@ -1,0 +1,86 @@
+"""Records finished runs, and writes the page of results from all records.
+
+Examples:
+  python -m vit_jax.report workdirs/digits
+  python -m vit_jax.report workdirs/table5_b16
+  python -m vit_jax.report
+
+A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each. The name of a record is
+that of the run's folder, and of the folders between it and the one that was given. Without a folder, only the page is
+written.
+"""
+
+import argparse
+import json
+import posixpath
+from pathlib import Path
+
+from vit_jax import UserError, cli
+from vit_jax.results import format_page, make_record, read_records, write_record
+from vit_jax.storage import filesystem
+
+CONFIG = "config.json"
+
+
+def find_runs(folder: str) -> dict[str, str]:
+    """Returns name -> folder of the run in a folder, local or remote, or of all runs below it.
+
+    Raises:
+        UserError: there is none.
+    """
+    top = filesystem.absolute_path(folder).rstrip("/")
+    if filesystem.exists(filesystem.join_path(top, CONFIG)):
+        return {posixpath.basename(top): top}
+    remote = filesystem.is_remote(top)
+    files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
+    found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
+    if not found:
+        raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
+    return {f"{posixpath.basename(top)}-{run.replace('/', '-')}": filesystem.join_path(top, run) for run in found}
+
+
+def read_evaluations(path: str | None) -> list[dict[str, float]]:
+    """Returns what `vit_jax.evaluate --json` has printed to a file, an object a line; nothing without a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if path is None:
+        return []
+    try:
+        rows = [json.loads(line) for line in filesystem.read_bytes(path).splitlines()]
+    except ValueError as error:
+        raise UserError(
+            f"cannot read {path}: a line is not JSON; write it by vit_jax.evaluate WORKDIR --json."
+        ) from error
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `find_runs`, `read_evaluations` and `vit_jax.results.make_record`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_jax.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workdirs", nargs="*", metavar="workdir", help="folder of a run, or of several")
+    parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
+    parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write [%(default)s]")
+    args = parser.parse_args(argv[1:])
+    runs = {name: run for workdir in args.workdirs for name, run in find_runs(workdir).items()}
+    evaluations = read_evaluations(args.evaluations)
+    if evaluations and len(runs) != 1:
+        raise UserError(f"--evaluations is for one run, but {len(runs)} are given.")
+    records = [make_record(run, name, evaluations) for name, run in runs.items()]
+    for record in records:
+        print(write_record(record, args.results))
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    filesystem.write_bytes(str(args.page), format_page(read_records(args.results)).encode())
+    print(args.page)
+
+
+if __name__ == "__main__":
+    cli.run(main)

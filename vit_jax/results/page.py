@@ -1,0 +1,143 @@
+"""The page of results: each run, then the paper's tables with our numbers beside the paper's."""
+
+import re
+import statistics
+from collections.abc import Sequence
+
+from vit_jax.results.paper import PaperNumber, find_paper_number, read_paper_numbers
+from vit_jax.results.record import Record
+
+HEAD = """# Results
+
+Every run that was made and recorded here, and the paper's numbers with ours beside them; where nothing was run, ours is
+empty. `python -m vit_jax.report` writes this page from [results/](../results/); nothing is typed by hand.
+
+```bash
+python -m vit_jax.report workdirs/digits
+```
+
+adds the record of a finished run: its configuration, its metrics at the end, how long it took (with compiling and
+evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json` printed of it.
+"""
+FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
+# Data set -> pattern of the source, split and steps of the paper's fine-tuning (Table 4, B.1.1). A shortened run is not
+# the paper's.
+PROTOCOLS = {
+    "imagenet2012": ("tfds:imagenet2012", "train", 20_000),
+    "imagenet2012_real": ("tfds:imagenet2012", "train", 20_000),
+    "cifar10": ("tfds:cifar10", "train", 10_000),
+    "cifar100": ("tfds:cifar100", "train", 10_000),
+    "oxford_iiit_pet": ("tfds:oxford_iiit_pet", "train", 500),
+    "oxford_flowers102": ("tfds:oxford_flowers102", "train", 500),
+    "vtab": (r"vtab:(?!cifar10$).*", "train800val200", 2_500),
+}
+VTAB_TASKS = 19
+BATCH = 512
+DATASETS = {
+    "imagenet2012": "ImageNet",
+    "imagenet2012_real": "ImageNet ReaL",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "oxford_iiit_pet": "Pets",
+    "oxford_flowers102": "Flowers",
+    "vtab": "VTAB (19 tasks)",
+}
+PRETRAINING = {"jft": "JFT", "imagenet21k": "ImageNet-21k", "imagenet2012": "ImageNet"}
+TITLES = {"2": "fine-tuned, mean and standard deviation", "5": "fine-tuned at 384 pixels"}
+
+
+def format_page(records: Sequence[Record]) -> str:
+    """Returns the page in Markdown."""
+    tables = [
+        f"## Table {number}: {title}\n\n{format_paper_table(number, records)}" for number, title in TITLES.items()
+    ]
+    return "\n".join([HEAD, "## Runs\n", format_runs(records), *tables])
+
+
+def format_runs(records: Sequence[Record]) -> str:
+    """Returns a table with a line for each run."""
+    lines = [("run", "model", "data", "results", "steps", "time", "hardware", "version")]
+    for record in records:
+        config = record.config
+        lines.append(
+            (
+                f"[{record.name}](../results/{record.name}.json)",
+                config["model"]["name"],
+                config["data"]["source"],
+                "<br>".join(format_metrics(record)),
+                f"{record.steps:,}",
+                format_time(record.seconds),
+                "<br>".join(record.distinct("hardware")),
+                "<br>".join([*record.distinct("vit_jax"), *record.distinct("commit")]),
+            )
+        )
+    return format_table(lines)
+
+
+def format_metrics(record: Record) -> list[str]:
+    """Returns a text for each accuracy of a run; top-5 only with more than ten classes."""
+    few = record.config["data"]["num_classes"] <= 10
+    shown = [name for name in record.metrics if FRACTION.search(name) and not (few and name.endswith("/top5"))]
+    values = {name: record.metrics[name] for name in shown}
+    return [f"{name} {100 * value:.2f} %" for name, value in values.items() if value is not None]
+
+
+def format_paper_table(table: str, records: Sequence[Record]) -> str:
+    """Returns a table of the paper, in which each model has a column of the paper's numbers and one of ours."""
+    numbers = [number for number in read_paper_numbers() if number.table == table]
+    models = list(dict.fromkeys(number.model for number in numbers))
+    lines = [["pre-trained on", "", *[word for model in models for word in (model, "ours")]]]
+    for pretraining, dataset in dict.fromkeys((number.pretraining, number.dataset) for number in numbers):
+        cells = {one.model: one for one in numbers if (one.pretraining, one.dataset) == (pretraining, dataset)}
+        row = [
+            text
+            for model in models
+            for text in ((str(cells[model]), format_ours(cells[model], records)) if model in cells else ("", ""))
+        ]
+        lines.append([PRETRAINING[pretraining], DATASETS[dataset], *row])
+    return format_table(lines)
+
+
+def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
+    """Returns the mean over the runs that a number of the paper is about, with the standard deviation of several."""
+    values = our_accuracies(number, records)
+    if not values:
+        return ""
+    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{std} ({len(values)} run{'s' if len(values) > 1 else ''})"
+
+
+def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
+    """Returns the accuracies, in percent, of the runs that a number of the paper is about, or of VTAB the mean.
+
+    They have the paper's steps and batch, the whole training split, and weights with that pre-training; ImageNet in
+    Table 2 is fine-tuned with a moving average of the weights.
+    """
+    averaged = (number.table, number.dataset.removesuffix("_real")) == ("2", "imagenet2012")
+    found = {}
+    for record in records:
+        config, (source, split, steps) = record.config, PROTOCOLS[number.dataset]
+        metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
+        same = find_paper_number(number.table, config["model"]["name"], config["init_from"], number.dataset) == number
+        trained = re.fullmatch(source, config["data"]["source"]) and config["data"]["split"] == split
+        whole = (config["batch"], record.steps) == (BATCH, steps)
+        value = record.metrics.get(metric)
+        if same and trained and whole and (config["optim"]["ema_decay"] > 0) == averaged and value is not None:
+            found[config["data"]["source"], record.name] = 100 * value
+    if number.dataset != "vtab":
+        return list(found.values())
+    tasks = {source: value for (source, _), value in found.items()}
+    return [statistics.mean(tasks.values())] if len(tasks) == VTAB_TASKS else []
+
+
+def format_time(seconds: float) -> str:
+    """Returns seconds, minutes or hours, whichever is the largest unit of which there are two."""
+    units = {"h": 3600, "min": 60}
+    unit, size = next(((unit, size) for unit, size in units.items() if seconds >= 2 * size), ("s", 1))
+    return f"{seconds / size:.3g} {unit}" if size > 1 else f"{seconds:.0f} s"
+
+
+def format_table(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table of a head and lines, ended by a line break."""
+    head, *rest = [re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines]
+    return "\n".join([head, f"|{'---|' * len(lines[0])}", *rest]) + "\n"

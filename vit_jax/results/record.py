@@ -1,0 +1,123 @@
+"""The record of a finished run: its configuration, metrics at the end, time, hardware and commit, as a JSON file."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError, shown
+from vit_jax.config import parse_config
+from vit_jax.monitoring import read_history
+from vit_jax.storage import filesystem
+
+UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
+FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # of an absolute local path, also after `folder:`
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a run was and what came of it.
+
+    Attributes:
+        name: of its folder.
+        config: its configuration, as in config.json, with local paths shortened to their last part.
+        steps: of the training.
+        metrics: the last value of each.
+        processes: that trained it, see `vit_jax.monitoring.read_history`.
+    """
+
+    name: str
+    config: dict[str, Any]
+    steps: int
+    metrics: dict[str, float | None]
+    processes: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> float:
+        """Returns how long the processes trained, up to their last saves, compiling and evaluations included."""
+        return sum(process["seconds"] for process in self.processes)
+
+    def distinct(self, field: str) -> list[str]:
+        """Returns the values that a field has in the processes, each once."""
+        return list(dict.fromkeys(str(process[field]) for process in self.processes if process.get(field)))
+
+
+def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | None = None) -> Record:
+    """Returns the record of a finished run.
+
+    Args:
+        workdir: its folder, local or remote.
+        name: of the record.
+        evaluations: of its last checkpoint, as `vit_jax.evaluate --json` prints them; their metrics are added.
+
+    Raises:
+        UserError: there is no run, it is not finished, or an evaluation is of another checkpoint.
+    """
+    places = {file: filesystem.join_path(workdir, file) for file in ("config.json", "metrics.jsonl", "history.json")}
+    if not filesystem.exists(places["config.json"]):
+        raise UserError(f"{workdir} is not the folder of a run: it contains no config.json.")
+    config = parse_config(filesystem.read_bytes(places["config.json"]), places["config.json"])
+    metrics = read_last_metrics(places["metrics.jsonl"])
+    step = int(metrics.pop("step", 0) or 0)
+    if step < config.total_steps or not metrics:
+        raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
+    if not filesystem.exists(places["history.json"]):
+        raise UserError(f"{workdir} contains no history.json: an earlier version trained it; train it again.")
+    for row in evaluations or []:
+        if row.get("step") != step:
+            raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}.")
+        metrics |= {key: value for key, value in row.items() if key not in ("step", "model", "split")}
+    processes = read_history(filesystem.read_bytes(places["history.json"]), places["history.json"])
+    kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
+    return Record(name, without_folders(config.to_dict()), step, kept, processes)
+
+
+def read_last_metrics(path: str) -> dict[str, float | None]:
+    """Returns the last value of each metric in a run's metrics.jsonl, and the last `step`.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    metrics: dict[str, float | None] = {}
+    for line in filesystem.read_bytes(path).splitlines() if filesystem.exists(path) else ():
+        try:
+            metrics |= json.loads(line)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"cannot read {path}: {shown(line, 40)!r} is not the JSON of a step's metrics.") from error
+    return metrics
+
+
+def without_folders(value: Any) -> Any:
+    """Returns fields with absolute local paths shortened to their last part: where data lie is no part of a result."""
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Writes a record to a folder, replacing an earlier one of that name, and returns the file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = folder / f"{record.name}.json"
+    text = json.dumps(dataclasses.asdict(record), indent=2) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    filesystem.write_bytes(str(path), text.encode())
+    return path
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Returns the records of a folder, sorted by name.
+
+    Raises:
+        UserError: a file is not a record.
+    """
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            records.append(Record(**json.loads(path.read_bytes())))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"cannot read {path}: it is not the record of a run; remove it.") from error
+    return records
