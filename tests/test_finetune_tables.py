@@ -68,6 +68,7 @@ def test_the_whole_protocol_once(trained, tmp_path, capsys):
         finetune.main(words(tmp_path, "--table=2", "--sweep.base_lr=2", "--datasets=cifar10"))
 
 
+@pytest.mark.slow
 def test_the_rate_is_chosen_by_the_mean_over_seeds(trained, tmp_path, capsys):
     finetune.main(
         words(tmp_path, "--table=5", "--datasets=cifar10", "--sweep.base_lr=0.01,0.02", "--sweep.seed=1,2", "--json")

@@ -113,6 +113,7 @@ def run(place, capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_task_is_tuned_then_trained_on_all_and_not_run_again(place, capsys, monkeypatch):
     begun = []
 
