@@ -37,7 +37,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.main": Output("workdir", bucket=True),
     "vit_jax.sweep": Output("workdir", bucket=True),
     "vit_jax.finetune": Output("workdir", bucket=True),
-    "vit_jax.report": Output(),
+    "vit_jax.record": Output(),
     "vit_jax.vtab": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),

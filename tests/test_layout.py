@@ -96,7 +96,7 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint(\..*)?",
     "tensorboardX": r"vit_jax\.monitoring\.metric_writer",
     "tqdm": r"vit_jax\.(monitoring\.metric_writer|pack|interop\.download)",
-    "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|plan|predict|report|vtab)",
+    "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|plan|predict|record|vtab)",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "configs": "nothing",
     "tensorflow": "nothing",

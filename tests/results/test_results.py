@@ -9,7 +9,7 @@ import pytest
 
 from configs import base, finetune
 from tests.conftest import ROOT
-from vit_jax import UserError, interop, report
+from vit_jax import UserError, interop, record
 from vit_jax.config import save_config
 from vit_jax.results import PaperNumber, Record, find_paper_number, format_page, make_record, page, read_records
 from vit_jax.results.paper import find_pretraining, read_paper_numbers
@@ -36,7 +36,7 @@ def write_run(folder, last=10, accuracy=0.5, **fields):
 
 
 def test_the_page_is_that_of_the_records():
-    """`python -m vit_jax.report` writes it anew."""
+    """`python -m vit_jax.record` writes it anew."""
     assert (ROOT / "docs" / "results.md").read_text() == format_page(RECORDS)
 
 
@@ -101,8 +101,8 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
     for seed in (0, 1):
         write_run(tmp_path / "runs" / "table5" / "cifar10" / "full" / f"seed={seed}")
     (tmp_path / "evaluations.jsonl").write_text('{"step": 10, "knn/1nn": 0.75}\n')
-    report.main(["report", "runs/one", "--evaluations=evaluations.jsonl"])
-    report.main(["report", "runs/table5"])
+    record.main(["record", "runs/one", "--evaluations=evaluations.jsonl"])
+    record.main(["record", "runs/table5"])
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "results/table5-cifar10-full-seed=0.json",
         "results/table5-cifar10-full-seed=1.json",
@@ -119,7 +119,7 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
     ):
         if sentence:
             with pytest.raises(UserError, match=sentence):
-                report.main(["report", *words])
+                record.main(["record", *words])
 
 
 def test_the_paper_agrees_with_the_recipe():

@@ -10,10 +10,10 @@ from vit_jax.results.record import Record
 HEAD = """# Results
 
 Every run that was made and recorded here, and the paper's numbers with ours beside them; where nothing was run, ours is
-empty. `python -m vit_jax.report` writes this page from [results/](../results/); nothing is typed by hand.
+empty. `python -m vit_jax.record` writes this page from [results/](../results/); nothing is typed by hand.
 
 ```bash
-python -m vit_jax.report workdirs/digits
+python -m vit_jax.record workdirs/digits
 ```
 
 adds the record of a finished run: its configuration, its metrics at the end, how long it took (with compiling and

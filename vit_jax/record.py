@@ -1,9 +1,9 @@
 """Records finished runs, and writes the page of results from all records.
 
 Examples:
-  python -m vit_jax.report workdirs/digits
-  python -m vit_jax.report workdirs/table5_b16
-  python -m vit_jax.report
+  python -m vit_jax.record workdirs/digits
+  python -m vit_jax.record workdirs/table5_b16
+  python -m vit_jax.record
 
 A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each. The name of a record is
 that of the run's folder, and of the folders between it and the one that was given. Without a folder, only the page is
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
         UserError: see `find_runs`, `read_evaluations` and `vit_jax.results.make_record`.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m vit_jax.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workdirs", nargs="*", metavar="workdir", help="folder of a run, or of several")
     parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
