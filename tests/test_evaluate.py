@@ -144,6 +144,7 @@ def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run):
     assert evaluate.evaluate(run, best=True)["few/5shot"] == lines[best]["few/5shot"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_measures_the_same(run, few, tmp_path, monkeypatch):
     """Killed as the few-shot evaluation of step 15 begins, which its checkpoint precedes."""
     evaluate_all, calls = evals.run_evaluators, []
