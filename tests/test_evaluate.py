@@ -17,7 +17,7 @@ from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.eval_requests import request_evaluations
-from vit_jax.evals.features import read_features
+from vit_jax.evals.outputs import read_outputs
 from vit_jax.inference import make_inference
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh
@@ -193,12 +193,12 @@ def test_features_are_those_of_each_image_once_in_order(run):
         mesh = make_mesh(config, jax.devices()[:devices])
         program = make_inference(model, mesh, params)
         batches = data.eval_batches(config, "test", program.batch_sharding)
-        results.append(read_features(program.features, params, batches, {}, lambda: None))
+        results.append(read_outputs(program, "features", params, batches, {}))
     images = np.stack([data.load_image(row["image"], model.preprocess) for row in batches.source])
     _, out = jax.jit(model.apply)(params, images)
     for found in results:
-        np.testing.assert_allclose(found.features, out["pre_logits"], rtol=1e-5, atol=1e-5)
-        assert found.labels.tolist() == [row["label"] for row in batches.source]
+        np.testing.assert_allclose(found[0], out["pre_logits"], rtol=1e-5, atol=1e-5)
+        assert found[1].tolist() == [row["label"] for row in batches.source]
 
 
 @pytest.mark.slow
