@@ -7,11 +7,12 @@ import types
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.hosts import Hosts, metrics
 from configs import base
-from tests.conftest import ROOT
-from vit_jax import UserError, cli, data, evals, evaluate, interop, train
+from tests.conftest import ROOT, write_tfds
+from vit_jax import UserError, cli, data, evals, evaluate, interop, models, train
 from vit_jax.config import check_config, load_config, save_config
 from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
@@ -32,6 +33,7 @@ def get_config():
     config.checkpoint.best_metric = "few/5shot"
     return config
 """
+WNIDS = interop.class_wnids(1000)
 FEW = ("few/1shot", "few/1shot_std", "few/5shot", "few/5shot_std", "few/n")
 
 
@@ -242,13 +244,84 @@ def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passe
         assert set(arrays) == {"features", "labels", "names", "class_names"}
 
 
-def test_predictions_are_saved_with_names(run, tmp_path):
-    found = evaluate.evaluate(run, requests=["test"], save="predictions", save_dir=tmp_path)
+def test_predictions_are_saved_with_names_from_one_pass(run, passes, tmp_path):
+    found = evaluate.evaluate(run, requests=["test", "again=predictions"], save="predictions", save_dir=tmp_path)
+    assert passes == ["test"]
     with np.load(tmp_path / "test.test.predictions.npz") as arrays:
         accuracy = np.mean(arrays["logits"].argmax(axis=1) == arrays["labels"])
         assert accuracy == found["test/accuracy"] and len(arrays["names"]) == 359
+    plain = evaluate.evaluate(run / "checkpoints" / "20", source="digits", requests=["test=classify"])
+    for metric, value in plain.items():
+        assert found[metric] == pytest.approx(value, rel=1e-6)
+    assert all(found[f"test/{metric}"] == plain[f"test/{metric}"] for metric in ("accuracy", "top5", "n"))
     with pytest.raises(UserError, match="--save=predictions needs an evaluation of the head"):
         evaluate.evaluate(run, requests=["few"], save="predictions", save_dir=tmp_path)
+
+
+def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypatch):
+    evaluate.evaluate(run, requests=["test:split=test[:50]"], save="confusion", save_dir=tmp_path)
+    start = tmp_path / "test.test_0_50.confusion"
+    rows = [line.split(",") for line in start.with_name(f"{start.name}.csv").read_text().splitlines()]
+    assert sum(int(count) for row in rows[1:] for count in row[1:-1]) == 50
+    assert start.with_name(f"{start.name}.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
+    evaluate.evaluate(run, requests=["test:split=test[:50]"], save="confusion", save_dir=tmp_path / "plain")
+    assert [path.suffix for path in (tmp_path / "plain").iterdir()] == [".csv"]
+
+
+def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog):
+    splits = "split=test[:50],train_split=test[40:]"
+    evaluate.evaluate(run, requests=[f"knn:k=1,{splits}"], save="features", save_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "knn.test_0_50.features.npz",
+        "knn.test_40_359.features.npz",
+    ]
+    assert "evals.knn learns from images that it is tested on" in caplog.text
+
+
+def test_a_cache_that_is_full_or_damaged_costs_no_evaluation(run, passes, tmp_path, monkeypatch, caplog):
+    words = {"source": "digits", "requests": ["knn:k=1"]}
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    expected = evaluate.evaluate(run / "model.npz", **words)
+    for file in tmp_path.rglob("outputs.npz"):
+        file.write_bytes(b"no archive")
+    assert evaluate.evaluate(run / "model.npz", **words) == expected
+    assert "cannot read" in caplog.text and "remove the folder" in caplog.text
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "full"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "1e-9")
+    assert evaluate.evaluate(run / "model.npz", **words) == expected
+    assert "more than the 1e-09 GB" in caplog.text and passes == ["train", "test"] * 3
+
+
+def test_real_labels_go_by_the_file_names_of_tfds(tmp_path):
+    write_tfds(tmp_path, "imagenet2012", "5.1.0", WNIDS, {"validation": 5}, "ILSVRC2012_val_{:08}.JPEG")
+    model = models.create("ViT-mu/4", num_classes=1000, resolution=8, preprocess="resize(8)|value_range(-1,1)")
+    weights = model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), np.float32))
+    weights["head"]["bias"] = jax.nn.one_hot(7, 1000) * 100  # it predicts class 7 whatever it sees
+    interop.save(tmp_path / "model.npz", model, jax.device_get(weights))
+    (tmp_path / "real.json").write_text("[[7], [3, 7], [], [3], [3]]")
+    words = f"source=tfds:imagenet2012,split=validation[1:],labels={tmp_path}/real.json"
+    found = evaluate.evaluate(
+        tmp_path / "model.npz", requests=[f"real=predictions:{words}"], data_dir=str(tmp_path), batch=8
+    )
+    assert (found["real/accuracy"], found["real/n"]) == (pytest.approx(1 / 3), 3)
+
+
+def test_classes_of_other_names_are_refused_with_a_way_out(run, tmp_path):
+    """A head that knows the digits as words, or in another order, and data that have them as folders."""
+    for label in range(10):
+        folder = tmp_path / "photos" / f"class {9 - label}"
+        folder.mkdir(parents=True)
+        Image.fromarray(np.full((20, 20, 3), 25 * label, np.uint8)).save(folder / "0.png")
+    names = [f"class {label}" for label in range(10)]
+    model, params = interop.load(run / "model.npz", class_names=names[::-1])
+    interop.save(tmp_path / "model.npz", model, params)
+    words = f"source=folder:{tmp_path}/photos,split=train"
+    with pytest.raises(UserError, match=r"whose class 0 is 'class 9', but .* 10 of 10 names are in both"):
+        evaluate.evaluate(tmp_path / "model.npz", requests=[f"classify:{words}"])
+    requests = [f"{kind}=predictions:{words},class_map={kind}" for kind in ("names", "order")]
+    found = evaluate.evaluate(tmp_path / "model.npz", requests=requests)
+    assert found["names/n"] == found["order/n"] == 10
 
 
 def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):
@@ -301,6 +374,8 @@ def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
         ({"best": True, "requests": ["knn"]}, "--best and --split are for runs"),
         ({"requests": ["knn:source=digits,preprocess=resize(8)|value_range(-1,1)"]}, r"images of \(8, 8, 3\)"),
         ({"requests": [f"classify:source=folder:{ROOT}/tests/none"]}, "tests/none"),
+        ({"requests": ["predictions:source=digits,class_map=imagenet_a"]}, "covers 200 classes that the model lacks"),
+        ({"requests": ["predictions:source=digits,labels=real.json"]}, "for models with the 1,000 classes of ImageNet"),
     ):
         with pytest.raises(UserError, match=sentence):
             evaluate.evaluate(file, **words)

@@ -124,6 +124,8 @@ def main(argv: list[str]) -> None:
     if not all(models) or len(models) < 1 or (args.workdir and len(models) > 1):
         raise UserError("give a run or other weights to evaluate: python -m vit_jax.evaluate WORKDIR.")
     cli.join_hosts()
+    for model in models:
+        is_run(model)  # before any is evaluated: there must be something of each name
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split, "data_dir": args.data_dir}
     rows = []
     for number, model in enumerate(models):

@@ -1,7 +1,8 @@
 """The evaluators of a run: how they are built, checked and run."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -14,7 +15,7 @@ from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
-from vit_jax.evals.predictions import score_predictions
+from vit_jax.evals.predictions import check_predictions, score_predictions
 
 Evaluator: TypeAlias = Callable[[Any, Tick, OutputCache], dict[str, float]]
 
@@ -46,7 +47,8 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
     def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
-        return evaluate_frozen(config, name, *parts)
+        with named_errors(name):
+            return evaluate_frozen(config, name, *parts)
 
     return evaluate
 
@@ -70,10 +72,8 @@ def evaluate_predictions(
         UserError: see `predictions.score_predictions`.
     """
     logits, labels = read_outputs(program, "logits", params, batches, cache, tick)
-    try:
+    with named_errors(name):
         metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
-    except UserError as error:
-        raise UserError(f"in evals.{name}: {error}") from None
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
@@ -98,6 +98,17 @@ def check_labels(config: ConfigDict, name: str, program: Any, source: Any) -> No
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)
+    with named_errors(name):
+        check_predictions(eval_config, source, program.model)
+
+
+@contextlib.contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Adds the name of an evaluation to the errors inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"in evals.{name}: {error}") from None
 
 
 def choose_step(program: Any, kind: str) -> Callable[..., Any]:

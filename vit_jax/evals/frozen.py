@@ -9,7 +9,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
 from vit_jax.evals.examples import Examples
 from vit_jax.evals.fewshot import evaluate_fewshot, summarize_fewshot
 from vit_jax.evals.knn import evaluate_knn
@@ -59,10 +58,7 @@ def evaluate_frozen(
         UserError: the features are not finite, or the examples do not suit the method.
     """
     train, test = Examples(*learnt), Examples(*tested)
-    try:
-        metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
-    except UserError as error:
-        raise UserError(f"in evals.{name}: {error}") from None
+    metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
     metrics = {f"{name}/{metric}": value for metric, value in metrics.items()} | {f"{name}/n": len(test.labels)}
     if jax.process_count() == 1:
         return metrics

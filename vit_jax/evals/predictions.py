@@ -70,6 +70,12 @@ def score_predictions(
     return metrics | {"n": int(present.sum())}
 
 
+def check_predictions(eval_config: ConfigDict, source: Any, model: Any) -> None:
+    """Raises UserError, before anything is computed, if `map_predictions` would."""
+    logits: np.ndarray = np.zeros((0, model.spec.head.num_classes), np.float32)
+    map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
+
+
 def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"], str]:
     """Returns the confusion matrix, and the same as CSV.
 
@@ -90,7 +96,9 @@ def map_predictions(
     logits: Float[np.ndarray, "n classes"],
     labels: Int[np.ndarray, " n *most"],
 ) -> Predictions:
-    """Returns the logits, labels and classes that count in an evaluation of the head; arguments as above.
+    """Returns the logits, labels and classes that count in an evaluation of the head, of the first images of a source.
+
+    The arguments are those of `score_predictions`.
 
     Raises:
         UserError: the labels or the class map cannot be read or do not suit the images or the model.
@@ -102,7 +110,7 @@ def map_predictions(
     if stated:
         if logits.shape[1] != 1000 or model_wnids(model) is None:
             raise UserError("ReaL's labels are for models with the 1,000 classes of ImageNet.")
-        files = [source.example_name(index) for index in range(len(source))]
+        files = [source.example_name(index) for index in range(len(logits))]
         return Predictions(logits, select_labels(read_real_labels(stated), files), names)
     if mapped and mapped != "order":
         class_map = read_class_map(mapped, model, source)
