@@ -14,11 +14,12 @@ from configs import base
 from tests.conftest import ROOT, write_tfds
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, train
 from vit_jax.config import check_config, load_config, save_config
-from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
+from vit_jax.config_fields import EVAL_KINDS, FROZEN, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.eval_requests import request_evaluations
 from vit_jax.evals.outputs import read_outputs
+from vit_jax.evals.saved import write_confusion
 from vit_jax.inference import make_inference
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh
@@ -34,12 +35,34 @@ def get_config():
     return config
 """
 WNIDS = interop.class_wnids(1000)
+# A recipe with every kind of evaluation, as `every_kind` adds them, on some of the images.
+ALL_KINDS = """
+from configs import base
+from configs.smoke import get_config as smoke
+from tests.test_evaluate import every_kind
+
+def get_config():
+    config = smoke()
+    with config.unlocked():
+        config.evals.few = base.evaluation("fewshot", shots=(1, 5), preprocess=config.evals.test.preprocess, every=5)
+    return every_kind(config)
+"""
+REAL = ("loss", "calibration_error")  # metrics that are no counts
 FEW = ("few/1shot", "few/1shot_std", "few/5shot", "few/5shot_std", "few/n")
 
 
 def add(config, name, kind, **fields):
     with config.unlocked():
         config.evals[name] = base.evaluation(kind, preprocess=config.evals.test.preprocess, **fields)
+    return config
+
+
+def every_kind(config):
+    """Adds evaluations of all kinds."""
+    short = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
+    for kind in EVAL_KINDS:
+        learns = {"train_split": "train[:300]"} if kind in FROZEN else {}
+        add(config, f"{kind}_all", kind, **learns, **short.get(kind, {}))
     return config
 
 
@@ -185,34 +208,45 @@ def test_data_of_other_classes_suit_what_does_not_use_the_head(quick, tmp_path):
 # Features.
 
 
-def test_features_are_those_of_each_image_once_in_order(run):
-    """On one device and on eight; 359 images in batches of 64 and of 100 leave rows to pad."""
+@pytest.mark.parametrize("probes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_kind_is_the_same_on_one_device_and_on_eight(run, probes):
+    """359 images in batches of 100 and of 64 leave rows to pad; features are those of each image once, in order."""
     model, params = interop.load(run)
-    config = load_config(run / "config.json")
-    results = []
+    config = every_kind(load_config(run / "config.json"))
+    with config.unlocked():
+        for name in [name for name in config.evals if ("probe" in name) != probes and name != "test"]:
+            del config.evals[name]
+    metrics, features = [], []
     for batch, devices in ((100, 1), (64, 8)):
         config.batch_eval, config.mesh.data = batch, devices
-        mesh = make_mesh(config, jax.devices()[:devices])
-        program = make_inference(model, mesh, params)
-        batches = data.eval_batches(config, "test", program.batch_sharding)
-        results.append(read_outputs(program, "features", params, batches, {}))
+        program = make_inference(model, make_mesh(config, jax.devices()[:devices]), params)
+        batches, cache = data.eval_batches(config, "test", program.batch_sharding), {}
+        features.append(read_outputs(program, "features", params, batches, cache))
+        metrics.append(evals.run_evaluators(evals.make_evaluators(config, program), params, cache=cache))
+    one, eight = metrics
+    assert one.keys() == eight.keys() and len(one) > 2 * len(config.evals)
+    for name, value in one.items():
+        assert eight[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
     images = np.stack([data.load_image(row["image"], model.preprocess) for row in batches.source])
     _, out = jax.jit(model.apply)(params, images)
-    for found in results:
-        np.testing.assert_allclose(found[0], out["pre_logits"], rtol=1e-5, atol=1e-5)
-        assert found[1].tolist() == [row["label"] for row in batches.source]
+    for found, labels in features:
+        np.testing.assert_allclose(found, out["pre_logits"], rtol=1e-5, atol=1e-5)
+        assert labels.tolist() == [row["label"] for row in batches.source]
 
 
 @pytest.mark.slow
 def test_two_hosts_find_what_one_finds(run, few, tmp_path):
-    few.total_steps, few.mesh.data = 0, 8
-    with Hosts(tmp_path / "two", 2, 4, f"--config={run.parent}/few.py", "--config.total_steps=0", slow=0) as pair:
+    (tmp_path / "all.py").write_text(ALL_KINDS)
+    words = [f"--config={tmp_path}/all.py", "--config.total_steps=0"]
+    with Hosts(tmp_path / "two", 2, 4, *words, slow=0) as pair:
         assert pair.wait() == [0, 0], pair.output()
-    few.batch, few.optim.ema_decay = 120, 0.9
+    few = every_kind(few)
+    few.total_steps, few.mesh.data, few.batch, few.optim.ema_decay = 0, 8, 120, 0.9
     train.train(few, tmp_path / "one")
     two, one = ([line for line in metrics(tmp_path / name) if "few/n" in line] for name in ("two", "one"))
-    assert {name: two[0][name] for name in FEW} == {name: one[0][name] for name in FEW}
-    assert two[0]["test/accuracy"] == one[0]["test/accuracy"]
+    assert two[0].keys() == one[0].keys() >= {f"{kind}_all/n" for kind in EVAL_KINDS}
+    for name, value in one[0].items():
+        assert two[0][name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
 
 
 # The command.
@@ -265,8 +299,10 @@ def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypat
     assert sum(int(count) for row in rows[1:] for count in row[1:-1]) == 50
     assert start.with_name(f"{start.name}.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
-    evaluate.evaluate(run, requests=["test:split=test[:50]"], save="confusion", save_dir=tmp_path / "plain")
-    assert [path.suffix for path in (tmp_path / "plain").iterdir()] == [".csv"]
+    source = types.SimpleNamespace(class_names=None)
+    model = types.SimpleNamespace(class_names=("a", "b"))
+    write_confusion(tmp_path / "plain", base.evaluation("classify"), source, model, np.eye(2), np.array([0, 1]))
+    assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
 
 
 def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog):
