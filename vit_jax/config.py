@@ -80,6 +80,8 @@ def _check_value(name: str, value: Any, field: Field) -> None:
     if bounded and not all(field.least <= number <= field.most for number in numbers):
         bounds = f"at least {field.least}" + (f" and at most {field.most}" if field.most < math.inf else "")
         raise UserError(f"{name}={value} must be {bounds}.")
+    if field.whole and not all(isinstance(number, int) for number in numbers):
+        raise UserError(f"{name}={value} must be whole numbers.")
 
 
 def unset_other_durations(config: ConfigDict, given: set[str]) -> None:

@@ -113,7 +113,7 @@ def parse_fields(text: str, evaluation: ConfigDict) -> dict[str, list[str]]:
     given = {}
     for part in re.split(r",(?=\w+=)", text) if text else ():
         field, equals, value = part.partition("=")
-        if not equals:
+        if not (equals and value):
             raise UserError(f"cannot read {part!r} in --evals; write FIELD=VALUE.")
         known = [one for one in eval_fields(evaluation.kind) if one != "kind"]
         choose(f"field of the {evaluation.kind} evaluation", field, known)
