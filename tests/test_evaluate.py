@@ -14,7 +14,7 @@ from configs import base
 from tests.conftest import ROOT, write_tfds
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, train
 from vit_jax.config import check_config, load_config, save_config
-from vit_jax.config_fields import EVAL_KINDS, FROZEN, best_metrics, eval_fields
+from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.eval_requests import request_evaluations
@@ -35,17 +35,22 @@ def get_config():
     return config
 """
 WNIDS = interop.class_wnids(1000)
-# A recipe with every kind of evaluation, as `every_kind` adds them, on some of the images.
-ALL_KINDS = """
-from configs import base
-from configs.smoke import get_config as smoke
-from tests.test_evaluate import every_kind
+# A recipe with every kind of evaluation, some on part of the images.
+EVERY_KIND = """
+from configs import base, smoke
+
+SHORT = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
 
 def get_config():
-    config = smoke()
-    with config.unlocked():
-        config.evals.few = base.evaluation("fewshot", shots=(1, 5), preprocess=config.evals.test.preprocess, every=5)
-    return every_kind(config)
+    config = smoke.get_config()
+    config.task.mixup = 0.0
+    for kind in ("predictions", "fewshot", "knn", "probe", "probe_sgd"):
+        learns = {} if kind == "predictions" else {"train_split": "train[:300]"}
+        with config.unlocked():
+            config.evals[kind] = base.evaluation(
+                kind, preprocess=config.evals.test.preprocess, **learns, **SHORT.get(kind, {})
+            )
+    return config
 """
 REAL = ("loss", "calibration_error")  # metrics that are no counts
 FEW = ("few/1shot", "few/1shot_std", "few/5shot", "few/5shot_std", "few/n")
@@ -57,13 +62,12 @@ def add(config, name, kind, **fields):
     return config
 
 
-def every_kind(config):
-    """Adds evaluations of all kinds."""
-    short = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
-    for kind in EVAL_KINDS:
-        learns = {"train_split": "train[:300]"} if kind in FROZEN else {}
-        add(config, f"{kind}_all", kind, **learns, **short.get(kind, {}))
-    return config
+@pytest.fixture
+def every_kind(tmp_path):
+    """The file of a recipe with every kind of evaluation."""
+    path = tmp_path / "every_kind.py"
+    path.write_text(EVERY_KIND)
+    return path
 
 
 @pytest.fixture
@@ -210,13 +214,13 @@ def test_data_of_other_classes_suit_what_does_not_use_the_head(quick, tmp_path):
 
 
 @pytest.mark.parametrize("probes", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_kind_is_the_same_on_one_device_and_on_eight(run, probes):
+def test_every_kind_is_the_same_on_one_device_and_on_eight(run, every_kind, probes):
     """359 images in batches of 100 and of 64 leave rows to pad; features are those of each image once, in order."""
     model, params = interop.load(run)
-    config = every_kind(load_config(run / "config.json"))
+    config = load_config(run / "config.json")
+    all_kinds = parse_command_line(["main.py", f"--config={every_kind}"])[0].evals
     with config.unlocked():
-        for name in [name for name in config.evals if ("probe" in name) != probes and name != "test"]:
-            del config.evals[name]
+        config.evals = {name: one for name, one in all_kinds.items() if name == "test" or ("probe" in name) == probes}
     metrics, features = [], []
     for batch, devices in ((100, 1), (64, 8)):
         config.batch_eval, config.mesh.data = batch, devices
@@ -236,18 +240,17 @@ def test_every_kind_is_the_same_on_one_device_and_on_eight(run, probes):
 
 
 @pytest.mark.slow
-def test_two_hosts_find_what_one_finds(run, few, tmp_path):
-    (tmp_path / "all.py").write_text(ALL_KINDS)
-    words = [f"--config={tmp_path}/all.py", "--config.total_steps=0"]
+def test_two_hosts_find_what_one_finds(every_kind, tmp_path):
+    words = [f"--config={every_kind}", "--config.total_steps=0"]
     with Hosts(tmp_path / "two", 2, 4, *words, slow=0) as pair:
         assert pair.wait() == [0, 0], pair.output()
-    few = every_kind(few)
-    few.total_steps, few.mesh.data, few.batch, few.optim.ema_decay = 0, 8, 120, 0.9
-    train.train(few, tmp_path / "one")
-    two, one = ([line for line in metrics(tmp_path / name) if "few/n" in line] for name in ("two", "one"))
-    assert two[0].keys() == one[0].keys() >= {f"{kind}_all/n" for kind in EVAL_KINDS}
-    for name, value in one[0].items():
-        assert two[0][name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
+    config, _ = parse_command_line(["main.py", *Hosts.words, *words])
+    config.mesh.data = 8
+    train.train(config, tmp_path / "one")
+    two, one = (next(line for line in metrics(tmp_path / name) if "test/n" in line) for name in ("two", "one"))
+    assert two.keys() == one.keys() >= {f"{kind}/n" for kind in EVAL_KINDS if kind != "classify"}
+    for name, value in one.items():
+        assert two[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
 
 
 # The command.
