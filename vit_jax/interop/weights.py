@@ -190,7 +190,7 @@ def _resize(
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.class_rows, method)
+        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.position_rows, method)
         params = params | {"position": positions}
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]
