@@ -1,5 +1,9 @@
-"""The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released)."""
+"""The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released).
 
+BiT (`bit.py`) shares its convolution, norm and stages, and in one form its units.
+"""
+
+from collections.abc import Callable
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -24,34 +28,43 @@ def standardise(kernel: Kernel) -> Kernel:
     return (kernel - kernel.mean(axes)) / (kernel.std(axes) + EPSILON)
 
 
-def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
-    """Returns `x`, in its dtype, after GroupNorm over 32 groups (epsilon 1e-6, statistics in float32).
+def group_norm(
+    x: FeatureMap, name: str, scale: float = 1.0, epsilon: float = 1e-6, fast_variance: bool = True
+) -> FeatureMap:
+    """Returns `x`, in its dtype, after GroupNorm over 32 groups; statistics in float32.
 
     Args:
         x: a feature map whose channels are a multiple of 32.
         name: name of the parameters in the calling module.
         scale: initial value of the scale.
+        epsilon: added to the variance.
+        fast_variance: it is E[x²] - E[x]², which reads the feature map once less.
     """
     scale_init = nn.initializers.constant(scale)
-    norm = nn.GroupNorm(32, epsilon=1e-6, dtype=x.dtype, scale_init=scale_init, name=name)
+    norm = nn.GroupNorm(
+        32, epsilon=epsilon, dtype=x.dtype, scale_init=scale_init, use_fast_variance=fast_variance, name=name
+    )
     return constrain(norm(x), DIMENSIONS)
 
 
 class StdConv(nn.Module):
-    """A convolution with standardised weights and no bias, padded so that the output has ceil(rows / stride) rows."""
+    """A convolution with standardised weights and no bias."""
 
     filters: int
     size: int  # of the square kernel
     stride: int = 1
+    padding: int | None = None  # rows of zeros on each side; None: the fewest with which there are ceil(rows / stride)
+    standardise: Callable[[Kernel], Kernel] = standardise
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
-        kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
+        kernel = self.standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
         kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"), x.dtype)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
-        x = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
+        padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2
+        x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layouts)
         return constrain(x, DIMENSIONS)
 
 
@@ -91,12 +104,13 @@ class Stage(nn.Module):
     units: int
     width: int
     stride: int
+    unit: type[nn.Module] = Unit
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns the last unit's output."""
-        for unit in range(self.units):
-            x = Unit(self.width, self.stride if unit == 0 else 1, name=f"unit{unit + 1}")(x)
+        for index in range(self.units):
+            x = self.unit(self.width, self.stride if index == 0 else 1, name=f"unit{index + 1}")(x)
         return x
 
 

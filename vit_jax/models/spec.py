@@ -39,6 +39,20 @@ def _check_positive(part: Any, *names: str) -> None:
             raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
 
 
+def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
+    """Checks the units in each stage of a ResNet and the channels of its root, a field named `keyword`.
+
+    Raises:
+        UserError: there are too many or too few, or 32 groups do not divide the channels.
+    """
+    if len(stages) > MAX_STAGES or sum(stages) > MAX_UNITS:
+        raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
+    if min(stages, default=1) < 1:
+        raise UserError(f"each of the stages must have at least 1 unit, not {stages}.")
+    if width < 1 or width % 32:
+        raise UserError(f"{keyword} must be a multiple of 32, the groups of GroupNorm, not {width}.")
+
+
 def resnet_stride(stages: tuple[int, ...]) -> int:
     """Returns the pixels, on a side, under one position of the feature map of a ResNet with these stages."""
     return 4 * 2 ** max(0, len(stages) - 1)
@@ -68,12 +82,7 @@ class StemSpec:
             raise UserError("stages, stem_width and stem_epsilons are fields of a ResNet; give stem='resnet' as well.")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise UserError("image_mean and image_std must have a value for red, green and blue; std above 0.")
-        if len(self.stages) > MAX_STAGES or sum(self.stages) > MAX_UNITS:
-            raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
-        if min(self.stages, default=1) < 1:
-            raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
-        if self.width < 1 or self.width % 32:
-            raise UserError(f"stem_width must be a multiple of 32, the groups of GroupNorm, not {self.width}.")
+        check_stages(self.stages, self.width, "stem_width")
         if self.patch_size % self.stride:
             size, stride = self.patch_size, self.stride
             raise UserError(f"patch_size must be a multiple of {stride}, the stem's stride, not {size}.")
