@@ -58,7 +58,8 @@ def adapt_parameters(
     )
     old, new = source.spec, target.spec
     if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample_positions(leaves["position"], old.grid, new.grid, old.position_rows, method)
+        rows = old.position_rows
+        leaves["position"] = models.resample_positions(leaves["position"], old.grid, new.grid, rows, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
         raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")

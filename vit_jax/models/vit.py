@@ -40,7 +40,7 @@ def pixel_stem(spec: ModelSpec, images: Images) -> Reduced:
 
 def resnet_stem(spec: ModelSpec, images: Images) -> Reduced:
     """Returns the feature map of a ResNet, whose patches become the tokens of a hybrid (section 3.1)."""
-    return ResNet(spec.stem.stages, spec.stem.width, name="stem")(images.astype(spec.dtype))
+    return ResNet(spec.stem.stages, spec.stem.width, spec.stem.epsilons, name="stem")(images.astype(spec.dtype))
 
 
 STEMS: dict[StemKind, Callable[[ModelSpec, Images], Reduced]] = {"patches": pixel_stem, "resnet": resnet_stem}
