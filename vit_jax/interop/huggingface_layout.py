@@ -152,7 +152,7 @@ def choose_form(spec: ModelSpec) -> Form:
     if family.startswith("dinov2"):
         unsupported["a classifier of the class token alone after LayerScale"] = classes and pooling == "token"
         unsupported["class token and mean without a classifier"] = not classes and pooling == "token_gap"
-    torch_fields.refuse("huggingface", unsupported)
+    mapping.refuse("huggingface", unsupported)
     return Form(family, FAMILIES[family].prefix if classes or family == "siglip_vision_model" else "")
 
 

@@ -12,6 +12,7 @@ from vit_jax import UserError
 from vit_jax.interop.npz import Archive
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
+OTHER_LAYOUT = "use --layout=ours"  # which supports every model
 MAX_NAMES = 1000  # in one message
 MAX_ELEMENTS = 2**40  # of an array
 
@@ -87,6 +88,20 @@ def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], pref
     """Returns the arrays of the file by name: views of our parameters, or copies of several that follow one another."""
     views = _views(table, parameters, prefix)
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in views.items()}
+
+
+def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
+    """Refuses a model that a layout cannot hold.
+
+    Args:
+        layout: its name.
+        unsupported: what it does not support, and whether the model has it.
+
+    Raises:
+        UserError: the model has any of it.
+    """
+    if has := [what for what, present in unsupported.items() if present]:
+        raise UserError(f"the {layout} layout does not support {', '.join(has)}; {OTHER_LAYOUT}")
 
 
 def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:

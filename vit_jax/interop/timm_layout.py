@@ -122,7 +122,7 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.nd
     Raises:
         UserError: the layout cannot express the model.
     """
-    torch_fields.refuse("timm", _unsupported(spec))
+    mapping.refuse("timm", _unsupported(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
         # The class token has a position, the registers have none: a model only ever uses the sum.
         first, rest = np.split(params["position"], [1])

@@ -2,14 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
 from vit_jax.interop.npz import Archive
 from vit_jax.models import image_size
 
-OTHER_LAYOUT = "use --layout=ours"  # which supports every model
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
 
 
@@ -84,20 +83,6 @@ def infer_positions(archive: Archive, names: Names, fields: dict[str, Any], reso
     raise UserError(
         f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
     )
-
-
-def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
-    """Refuses a model that a layout cannot hold.
-
-    Args:
-        layout: its name.
-        unsupported: what it does not support, and whether the model has it.
-
-    Raises:
-        UserError: the model has any of it.
-    """
-    if has := [what for what, present in unsupported.items() if present]:
-        raise UserError(f"the {layout} layout does not support {', '.join(has)}; {OTHER_LAYOUT}")
 
 
 def _grids(
