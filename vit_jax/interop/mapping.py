@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop.npz import Archive
+from vit_jax.interop.archives import Archive
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
 MAX_NAMES = 1000  # in one message
@@ -73,7 +73,7 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
 
 def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Returns the arrays of the file by name, as views of our parameters."""
-    parts = ((part, parameters[ours]) for ours, part in table.items())
+    parts = ((part, np.asarray(parameters[ours])) for ours, part in table.items())
     return {name: view for part, array in parts for name, view in _views_of_part(part, array, prefix)}
 
 
