@@ -210,7 +210,7 @@ def test_positions_are_resampled_with_their_rows():
     assert found["position"].shape == (1 + 36, 32)
     np.testing.assert_array_equal(found["position"][0], params["position"][0])
     np.testing.assert_array_equal(found["registers"], params["registers"])
-    with pytest.raises(UserError, match="qk_norm False, not True, layer_scale 0.0, not 0.1"):
+    with pytest.raises(UserError, match="qk_norm False, not True, layer_scale 0"):
         interop.adapt_parameters(old, params, tiny(registers=2, qk_norm=True, layer_scale=0.1), wanted)
 
 

@@ -14,15 +14,17 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.description import ModelDescription
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
-from vit_jax.interop.npz import Archive
-from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
+from vit_jax.models import Model, ModelSpec, image_size, model_name, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
@@ -63,6 +65,12 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
     return dataclasses.replace(
         base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
     )
+
+
+def detect_form(layout: Layout, names: Mapping[str, Any]) -> Layout | None:
+    """Returns the form of this layout that names of arrays have, or None if they have another layout."""
+    found = detect_layout(names)
+    return found if found and found.name == layout.name else None
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
@@ -160,16 +168,7 @@ def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mappi
     return params
 
 
-def read_own_layout(archive: Archive, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a file in our own layout; `shapes` are theirs.
-
-    Raises:
-        UserError: as `read_layout`.
-    """
-    return mapping.read_parameters(archive, {name: Leaf(name) for name in shapes}, shapes, prefix="")
-
-
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
@@ -200,8 +199,8 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) ->
     if spec.stem.kind == "resnet" and layout.name == "big_vision":
         raise UserError(f"the big_vision layout does not support hybrid models (ResNet stem); {OTHER_LAYOUT}")
     if _is_class_row_folded(layout, spec):
-        first, rest = np.split(params["position"], [1])
-        params = params | {"cls": params["cls"] + first[0], "position": rest}
+        first, rest = np.split(np.asarray(params["position"]), [1])
+        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
 
 
@@ -315,6 +314,14 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     return fields
 
 
+def describe_file(
+    archive: Archive, layout: Layout, path: Path, given: Mapping[str, Any]
+) -> tuple[Layout, ModelDescription]:
+    """Returns the layout, complete, and the model of a file; as `infer_fields`, with the resolution among `given`."""
+    layout, fields = infer_fields(archive, layout, given.get("resolution"))
+    return layout, ModelDescription(model_name(fields), fields, **infer_use(fields, layout))
+
+
 def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """Returns how a published model is used, as keywords of `vit_jax.create`: preprocessing, class names, loss.
 
@@ -332,7 +339,8 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     )
     names = class_names.class_names(fields["num_classes"])
     loss = "sigmoid" if names and len(names) > 1000 else "softmax"
-    return {"preprocess": f"{sized}|value_range(-1,1)", "class_names": names, "loss": loss}
+    pipe = f"{sized}|value_range(-1,1)"
+    return {"preprocess": pipe, "class_names": list(names) if names else None, "loss": loss}
 
 
 def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:

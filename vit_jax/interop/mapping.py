@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop.npz import Archive
+from vit_jax.interop.archives import Archive
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
 OTHER_LAYOUT = "use --layout=ours"  # which supports every model
@@ -124,7 +124,7 @@ def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: 
     """Returns, for each name in the file, the views of our parameters that its array consists of."""
     views: dict[str, list[np.ndarray]] = {}
     for ours, part in table.items():
-        for name, view in _views_of_part(part, parameters[ours], prefix):
+        for name, view in _views_of_part(part, np.asarray(parameters[ours]), prefix):
             views.setdefault(name, []).append(view)
     return views
 

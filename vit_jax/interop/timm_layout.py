@@ -13,8 +13,8 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping, torch_fields
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
-from vit_jax.interop.npz import Archive
 from vit_jax.interop.torch_arrays import (
     RenamedArchive,
     convolution,

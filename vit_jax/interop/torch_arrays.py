@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
-from vit_jax.interop.npz import Archive
 
 Renaming = tuple[tuple[str, str], ...]  # pattern, replacement
 

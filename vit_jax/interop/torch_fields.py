@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
-from vit_jax.interop.npz import Archive
+from vit_jax.interop.archives import Archive
 from vit_jax.models import image_size
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
