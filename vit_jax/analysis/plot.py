@@ -151,6 +151,7 @@ def attention(
         image: the preprocessed image.
         weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
     """
+    assert isinstance(model.spec, models.ModelSpec)
     first = model.spec.class_rows
     queries = np.asarray(weights)[:, :, :first] if first else np.asarray(weights)
     maps = 100 * queries.mean((1, 2))[:, first:].reshape(-1, *model.spec.grid)

@@ -301,8 +301,9 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     return fields
 
 
-def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Returns how a published model is used, as keywords of `vit_jax.create`: preprocessing, class names, loss.
+def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names,
+    loss.
 
     The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
     whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
@@ -310,7 +311,7 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     sigmoid.
     """
     height, width = fields["resolution"]
-    cropped = layout.name == "big_vision" and height == width
+    cropped = layout == "big_vision" and height == width
     sized = (
         f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
         if cropped

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tree, user_errors
-from vit_jax.interop import catalog, description, layouts, npz
+from vit_jax.interop import bit_layouts, catalog, description, layouts, npz
 from vit_jax.storage import atomic_write
 
 LAYOUTS = {"ours": None, "google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
 
+# Of other projects' files, in the order in which they are tried.
+TABLES: tuple[Any, ...] = (layouts, bit_layouts)
 FlatParameters = dict[str, np.ndarray]  # by name
 
 
@@ -54,7 +56,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             wanted = models.create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
         model, params = _resize(model, params, given, resample)
-        if entry and model.spec.position.image_size == models.image_size(entry.resolution):
+        if entry and model.image_size == models.image_size(entry.resolution):
             model = dataclasses.replace(model, preprocess=given.get("preprocess", entry.preprocess))
         return model, tree.unflatten(params)
     except UserError as error:
@@ -82,7 +84,11 @@ def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: 
     arrays = tree.flatten(params)  # converted to NumPy's one by one as they are written
     _check_parameters(model, arrays)
     if chosen:
-        arrays = layouts.to_layout({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, chosen)
+        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+        if isinstance(model.spec, models.BitSpec):
+            arrays = bit_layouts.to_layout(arrays, model.spec, layout)
+        else:
+            arrays = layouts.to_layout(arrays, model.spec, chosen)
     with contextlib.ExitStack() as both:  # both files are replaced when both are written
         npz.write_archive(both.enter_context(_replace_file(path)), arrays)
         if not chosen:
@@ -118,17 +124,17 @@ def _load_npz(
     path: Path, given: dict[str, Any], entry: catalog.CatalogEntry | None
 ) -> tuple[models.Model, FlatParameters]:
     with npz.open_archive(path) as archive:
-        layout = layouts.detect_layout(archive)
-        if layout is None:
+        known = next((table for table in TABLES if table.detect_layout(archive)), None)
+        if known is None:
             stated = description.read_description(path)
             model = _create_as_stored(stated.model, stated.keywords, given)
             return model, layouts.read_own_layout(archive, _parameter_shapes(model))
-        layout, inferred = layouts.infer_fields(archive, layout, given.get("resolution"))
+        layout, inferred = known.infer_fields(archive, known.detect_layout(archive), given.get("resolution"))
         if entry:
             _check_entry(entry, layout.name, inferred)
-        keywords = inferred | layouts.infer_use(inferred, layout)
+        keywords = inferred | layouts.infer_use(inferred, layout.name)
         model = _create_as_stored(models.model_name(inferred), keywords, given)
-        params = layouts.read_layout(archive, layout, model.spec, _parameter_shapes(model))
+        params = known.read_layout(archive, layout, model.spec, _parameter_shapes(model))
     print(f"{path.name}: {layout.name} layout, {_summarise(model, params)}", file=sys.stderr)
     return model, params
 
@@ -141,7 +147,7 @@ def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, A
     """
     wanted = models.create(entry.model)
     resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
-    fixed = inferred["position"] != "learned" or entry.flexi  # then no array determines the resolution
+    fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
     resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
     found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
     listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
@@ -180,23 +186,23 @@ def _resize(
     other_patches = sizes["patch_size"] != model.field("patch_size")
     name = model.name
     if other_patches:
-        if old.stem.kind != "patches":
+        if model.field("stem") != "patches":
             raise UserError("patch_size cannot change: only patches of pixels can be resized, not those of a ResNet")
         name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
-    spec = models.create(name, **(model.fields | sizes)).spec
+    resized = models.create(name, **(model.fields | sizes))
+    spec = resized.spec
     if other_patches:
-        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], spec.stem.patch_size)}
-        sides = [f"{size}x{size}" for size in (old.stem.patch_size, spec.stem.patch_size)]
+        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], sizes["patch_size"])}
+        sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.class_rows, method)
+        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.position_rows, method)
         params = params | {"position": positions}
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]
-    resized = spec.position.image_size != old.position.image_size
-    if resized and "preprocess" not in given and last.startswith("value_range"):
-        height, width = spec.position.image_size
+    height, width = resized.image_size
+    if (height, width) != model.image_size and "preprocess" not in given and last.startswith("value_range"):
         preprocess = f"resize(({height},{width}))|{last}"
     return dataclasses.replace(model, name=name, spec=spec, preprocess=preprocess), params
 
@@ -207,12 +213,12 @@ def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 
 
 @functools.lru_cache
-def _traced_shapes(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Cached, as the same model is traced when its file is read and when its parameters are checked.
-    learned = spec.position.kind == "learned"
-    # Fixed positions are not parameters: their table, which may be large, need not be computed.
-    size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
-    init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    model = models.Model("", spec)
+    # Only learned positions depend on the resolution. The table of fixed ones, which may be large, is not computed.
+    size = model.image_size if model.field("position") == "learned" else (spec.tile, spec.tile)
+    init, image = model.init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
     wanted = jax.eval_shape(init, jax.random.key(0), image)
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
@@ -229,12 +235,9 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
 
 
 def _summarise(model: models.Model, params: FlatParameters) -> str:
-    spec = model.spec
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
-    height, width = spec.position.image_size
-    words += [f"{height}x{width} pixels", f"{spec.position.kind} positions", f"{spec.head.pooling} pooling"]
-    size = spec.head.representation_size
-    words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
-    words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
+    height, width = model.image_size
+    words += [f"{height}x{width} pixels", *model.spec.traits, f"{model.field('num_classes'):,} classes"]
+    words += [f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

@@ -76,13 +76,13 @@ class Block(nn.Module):
         """
         branch, weights = SelfAttention(self.spec, self.packing, name="attention")(LayerNorm(name="norm1")(x))
         x = checkpoint_name(x + self.drop_branch(dropout(self, branch, self.packing), drop_rate), "between")
-        branch = MLPS[self.spec.mlp](self.spec, self.packing, name="mlp")(LayerNorm(name="norm2")(x))
+        branch = MLPS[self.spec.block.mlp](self.spec, self.packing, name="mlp")(LayerNorm(name="norm2")(x))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights
 
     def drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
         """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
-        if not self.spec.stochastic_depth or not self.has_rng("dropout"):
+        if not self.spec.block.stochastic_depth or not self.has_rng("dropout"):
             return branch
         keep, images = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
         kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (images, 1, 1)) / keep

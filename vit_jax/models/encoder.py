@@ -55,7 +55,7 @@ class Encoder(nn.Module):
         block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
-        rates = jnp.linspace(0.0, spec.stochastic_depth, spec.depth)
+        rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 
         def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}

@@ -61,7 +61,7 @@ class AttentionPooling(nn.Module):
         spec = self.spec
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return x + MLPS[spec.mlp](spec, Packing(1, 1, 1), name="mlp")(LayerNorm(name="norm")(x))
+        return x + MLPS[spec.block.mlp](spec, Packing(1, 1, 1), name="mlp")(LayerNorm(name="norm")(x))
 
 
 class TokenPooling(nn.Module):

@@ -190,7 +190,7 @@ def dropout(module: nn.Module, x: Rows, packing: Packing) -> Rows:
 
     What is dropped depends on the image and its token, and not on the packing, which depends on the devices.
     """
-    keep = 1.0 - module.spec.dropout_rate
+    keep = 1.0 - module.spec.block.dropout_rate
     if keep == 1.0 or not module.has_rng("dropout"):
         return x
     tokens = len(x) // packing.rows * packing.images * packing.tokens

@@ -18,7 +18,8 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
     rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
-    spec = program.model.spec
+    model = program.model
+    sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
     return [
@@ -27,8 +28,8 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
-        f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
-        f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
+        f"{model.field('dtype')}",
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
