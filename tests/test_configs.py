@@ -85,7 +85,10 @@ def test_models_take_every_field_of_the_model_group():
     given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
     model = models.create("ViT-B/16", **fields)
-    for key, value in fields.items():
+    of_bit = {"unit": "post_activation", "border": "lowest"}
+    for key, value in of_bit.items():
+        assert models.create("BiT-R50x1", **{key: value}).spec != models.create("BiT-R50x1", **{key: None}).spec
+    for key, value in ((key, value) for key, value in fields.items() if key not in of_bit):
         without = {"representation_size": 0} if key == "pre_logits" else {}
         changed = models.create("ViT-B/16", **(fields | {key: other(key, value)} | without))
         assert changed.spec != model.spec, key

@@ -22,7 +22,7 @@ from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import layer_norm, narrowing_product
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
-from vit_jax.models.spec import flatten_spec
+from vit_jax.models.spec_fields import flatten_spec
 from vit_jax.planning import flops
 
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
@@ -68,7 +68,7 @@ def images_of(*shape, seed=0):
 
 
 def shapes_of(model):
-    images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), images)
 
 

@@ -4,7 +4,6 @@ Functions of an entry take the arrays of an open file (`archives.Archive`), of w
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError, choose
-from vit_jax.interop import layouts, own_layout
+from vit_jax.interop import bit_layouts, layouts, own_layout
 from vit_jax.interop.description import ModelDescription
-from vit_jax.models import Model, ModelSpec
+from vit_jax.models import BitSpec, Model, ModelSpec
 
 SUFFIXES = NPZ, SAFETENSORS = ".npz", ".safetensors"
 
@@ -40,26 +39,37 @@ class Format:
     suffixes: tuple[str, ...]
     detect: Callable[[Any], Any]
     describe: Callable[[Any, Any, Path, Mapping[str, Any]], tuple[Any, ModelDescription]]
-    read: Callable[[Any, Any, ModelSpec, dict[str, tuple[int, ...]]], dict[str, Any]]
-    write: Callable[[dict[str, np.ndarray], ModelSpec], dict[str, np.ndarray]]
+    read: Callable[[Any, Any, Any, dict[str, tuple[int, ...]]], dict[str, Any]]
+    write: Callable[[dict[str, np.ndarray], Any], dict[str, np.ndarray]]
     describing_files: Callable[[str, Model], dict[str, str]] = lambda name, model: {}
     is_inferred: bool = True
 
 
-def _google_format(layout: layouts.Layout) -> Format:
+def _of_both(layout: layouts.Layout) -> Format:
+    """Returns the layout of a name, which has one table for ViTs and one for BiTs."""
+    tables: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_layouts}
+
+    def detect(archive: Any) -> Any:
+        return layouts.detect_form(layout, archive) or bit_layouts.detect_form(layout.name, archive)
+
+    def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
+        if isinstance(spec, BitSpec):
+            return bit_layouts.to_layout(params, spec, layout.name)
+        return layouts.to_layout(params, spec, layout)
+
     return Format(
         suffixes=(NPZ,),
-        detect=functools.partial(layouts.detect_form, layout),
-        describe=layouts.describe_file,
-        read=layouts.read_layout,
-        write=functools.partial(layouts.to_layout, layout=layout),
+        detect=detect,
+        describe=lambda archive, form, *rest: tables[type(form)].describe_file(archive, form, *rest),
+        read=lambda archive, form, *rest: tables[type(form)].read_layout(archive, form, *rest),
+        write=write,
     )
 
 
 # In the order in which they are tried: our own layout has no form that can be told from the names alone.
 FORMATS = {
-    "google": _google_format(layouts.GOOGLE),
-    "big_vision": _google_format(layouts.BIG_VISION),
+    "google": _of_both(layouts.GOOGLE),
+    "big_vision": _of_both(layouts.BIG_VISION),
     "ours": Format(
         suffixes=(NPZ, SAFETENSORS),
         detect=own_layout.detect_form,

@@ -215,7 +215,7 @@ def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shap
     return mapping.read_parameters(renamed(file, form), parameter_table(spec, form), shapes, prefix="")
 
 
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in the layout of the family to which the model belongs.
 
     Raises:
@@ -223,7 +223,7 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.nd
     """
     form = choose_form(spec)
     if spec.class_rows and spec.position.rows == "patches":  # then the class token's position is zero
-        params = params | {"position": np.pad(params["position"], ((1, 0), (0, 0)))}
+        params = params | {"position": np.pad(np.asarray(params["position"]), ((1, 0), (0, 0)))}
     return mapping.file_views(parameter_table(spec, form), params, prefix="")
 
 

@@ -319,11 +319,12 @@ def describe_file(
 ) -> tuple[Layout, ModelDescription]:
     """Returns the layout, complete, and the model of a file; as `infer_fields`, with the resolution among `given`."""
     layout, fields = infer_fields(archive, layout, given.get("resolution"))
-    return layout, ModelDescription(model_name(fields), fields, **infer_use(fields, layout))
+    return layout, ModelDescription(model_name(fields), fields, **infer_use(fields, layout.name))
 
 
-def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Returns how a published model is used, as keywords of `vit_jax.create`: preprocessing, class names, loss.
+def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names,
+    loss.
 
     The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
     whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
@@ -331,7 +332,7 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     sigmoid.
     """
     height, width = fields["resolution"]
-    cropped = layout.name == "big_vision" and height == width
+    cropped = layout == "big_vision" and height == width
     sized = (
         f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
         if cropped

@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import ModelDescription, description_file, description_text, read_description
-from vit_jax.models import Model, ModelSpec
+from vit_jax.models import Model
 
 
 def detect_form(archive: Archive) -> str:
@@ -20,7 +20,7 @@ def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, A
     return form, read_description(path)
 
 
-def read_layout(archive: Archive, form: str, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, form: str, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a file; `shapes` are theirs.
 
     Raises:
@@ -29,7 +29,7 @@ def read_layout(archive: Archive, form: str, spec: ModelSpec, shapes: mapping.Sh
     return mapping.read_parameters(archive, {name: mapping.Leaf(name) for name in shapes}, shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, Any]:
     """Returns the arrays of a file: the parameters themselves."""
     return params
 

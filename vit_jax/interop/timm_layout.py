@@ -116,7 +116,7 @@ def read_layout(file: Archive, spec: ModelSpec, shapes: mapping.Shapes) -> dict[
     return mapping.read_parameters(renamed(file), parameter_table(spec), shapes, prefix="")
 
 
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
@@ -125,8 +125,8 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.nd
     mapping.refuse("timm", _unsupported(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
         # The class token has a position, the registers have none: a model only ever uses the sum.
-        first, rest = np.split(params["position"], [1])
-        params = params | {"cls": params["cls"] + first[0], "position": rest}
+        first, rest = np.split(np.asarray(params["position"]), [1])
+        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec), params, prefix="")
 
 

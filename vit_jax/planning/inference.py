@@ -109,7 +109,7 @@ def plan_inference(
 
 def nearest_resolution(name: str, size: int) -> int:
     """Returns the size nearest to `size` that a model's patches tile; of two, the larger one."""
-    patch = models.create(name).spec.stem.patch_size
+    patch = models.create(name).spec.tile
     return max(1, math.floor(size / patch + 0.5)) * patch
 
 
