@@ -10,17 +10,14 @@ import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import layouts, mapping
-from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import ModelDescription
+from vit_jax.interop import mapping
 from vit_jax.interop.mapping import Leaf
-from vit_jax.models import BitSpec, image_size, model_name
+from vit_jax.models import BitSpec, image_size
 
 NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # in released files of VTAB's tasks
 OUTER = ("", "params/", "opt/target/")  # what may precede the names of a model in a file
@@ -155,7 +152,7 @@ def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
                     yield f"stage{stage}/unit{unit}/{ours}", f"{their_unit}/{theirs}"
 
 
-def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Any, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -180,7 +177,7 @@ def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.
     )
 
 
-def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
+def infer_fields(archive: Any, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
     """Returns the layout and the fields of the model whose arrays have these shapes.
 
     Args:
@@ -207,14 +204,6 @@ def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) ->
         "num_classes": headers[layout.head].shape[-1] if layout.head in headers else 0,
         "resolution": (224, 224) if resolution is None else image_size(resolution),
     }
-
-
-def describe_file(
-    archive: Archive, layout: BitLayout, path: Path, given: Mapping[str, Any]
-) -> tuple[BitLayout, ModelDescription]:
-    """Returns the layout and the model of a file; as `infer_fields`, with the resolution among `given`."""
-    layout, fields = infer_fields(archive, layout, given.get("resolution"))
-    return layout, ModelDescription(model_name(fields), fields, **layouts.infer_use(fields, layout.name))
 
 
 def _unnumbered(name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import UserError, choose
 from vit_jax.interop import bit_layouts, layouts, own_layout
 from vit_jax.interop.description import ModelDescription
-from vit_jax.models import BitSpec, Model, ModelSpec
+from vit_jax.models import BitSpec, Model, ModelSpec, model_name
 
 SUFFIXES = NPZ, SAFETENSORS = ".npz", ".safetensors"
 
@@ -52,6 +52,10 @@ def _of_both(layout: layouts.Layout) -> Format:
     def detect(archive: Any) -> Any:
         return layouts.detect_form(layout, archive) or bit_layouts.detect_form(layout.name, archive)
 
+    def describe(archive: Any, form: Any, path: Path, given: Mapping[str, Any]) -> tuple[Any, ModelDescription]:
+        form, fields = tables[type(form)].infer_fields(archive, form, given.get("resolution"))
+        return form, ModelDescription(model_name(fields), fields, **layouts.infer_use(fields, layout.name))
+
     def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
         if isinstance(spec, BitSpec):
             return bit_layouts.to_layout(params, spec, layout.name)
@@ -60,7 +64,7 @@ def _of_both(layout: layouts.Layout) -> Format:
     return Format(
         suffixes=(NPZ,),
         detect=detect,
-        describe=lambda archive, form, *rest: tables[type(form)].describe_file(archive, form, *rest),
+        describe=describe,
         read=lambda archive, form, *rest: tables[type(form)].read_layout(archive, form, *rest),
         write=write,
     )

@@ -14,7 +14,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import ModelDescription
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
-from vit_jax.models import Model, ModelSpec, image_size, model_name, resnet_stride
+from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
@@ -312,14 +310,6 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     if hybrid:
         fields |= {"stem": "resnet", "stages": stages, "stem_width": arrays.size("conv_root/kernel", -1)}
     return fields
-
-
-def describe_file(
-    archive: Archive, layout: Layout, path: Path, given: Mapping[str, Any]
-) -> tuple[Layout, ModelDescription]:
-    """Returns the layout, complete, and the model of a file; as `infer_fields`, with the resolution among `given`."""
-    layout, fields = infer_fields(archive, layout, given.get("resolution"))
-    return layout, ModelDescription(model_name(fields), fields, **infer_use(fields, layout.name))
 
 
 def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping, torch_fields
-from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.torch_arrays import (
     RenamedArchive,
@@ -24,7 +23,7 @@ from vit_jax.interop.torch_arrays import (
     patch_leaves,
     rename,
 )
-from vit_jax.models import ModelSpec, resnet_stride
+from vit_jax.models import ModelSpec, image_size, resnet_stride
 
 NAMES = torch_fields.Names(
     patches="patch_embed.proj.",
@@ -58,7 +57,7 @@ def detect_layout(names: Mapping[str, Any]) -> bool:
     return wanted <= {rename(name, OLDER_NAMES) for name in names}
 
 
-def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = None) -> dict[str, Any]:
+def infer_fields(file: Mapping[str, Any], resolution: Any = None, num_heads: int | None = None) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
     What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
@@ -76,6 +75,7 @@ def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = 
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:
         fields |= {"pre_logits": True, "representation_size": archive["pre_logits.fc.weight"].shape[0]}
+    given = None if resolution is None else image_size(resolution)
     class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
     fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
@@ -85,10 +85,10 @@ def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = 
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError("a timm file does not state the number of attention heads; give num_heads=")
-    return fields | torch_fields.infer_positions(archive, NAMES, fields, resolution) | {"num_heads": num_heads}
+    return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
 
 
-def _stem_fields(archive: Archive) -> dict[str, Any]:
+def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a hybrid's ResNet; none for other models."""
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
     if not root:
@@ -102,12 +102,12 @@ def _stem_fields(archive: Archive) -> dict[str, Any]:
     return fields | {"patch_size": size * resnet_stride(stages)}
 
 
-def renamed(file: Archive) -> Archive:
+def renamed(file: Mapping[str, Any]) -> RenamedArchive:
     """Returns a file's arrays by their current names."""
     return RenamedArchive(file, OLDER_NAMES, IGNORED)
 
 
-def read_layout(file: Archive, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(file: Mapping[str, Any], spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import __version__, models, tree
+from vit_jax import __version__, tree
 
 NO_KERNEL = "the kernel for TPUs, which is faster, computes neither qk_norm nor rotary positions"
 
@@ -39,10 +39,9 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     ]
 
 
-def _lacks_kernel(model: models.Model, device: Any) -> bool:
+def _lacks_kernel(model: Any, device: Any) -> bool:
     """Returns whether the model's attention is a plain form where that of others is a kernel."""
-    spec = model.spec
-    return isinstance(spec, models.ModelSpec) and spec.changes_queries and device.platform == "tpu"
+    return device.platform == "tpu" and (model.field("qk_norm") or model.field("rotary") == "axial")
 
 
 def parameter_table(program: Any) -> list[str]:
