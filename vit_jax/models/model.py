@@ -15,7 +15,7 @@ from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_att
 from vit_jax.models.bit import BiT
 from vit_jax.models.bit_spec import BitSpec
 from vit_jax.models.spec import AttentionKind, ModelSpec
-from vit_jax.models.spec_fields import flatten_spec, image_size, replace_fields
+from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, default_spec, named_fields
 from vit_jax.models.vit import ViT
 
@@ -49,6 +49,10 @@ class Model:
     def field(self, name: str) -> Any:
         """Returns a field of the spec by its flat keyword; None if it is one of the other kind of model."""
         return self.values.get(name)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Returns the words that a field accepts."""
+        return field_words(self.spec)[name]
 
     @property
     def image_size(self) -> tuple[int, int]:

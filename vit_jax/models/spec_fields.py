@@ -14,6 +14,11 @@ def flatten_spec(spec: Any) -> dict[str, Any]:
     return {_keyword(declared): getattr(part, declared.name) for part, declared in _declarations(spec)}
 
 
+def field_words(spec: Any) -> dict[str, tuple[str, ...]]:
+    """Returns, by flat keyword, the words that a field accepts."""
+    return {_keyword(one): get_args(one.type) for _, one in _declarations(spec) if get_origin(one.type) is Literal}
+
+
 def replace_fields(spec: Any, **flat: Any) -> Any:
     """Returns a spec with fields replaced, in whichever part they are.
 
@@ -24,7 +29,7 @@ def replace_fields(spec: Any, **flat: Any) -> Any:
     Raises:
         UserError: a field or a word is unknown, a value has another type, or values contradict each other.
     """
-    known, words = flatten_spec(spec), _words(spec)
+    known, words = flatten_spec(spec), field_words(spec)
     given = {}
     for name, value in flat.items():
         choose("model field", name, known)
@@ -64,11 +69,6 @@ def _declarations(part: Any) -> Iterator[tuple[Any, Field]]:
     for declared in fields(part):
         value = getattr(part, declared.name)
         yield from _declarations(value) if is_dataclass(value) else [(part, declared)]
-
-
-def _words(spec: Any) -> dict[str, tuple[str, ...]]:
-    """Returns, by flat keyword, the words that a field accepts."""
-    return {_keyword(one): get_args(one.type) for _, one in _declarations(spec) if get_origin(one.type) is Literal}
 
 
 def _keyword(declared: Field) -> str:

@@ -24,6 +24,9 @@ MODELS = (
     "R50+ViT-B/16",
     "R50+ViT-L/32",
     "R50+ViT-L/16",
+    "BiT-R50x1",
+    "BiT-R50x2",
+    "BiT-R152x4",
 )
 TOKENS = 128 * 196  # a chip: 128 images of ViT-B/16 at 224 pixels
 
