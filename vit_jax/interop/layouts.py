@@ -23,12 +23,16 @@ from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import ModelDescription
-from vit_jax.interop.mapping import Leaf, Part, Stack
-from vit_jax.models import ModelSpec, image_size, model_name, resnet_stride
+from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
+from vit_jax.models import Model, ModelSpec, image_size, model_name, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
-OTHER_LAYOUT = "use --layout=ours"  # which supports every model
+# Fields of later ViTs, which have their defaults in every model of these layouts.
+LATER_FIELDS = (
+    *("class_token", "registers", "rotary", "qk_norm", "activation", "norm_epsilon", "layer_scale", "final_norm"),
+    *("embed_bias", "stem_epsilons", "image_mean", "image_std"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +174,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
     Raises:
         UserError: the layout cannot express the model.
     """
+    mapping.refuse(layout.name, _unsupported(spec, layout))
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     if spec.position.kind not in positions:
         raise UserError(
@@ -194,14 +199,23 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
     if spec.stem.kind == "resnet" and layout.name == "big_vision":
         raise UserError(f"the big_vision layout does not support hybrid models (ResNet stem); {OTHER_LAYOUT}")
     if _is_class_row_folded(layout, spec):
-        first, rest = np.split(np.asarray(params["position"]), [1])
-        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
+        first, rest = np.split(params["position"], [1])
+        params = params | {"cls": params["cls"] + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
+
+
+def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
+    """Returns what no model of the layout has, and whether this model does."""
+    value, default = Model("", spec).field, Model("", ModelSpec()).field
+    unsupported = {f"{name} {value(name)}": value(name) != default(name) for name in LATER_FIELDS}
+    rows = ("all",) if layout.class_row else ("all", "patches")
+    unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
+    return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}
 
 
 def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
     """Tells whether the class token's position is added to the class token: a model only ever uses their sum."""
-    return bool(spec.class_rows) and spec.position.kind == "learned" and not layout.class_row
+    return bool(spec.position_rows) and spec.position.kind == "learned" and not layout.class_row
 
 
 class _Arrays:

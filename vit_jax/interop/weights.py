@@ -82,6 +82,8 @@ def save(
     chosen = formats.FORMATS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
+    if target.layout != "ours":  # whose arrays are converted one by one as they are written
+        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     arrays = chosen.write(arrays, model.spec)
     texts = chosen.describing_files(target.file.name, model) if target.is_folder or target.layout == "ours" else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
@@ -143,7 +145,7 @@ def _resize(
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.class_rows, method)
+        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.position_rows, method)
         params = params | {"position": positions}
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]

@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 
+NO_KERNEL = "the kernel for TPUs, which is faster, computes neither qk_norm nor rotary positions"
+
 
 def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     """Returns the lines that describe a run."""
@@ -29,6 +31,11 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
         f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        *(
+            [f"Attention: {spec.attention.kind}; {NO_KERNEL}"]
+            if spec.changes_queries and first.platform == "tpu"
+            else []
+        ),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
