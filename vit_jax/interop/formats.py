@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError, choose
-from vit_jax.interop import layouts, own_layout
+from vit_jax.interop import (
+    huggingface_config,
+    huggingface_layout,
+    layouts,
+    own_layout,
+    timm_config,
+    timm_layout,
+    torch_files,
+)
 from vit_jax.interop.description import ModelDescription
 from vit_jax.models import Model, ModelSpec
 
@@ -60,6 +68,22 @@ def _google_format(layout: layouts.Layout) -> Format:
 FORMATS = {
     "google": _google_format(layouts.GOOGLE),
     "big_vision": _google_format(layouts.BIG_VISION),
+    "timm": Format(
+        suffixes=(SAFETENSORS,),
+        detect=lambda names: "timm" if timm_layout.detect_layout(names) else None,
+        describe=torch_files.describe_timm,
+        read=lambda archive, form, spec, shapes: timm_layout.read_layout(archive, spec, shapes),
+        write=timm_layout.to_layout,
+        describing_files=timm_config.describing_files,
+    ),
+    "huggingface": Format(
+        suffixes=(SAFETENSORS,),
+        detect=huggingface_layout.detect_form,
+        describe=torch_files.describe_huggingface,
+        read=huggingface_layout.read_layout,
+        write=huggingface_layout.to_layout,
+        describing_files=huggingface_config.describing_files,
+    ),
     "ours": Format(
         suffixes=(NPZ, SAFETENSORS),
         detect=own_layout.detect_form,
@@ -104,7 +128,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
 
     Args:
         path: a local file that ends in one of `SUFFIXES`, or a folder.
-        layout: one of `FORMATS`; or None: ours for .npz, else timm.
+        layout: one of `FORMATS`; or None: timm for .safetensors, else ours.
 
     Raises:
         UserError: the layout is unknown, the path is of another kind, or the layout has files of another kind.
@@ -116,7 +140,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
     if "://" in str(path) or not (is_folder or is_file):
         raise UserError(f"cannot write {path}: give a local path that ends in {' or '.join(SUFFIXES)}, or a folder.")
-    name = layout or ("ours" if local.suffix == NPZ else "timm")
+    name = layout or ("timm" if is_file and local.suffix == SAFETENSORS else "ours")
     allowed = FORMATS[name].suffixes
     if is_file and local.suffix not in allowed:
         raise UserError(f"cannot write {path}: the {name} layout is written into {allowed[0]} files.")

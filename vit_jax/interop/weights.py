@@ -70,7 +70,7 @@ def save(
         params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
         layout: one of `formats.FORMATS`: ours, with `<name>.json` beside it (model, preprocessing, class names);
             google, that of vision_transformer; big_vision; timm or huggingface, whose folders their own libraries load.
-            Unset: ours for .npz, timm for .safetensors and folders.
+            Unset: timm for .safetensors, else ours.
         dtype: of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
