@@ -71,7 +71,7 @@ def read(arrays, **config):
         return model, huggingface_layout.read_layout(archive, form, model.spec, shapes_of(model))
     fields = timm_layout.infer_fields(archive, num_heads=config["num_heads"])
     model = models.create(models.model_name(fields), **fields)
-    return model, timm_layout.read_layout(archive, model.spec, shapes_of(model))
+    return model, timm_layout.read_layout(archive, "vit", model.spec, shapes_of(model))
 
 
 def logits_of(model, params, images):

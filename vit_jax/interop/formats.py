@@ -1,88 +1,21 @@
-"""The layouts in which files hold the arrays of a model: one table, from the name of a layout to what can be done.
+"""The layouts that `load` and `save` know: one table, from the name of a layout to what can be done."""
 
-Functions of an entry take the arrays of an open file (`archives.Archive`), of which the names and the shapes decide.
-"""
-
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vit_jax import UserError, choose
-from vit_jax.interop import bit_layouts, layouts, own_layout
-from vit_jax.interop.description import ModelDescription
-from vit_jax.models import BitSpec, Model, ModelSpec, model_name
+from vit_jax.interop import google_files, own_layout, torch_files
 
-SUFFIXES = NPZ, SAFETENSORS = ".npz", ".safetensors"
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """What `load` and `save` need to know of a layout.
-
-    Attributes:
-        suffixes: of the files that may contain it; the first is that of a folder's file.
-        detect: returns which form of the layout the arrays of a file have, or None: they have another layout.
-        describe: returns the form, complete, and the model of a file, from its arrays, their form, the path and the
-            fields that the user gave. Raises UserError if that is not enough.
-        read: returns the parameters from the arrays, their form, the spec of the model and the shapes of its
-            parameters. Raises UserError naming every array that is missing, unexpected, or of another shape or type.
-        write: returns the arrays of a file from the parameters and the spec of the model. Raises UserError if the
-            layout cannot express the model.
-        describing_files: returns the content of the files that describe a model, by name, from the name of the file
-            with the arrays and the model.
-        is_inferred: the model of a file is inferred from its arrays, so that it is printed.
-    """
-
-    suffixes: tuple[str, ...]
-    detect: Callable[[Any], Any]
-    describe: Callable[[Any, Any, Path, Mapping[str, Any]], tuple[Any, ModelDescription]]
-    read: Callable[[Any, Any, Any, dict[str, tuple[int, ...]]], dict[str, Any]]
-    write: Callable[[dict[str, np.ndarray], Any], dict[str, np.ndarray]]
-    describing_files: Callable[[str, Model], dict[str, str]] = lambda name, model: {}
-    is_inferred: bool = True
-
-
-def _of_both(layout: layouts.Layout) -> Format:
-    """Returns the layout of a name, which has one table for ViTs and one for BiTs."""
-    tables: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_layouts}
-
-    def detect(archive: Any) -> Any:
-        return layouts.detect_form(layout, archive) or bit_layouts.detect_form(layout.name, archive)
-
-    def describe(archive: Any, form: Any, path: Path, given: Mapping[str, Any]) -> tuple[Any, ModelDescription]:
-        form, fields = tables[type(form)].infer_fields(archive, form, given.get("resolution"))
-        return form, ModelDescription(model_name(fields), fields, **layouts.infer_use(fields, layout.name))
-
-    def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
-        if isinstance(spec, BitSpec):
-            return bit_layouts.to_layout(params, spec, layout.name)
-        return layouts.to_layout(params, spec, layout)
-
-    return Format(
-        suffixes=(NPZ,),
-        detect=detect,
-        describe=describe,
-        read=lambda archive, form, *rest: tables[type(form)].read_layout(archive, form, *rest),
-        write=write,
-    )
-
+SUFFIXES = (".npz", ".safetensors")
 
 # In the order in which they are tried: our own layout has no form that can be told from the names alone.
 FORMATS = {
-    "google": _of_both(layouts.GOOGLE),
-    "big_vision": _of_both(layouts.BIG_VISION),
-    "ours": Format(
-        suffixes=(NPZ, SAFETENSORS),
-        detect=own_layout.detect_form,
-        describe=own_layout.describe_file,
-        read=own_layout.read_layout,
-        write=own_layout.to_layout,
-        describing_files=own_layout.describing_files,
-        is_inferred=False,
-    ),
+    "google": google_files.GOOGLE,
+    "big_vision": google_files.BIG_VISION,
+    "timm": torch_files.TIMM,
+    "huggingface": torch_files.HUGGINGFACE,
+    "ours": own_layout.OURS,
 }
 
 
@@ -118,7 +51,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
 
     Args:
         path: a local file that ends in one of `SUFFIXES`, or a folder.
-        layout: one of `FORMATS`; or None: ours for .npz, else timm.
+        layout: one of `FORMATS`; or None: timm for .safetensors, else ours.
 
     Raises:
         UserError: the layout is unknown, the path is of another kind, or the layout has files of another kind.
@@ -130,7 +63,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
     if "://" in str(path) or not (is_folder or is_file):
         raise UserError(f"cannot write {path}: give a local path that ends in {' or '.join(SUFFIXES)}, or a folder.")
-    name = layout or ("ours" if local.suffix == NPZ else "timm")
+    name = layout or ("timm" if is_file and local.suffix == ".safetensors" else "ours")
     allowed = FORMATS[name].suffixes
     if is_file and local.suffix not in allowed:
         raise UserError(f"cannot write {path}: the {name} layout is written into {allowed[0]} files.")

@@ -197,8 +197,8 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
     if spec.stem.kind == "resnet" and layout.name == "big_vision":
         raise UserError(f"the big_vision layout does not support hybrid models (ResNet stem); {OTHER_LAYOUT}")
     if _is_class_row_folded(layout, spec):
-        first, rest = np.split(np.asarray(params["position"]), [1])
-        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
+        first, rest = np.split(params["position"], [1])
+        params = params | {"cls": params["cls"] + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import ModelDescription, description_file, description_text, read_description
+from vit_jax.interop.layout_format import Format
 from vit_jax.models import Model
 
 
@@ -37,3 +38,14 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, Any]:
 def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of the JSON file for a file with this name."""
     return {description_file(Path(name)).name: description_text(model)}
+
+
+OURS = Format(
+    suffixes=(".npz", ".safetensors"),
+    detect=detect_form,
+    describe=describe_file,
+    read=read_layout,
+    write=to_layout,
+    describing_files=describing_files,
+    is_inferred=False,
+)

@@ -70,7 +70,7 @@ def save(
         params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
         layout: one of `formats.FORMATS`: ours, with `<name>.json` beside it (model, preprocessing, class names);
             google, that of vision_transformer; big_vision; timm or huggingface, whose folders their own libraries load.
-            Unset: ours for .npz, timm for .safetensors and folders.
+            Unset: timm for .safetensors, else ours.
         dtype: of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
@@ -82,6 +82,8 @@ def save(
     chosen = formats.FORMATS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
+    if target.layout != "ours":  # whose arrays are converted one by one as they are written
+        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     arrays = chosen.write(arrays, model.spec)
     texts = chosen.describing_files(target.file.name, model) if target.is_folder or target.layout == "ours" else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
