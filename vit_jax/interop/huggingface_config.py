@@ -118,7 +118,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         UserError: the layout cannot express the model or its preprocessing.
     """
     value, kind = model.field, huggingface_layout.choose_form(model.spec).family
-    height, width = model.spec.position.image_size
+    height, width = model.image_size
     classes = value("num_classes")
     config: dict[str, Any] = {
         "architectures": [CLASSES[kind][bool(classes)]],
@@ -161,7 +161,7 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
 
 
 def _preprocessor(model: Model) -> dict[str, Any]:
-    height, width = model.spec.position.image_size
+    height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
         prepared = pipes.read_pipe(model.preprocess)
