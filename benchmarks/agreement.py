@@ -4,8 +4,8 @@ Example:
   python -m benchmarks.agreement --python=../torch/bin/python
 
 `--python` is that of an environment with torch (its CPU build suffices), timm, transformers and numpy; our environment
-needs none of them. All weights are random, and all models have the sizes of their names at 64 pixels (56 with patches
-of 14). Prints the largest difference of the logits, relative to the largest logit.
+needs none of them. All weights are random, and all models have the widths of their names, 3 blocks and images of 64
+pixels (56 with patches of 14). Prints the largest difference of the logits, relative to the largest logit.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def write_cases(folder):
 
     rng = np.random.default_rng(0)
     for name, (model_name, layout, fields) in CASES.items():
-        model = vit_jax.create(model_name, **({"resolution": 64, "num_classes": 11} | fields))
+        model = vit_jax.create(model_name, **({"resolution": 64, "num_classes": 11, "depth": 3} | fields))
         height, width = model.spec.position.image_size
         images = rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(images.shape, np.float32))

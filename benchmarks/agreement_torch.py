@@ -9,7 +9,7 @@ import timm
 import torch
 import transformers
 
-SMALL = {"img_size": 64, "num_classes": 11}
+SMALL = {"img_size": 64, "num_classes": 11, "depth": 3}
 TIMM = {
     "timm vit_base_patch16_224": ("vit_base_patch16_224", SMALL),
     "timm vit_base_patch16_224, GAP": (
@@ -18,8 +18,8 @@ TIMM = {
     ),
     "timm vit_base_r50_s16_224": ("vit_base_r50_s16_224", SMALL),
     "timm deit3_base_patch16_224": ("deit3_base_patch16_224", SMALL),
-    "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56}),
-    "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64}),
+    "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56, "depth": 3}),
+    "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64, "depth": 3}),
     "timm vit_so400m_patch14_siglip_378": ("vit_so400m_patch14_siglip_378", {"img_size": 56, "depth": 3}),
 }
 HF = {
@@ -29,7 +29,7 @@ HF = {
     "huggingface Dinov2ForImageClassification": (transformers.Dinov2ForImageClassification, {"image_size": 56}),
     "huggingface Dinov2WithRegistersForImageClassification": (
         transformers.Dinov2WithRegistersForImageClassification,
-        {"image_size": 56},
+        {"image_size": 56, "patch_size": 14},
     ),
     "huggingface SiglipVisionModel": (transformers.SiglipVisionModel, {"image_size": 64}),
 }
@@ -80,7 +80,7 @@ def write_models(folder):
         np.savez(folder / name / "io.npz", images=images, logits=logits)
     for name, (kind, fields) in HF.items():
         labels = {"num_labels": 11} if "Classification" in name else {}
-        config = kind.config_class(**fields, **labels)
+        config = kind.config_class(**fields, **labels, num_hidden_layers=3)
         model = randomise(kind(config))
         model.save_pretrained(folder / name)
         transformers.ViTImageProcessor().save_pretrained(folder / name)

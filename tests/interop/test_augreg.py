@@ -11,27 +11,9 @@ from vit_jax import UserError, models
 from vit_jax.interop import augreg
 
 COLUMNS = [
-    "name",
-    "ds",
-    "epochs",
-    "lr",
-    "aug",
-    "wd",
-    "do",
-    "sd",
-    "best_val",
-    "final_val",
-    "final_test",
-    "adapt_ds",
-    "adapt_lr",
-    "adapt_steps",
-    "adapt_resolution",
-    "adapt_final_val",
-    "adapt_final_test",
-    "params",
-    "infer_samples_per_sec",
-    "filename",
-    "adapt_filename",
+    *("name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val", "final_test"),
+    *("adapt_ds", "adapt_lr", "adapt_steps", "adapt_resolution", "adapt_final_val", "adapt_final_test"),
+    *("params", "infer_samples_per_sec", "filename", "adapt_filename"),
 ]
 # Model, data, final_val, adapted to, resolution, adapted_val, params, images per second.
 ROWS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import huggingface_layout, pipes
-from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole
+from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole, word
 from vit_jax.models import Model
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -53,19 +53,14 @@ def read_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> P
     labels = config
     if isinstance(config.get("vision_config"), Mapping):  # of an image and a text model
         config = {"model_type": "siglip_vision_model"} | dict(config["vision_config"])
-    kind = config["model_type"]
-    if kind not in DEFAULTS:
-        raise UserError(f"its model_type {kind!r} is not one of {', '.join(DEFAULTS)}")
+    kind = word(config.get("model_type"), DEFAULTS, "model_type")
     epsilon, activation = DEFAULTS[kind]
-    word = config.get("hidden_act", activation)
-    if word not in ACTIVATIONS:
-        raise UserError(f"its activation {word!r} is not one of {', '.join(ACTIVATIONS)}")
-    if config.get("pooler_act", "tanh") != "tanh":
-        raise UserError(f"its pooler has the activation {config['pooler_act']!r}, not tanh")
+    activation = ACTIVATIONS[word(config.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
+    word(config.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
     fields: dict[str, Any] = {
         "num_heads": whole(config.get("num_attention_heads", HEADS), "num_attention_heads"),
         "norm_epsilon": number(config.get("layer_norm_eps", epsilon), "layer_norm_eps"),
-        "activation": "swiglu" if config.get("use_swiglu_ffn") is True else ACTIVATIONS[word],
+        "activation": "swiglu" if config.get("use_swiglu_ffn") is True else activation,
     }
     size = config.get("image_size", 224)
     sides = size if isinstance(size, list) and len(size) == 2 else (size, size)
@@ -87,7 +82,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
     factor = preprocessor.get("rescale_factor", RESCALE)
     scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
-    if not isinstance(method, int) or not 0 <= method < len(pipes.FILTERS) or not scaled:
+    if type(method) is not int or not 0 <= method < len(pipes.FILTERS) or not scaled:
         return None
     resize = crop = None
     if preprocessor.get("do_resize", True):
@@ -106,7 +101,7 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
         return whole(size["shortest_edge"], "size")
     if isinstance(size, Mapping) and {"height", "width"} <= set(size):
         return whole(size["height"], "size"), whole(size["width"], "size")
-    if isinstance(size, int):
+    if type(size) is int:
         return (whole(size, "size"), size) if square else whole(size, "size")
     return None
 

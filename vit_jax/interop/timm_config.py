@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import pipes
-from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole
+from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole, word
 from vit_jax.models import Model
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
@@ -43,14 +43,11 @@ def read_config(config: Mapping[str, Any]) -> PublishedConfig:
     if "num_heads" in args:
         fields["num_heads"] = whole(args["num_heads"], "num_heads")
     if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
-        if args["act_layer"] not in ACTIVATIONS:
-            raise UserError(f"its activation {args['act_layer']!r} is not one of {', '.join(ACTIVATIONS)}")
-        fields["activation"] = ACTIVATIONS[args["act_layer"]]
+        act_layer = word(args["act_layer"], ACTIVATIONS, "act_layer")
+        fields["activation"] = ACTIVATIONS[act_layer]
     pooling = args.get("global_pool") or config.get("global_pool") or ""
-    if pooling not in (*POOLINGS, ""):
-        raise UserError(f"its pooling {pooling!r} is not one of {', '.join(POOLINGS)}")
     if pooling:
-        fields["pooling"] = POOLINGS[pooling]
+        fields["pooling"] = POOLINGS[word(pooling, POOLINGS, "global_pool")]
     fields["image_mean"] = colours(cfg.get("mean") or IMAGENET_MEAN, "mean")
     fields["image_std"] = colours(cfg.get("std") or IMAGENET_STD, "std")
     size = cfg.get("input_size") or (3, 224, 224)
