@@ -91,7 +91,8 @@ FIELDS: Mapping[str, Field] = {
     "base_lr": Field(0, MOST),
     "warmup_steps": Field(0, MOST, optional=True),
     "warmup_epochs": Field(0, MOST, optional=True),
-    "decay_type": Field(choices=("cosine", "linear", "rsqrt", "constant")),
+    "decay_type": Field(choices=("cosine", "linear", "rsqrt", "step", "constant")),
+    "decay_at": Field(0, 1, when_missing=((0.3, 0.6, 0.9),)),
     "linear_end": Field(),
     "rsqrt_timescale": Field(1, MOST),
     "cooldown_steps": Field(0, MOST),
@@ -130,6 +131,8 @@ FIELDS: Mapping[str, Field] = {
     "model.stem_epsilons": Field(when_missing=("released",)),
     "model.image_mean": Field(when_missing=((0.5, 0.5, 0.5),)),
     "model.image_std": Field(when_missing=((0.5, 0.5, 0.5),)),
+    "model.unit": Field(optional=True, when_missing=(None,)),
+    "model.border": Field(optional=True, when_missing=(None,)),
     "model.dropout_rate": Field(),
     "model.stochastic_depth": Field(),
     # How devices execute the model, not what it computes.

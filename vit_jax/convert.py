@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     resolution = None if args.resolution is None else parse_resolution(args.resolution)
     model, params = interop.load(args.source, resolution=resolution, patch_size=args.patch_size, resample=args.resample)
     interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
-    height, width = model.spec.position.image_size
+    height, width = model.image_size
     print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")
     if layout in ("google", "big_vision") and model.class_names:
         lost = f"the {layout} layout does not store the names of the {len(model.class_names):,} classes"

@@ -412,7 +412,9 @@ HOSTILE = {
     "nested": ([("a.npy", npy(ONE)[:10] + b"(" * 100 + npy(ONE)[110:])], "cannot be read"),
     "empty": ([], "match no known layout"),
     "up": ([("../../up.npy", npy(ONE))], "match no known layout"),
-    "other": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(ONE))], "match no known layout"),
+    "other": ([("resnet/stem/conv/kernel.npy", npy(ONE))], "match no known layout"),
+    "BiT": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(ONE))], "from which no field can be inferred"),
+    "half a BiT": ([("resnet/root_block/standardized_conv2d/kernel.npy", npy(np.ones((7, 32), np.float32)))], "stage"),
 }
 
 

@@ -151,6 +151,7 @@ def attention(
         image: the preprocessed image.
         weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
     """
+    assert isinstance(model.spec, models.ModelSpec)
     first, before = model.spec.class_rows, model.spec.prefix_rows
     queries = np.asarray(weights)[:, :, slice(first) if first else slice(before, None)]
     maps = 100 * queries.mean((1, 2))[:, before:].reshape(-1, *model.spec.grid)

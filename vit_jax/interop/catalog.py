@@ -81,7 +81,7 @@ class CatalogEntry:
         """
         wanted = models.create(self.model)
         resized = inferred | ({"patch_size": wanted.field("patch_size")} if self.flexi else {})
-        fixed = inferred["position"] != "learned" or self.flexi  # then no array determines the resolution
+        fixed = inferred.get("position") != "learned" or self.flexi  # then no array determines the resolution
         resolution = models.image_size(self.resolution) if fixed else inferred["resolution"]
         found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
         listed = (self.layout, wanted.name, models.image_size(self.resolution), self.head)

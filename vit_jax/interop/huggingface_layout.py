@@ -14,7 +14,6 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping, torch_fields
-from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable, Stack
 from vit_jax.interop.torch_arrays import (
     RenamedArchive,
@@ -25,7 +24,7 @@ from vit_jax.interop.torch_arrays import (
     norm_leaves,
     patch_leaves,
 )
-from vit_jax.models import Model, ModelSpec
+from vit_jax.models import Model, ModelSpec, image_size
 
 
 class Family(NamedTuple):
@@ -156,7 +155,7 @@ def choose_form(spec: ModelSpec) -> Form:
     return Form(family, FAMILIES[family].prefix if classes or family == "siglip_vision_model" else "")
 
 
-def infer_fields(file: Archive, form: Form, resolution: Any = None) -> dict[str, Any]:
+def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) -> dict[str, Any]:
     """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
 
     Args:
@@ -172,13 +171,14 @@ def infer_fields(file: Archive, form: Form, resolution: Any = None) -> dict[str,
     if TEACHER + "weight" in archive:
         raise UserError("it has a second head, of the distillation token, which vit_jax does not compute")
     fields = torch_fields.infer_fields(archive, names)
+    given = None if resolution is None else image_size(resolution)
     class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
     if pooler in archive:
         fields |= {"pre_logits": True, "representation_size": archive[pooler].shape[0]}
     dinov2 = form.family.startswith("dinov2")
     both = dinov2 and fields["num_classes"]
     fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"
-    return fields | torch_fields.infer_positions(archive, names, fields, resolution)
+    return fields | torch_fields.infer_positions(archive, names, fields, given)
 
 
 def _names(form: Form, archive: Mapping[str, Any]) -> torch_fields.Names:
@@ -198,7 +198,7 @@ def _names(form: Form, archive: Mapping[str, Any]) -> torch_fields.Names:
     )
 
 
-def renamed(file: Archive, form: Form) -> Archive:
+def renamed(file: Mapping[str, Any], form: Form) -> RenamedArchive:
     """Returns a file's arrays by the names of the table, without those that the model does not need."""
     unused = [f"{form.prefix}embeddings.mask_token", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
     if f"{CLASSIFIER}weight" in file:
@@ -206,7 +206,7 @@ def renamed(file: Archive, form: Form) -> Archive:
     return RenamedArchive(file, (), "|".join(unused))
 
 
-def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(file: Mapping[str, Any], form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -215,7 +215,7 @@ def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shap
     return mapping.read_parameters(renamed(file, form), parameter_table(spec, form), shapes, prefix="")
 
 
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in the layout of the family to which the model belongs.
 
     Raises:
@@ -223,7 +223,7 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.nd
     """
     form = choose_form(spec)
     if spec.class_rows and spec.position.rows == "patches":  # then the class token's position is zero
-        params = params | {"position": np.pad(params["position"], ((1, 0), (0, 0)))}
+        params = params | {"position": np.pad(np.asarray(params["position"]), ((1, 0), (0, 0)))}
     return mapping.file_views(parameter_table(spec, form), params, prefix="")
 
 

@@ -14,7 +14,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import ModelDescription
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
-from vit_jax.models import Model, ModelSpec, image_size, model_name, resnet_stride
+from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
@@ -314,16 +312,9 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     return fields
 
 
-def describe_file(
-    archive: Archive, layout: Layout, path: Path, given: Mapping[str, Any]
-) -> tuple[Layout, ModelDescription]:
-    """Returns the layout, complete, and the model of a file; as `infer_fields`, with the resolution among `given`."""
-    layout, fields = infer_fields(archive, layout, given.get("resolution"))
-    return layout, ModelDescription(model_name(fields), fields, **infer_use(fields, layout))
-
-
-def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Returns how a published model is used, as keywords of `vit_jax.create`: preprocessing, class names, loss.
+def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names,
+    loss.
 
     The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
     whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
@@ -331,7 +322,7 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     sigmoid.
     """
     height, width = fields["resolution"]
-    cropped = layout.name == "big_vision" and height == width
+    cropped = layout == "big_vision" and height == width
     sized = (
         f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
         if cropped

@@ -124,7 +124,7 @@ def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: 
     """Returns, for each name in the file, the views of our parameters that its array consists of."""
     views: dict[str, list[np.ndarray]] = {}
     for ours, part in table.items():
-        for name, view in _views_of_part(part, parameters[ours], prefix):
+        for name, view in _views_of_part(part, np.asarray(parameters[ours]), prefix):
             views.setdefault(name, []).append(view)
     return views
 

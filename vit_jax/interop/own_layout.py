@@ -7,7 +7,8 @@ from typing import Any
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import ModelDescription, description_file, description_text, read_description
-from vit_jax.models import Model, ModelSpec
+from vit_jax.interop.layout_format import Format
+from vit_jax.models import Model
 
 
 def detect_form(archive: Archive) -> str:
@@ -20,7 +21,7 @@ def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, A
     return form, read_description(path)
 
 
-def read_layout(archive: Archive, form: str, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, form: str, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a file; `shapes` are theirs.
 
     Raises:
@@ -29,7 +30,7 @@ def read_layout(archive: Archive, form: str, spec: ModelSpec, shapes: mapping.Sh
     return mapping.read_parameters(archive, {name: mapping.Leaf(name) for name in shapes}, shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, Any]:
     """Returns the arrays of a file: the parameters themselves."""
     return params
 
@@ -37,3 +38,14 @@ def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
 def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of the JSON file for a file with this name."""
     return {description_file(Path(name)).name: description_text(model)}
+
+
+OURS = Format(
+    suffixes=(".npz", ".safetensors"),
+    detect=detect_form,
+    describe=describe_file,
+    read=read_layout,
+    write=to_layout,
+    describing_files=describing_files,
+    is_inferred=False,
+)

@@ -21,9 +21,12 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration has none
 DEFAULT_CROP = 0.875
+STANDARD = (0.5, 0.5, 0.5)  # mean and std of a model without such fields
+FIRST = {"resnet": "patch_embed.backbone.stem.conv", "patches": "patch_embed.proj", None: "stem.conv"}
 # Architectures of the hybrids, by the units of the ResNet's stages; other arguments are stated.
 HYBRIDS = {(3, 4, 9): "vit_base_r50_s16_224", (2, 2, 2, 2): "vit_small_r26_s32_224", (): "vit_tiny_r_s16_p8_224"}
 HYBRIDS |= {(3, 4, 6, 3): "vit_large_r50_s32_224"}
+BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
 GATED = "vit_giant_patch14_dinov2"  # the class of its MLP cannot be stated
 
 
@@ -106,7 +109,9 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         UserError: timm has no architecture like the model, or cannot state its preprocessing.
     """
     value = model.field
-    height, width = model.spec.position.image_size
+    if not value("num_heads"):
+        return _bit_files(model)
+    height, width = model.image_size
     swiglu = value("activation") == "swiglu"
     pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
     args: dict[str, Any] = {
@@ -137,6 +142,17 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         args["mlp_ratio"] = (value("mlp_dim") + 0.5) / value("width")
     else:
         args["patch_size"] = value("patch_size")
+    return _files(model, architecture, pooling, args)
+
+
+def _bit_files(model: Model) -> dict[str, str]:
+    if model.name not in BITS:
+        raise UserError(f"timm has no {model.name}; use --layout=ours")
+    return _files(model, BITS[model.name], "avg", {})
+
+
+def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any]) -> dict[str, str]:
+    value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
         "num_classes": value("num_classes"),
@@ -151,11 +167,13 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
 
 
 def _pretrained_cfg(model: Model) -> dict[str, Any]:
-    height, width = model.spec.position.image_size
+    height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
         prepared = pipes.read_pipe(model.preprocess)
-    mean, std = pipes.combine_range(prepared.values, model.field("image_mean"), model.field("image_std"))
+    mean, std = pipes.combine_range(
+        prepared.values, *(model.field(name) or STANDARD for name in ("image_mean", "image_std"))
+    )
     cropped = prepared.crop or (height, width)
     size = prepared.resize if prepared.resize is not None else cropped
     squash = isinstance(size, tuple)
@@ -172,8 +190,8 @@ def _pretrained_cfg(model: Model) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "num_classes": model.field("num_classes"),
-        "first_conv": "patch_embed.backbone.stem.conv" if model.field("stem") == "resnet" else "patch_embed.proj",
-        "classifier": "head",
+        "first_conv": FIRST[model.field("stem")],
+        "classifier": "head" if model.field("stem") else "head.fc",
     }
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import mapping, torch_fields
-from vit_jax.interop.archives import Archive
+from vit_jax.interop import mapping, timm_bit_layout, torch_fields
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.torch_arrays import (
     RenamedArchive,
@@ -24,7 +23,7 @@ from vit_jax.interop.torch_arrays import (
     patch_leaves,
     rename,
 )
-from vit_jax.models import ModelSpec, resnet_stride
+from vit_jax.models import BitSpec, ModelSpec, image_size, resnet_stride
 
 NAMES = torch_fields.Names(
     patches="patch_embed.proj.",
@@ -52,19 +51,27 @@ IGNORED = "mask_token"  # of DINOv2's training
 DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
 
 
+def detect_form(names: Mapping[str, Any]) -> str | None:
+    """Returns "vit" or "bit", the kind of model whose arrays have these names in the layout, or None."""
+    return "bit" if timm_bit_layout.detect_layout(names) else "vit" if detect_layout(names) else None
+
+
 def detect_layout(names: Mapping[str, Any]) -> bool:
-    """Tells whether names of arrays belong to the layout."""
+    """Tells whether names of arrays belong to the layout of ViTs."""
     wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
     return wanted <= {rename(name, OLDER_NAMES) for name in names}
 
 
-def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = None) -> dict[str, Any]:
+def infer_fields(
+    file: Mapping[str, Any], form: str = "vit", resolution: Any = None, num_heads: int | None = None
+) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
     What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
 
     Args:
         file: with timm's names, current or older.
+        form: as detected.
         resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
         num_heads: as the user states it; a file only tells it where queries are normalised.
 
@@ -72,10 +79,13 @@ def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = 
         UserError: the number of heads is not known, an array is missing that determines a field, or the positions are
             not those of square images.
     """
+    if form == "bit":
+        return timm_bit_layout.infer_fields(file, resolution)
     archive = renamed(file)
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:
         fields |= {"pre_logits": True, "representation_size": archive["pre_logits.fc.weight"].shape[0]}
+    given = None if resolution is None else image_size(resolution)
     class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
     fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
@@ -85,10 +95,10 @@ def infer_fields(file: Archive, resolution: Any = None, num_heads: int | None = 
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError("a timm file does not state the number of attention heads; give num_heads=")
-    return fields | torch_fields.infer_positions(archive, NAMES, fields, resolution) | {"num_heads": num_heads}
+    return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
 
 
-def _stem_fields(archive: Archive) -> dict[str, Any]:
+def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a hybrid's ResNet; none for other models."""
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
     if not root:
@@ -102,31 +112,37 @@ def _stem_fields(archive: Archive) -> dict[str, Any]:
     return fields | {"patch_size": size * resnet_stride(stages)}
 
 
-def renamed(file: Archive) -> Archive:
+def renamed(file: Mapping[str, Any]) -> RenamedArchive:
     """Returns a file's arrays by their current names."""
     return RenamedArchive(file, OLDER_NAMES, IGNORED)
 
 
-def read_layout(file: Archive, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a model by our names; `shapes` are theirs.
+def read_layout(
+    file: Mapping[str, Any], form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes
+) -> dict[str, Any]:
+    """Returns the parameters of a ViT or of a BiT by our names; `shapes` are theirs.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
+    if isinstance(spec, BitSpec):
+        return timm_bit_layout.read_layout(file, spec, shapes)
     return mapping.read_parameters(renamed(file), parameter_table(spec), shapes, prefix="")
 
 
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file in this layout.
+def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in this layout, of a ViT or of a BiT.
 
     Raises:
         UserError: the layout cannot express the model.
     """
+    if isinstance(spec, BitSpec):
+        return timm_bit_layout.to_layout(params, spec)
     mapping.refuse("timm", _unsupported(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
         # The class token has a position, the registers have none: a model only ever uses the sum.
-        first, rest = np.split(params["position"], [1])
-        params = params | {"cls": params["cls"] + first[0], "position": rest}
+        first, rest = np.split(np.asarray(params["position"]), [1])
+        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec), params, prefix="")
 
 

@@ -2,12 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
-from vit_jax.interop.archives import Archive
-from vit_jax.models import image_size
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
 
@@ -26,7 +24,7 @@ class Names(NamedTuple):
     head: str  # prefix
 
 
-def infer_fields(archive: Archive, names: Names) -> dict[str, Any]:
+def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes, but for those of pooling, ResNet and attention.
 
     Args:
@@ -58,19 +56,20 @@ def infer_fields(archive: Archive, names: Names) -> dict[str, Any]:
     return fields | ({"activation": "swiglu"} if widening[0] == 2 * mlp_dim else {})
 
 
-def infer_positions(archive: Archive, names: Names, fields: dict[str, Any], resolution: Any) -> dict[str, Any]:
+def infer_positions(
+    archive: Mapping[str, Any], names: Names, fields: dict[str, Any], given: tuple[int, int] | None
+) -> dict[str, Any]:
     """Returns the fields of the positions.
 
     Args:
         archive: the file.
         names: of its layout.
         fields: patch_size and registers.
-        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
+        given: (height, width) of the images, if the user states it; else they are assumed to be square.
 
     Raises:
         UserError: the positions are not those of square images.
     """
-    given = None if resolution is None else image_size(resolution)
     patch_size = fields["patch_size"]
     if names.position not in archive:
         default = max(1, 224 // patch_size) * patch_size
@@ -98,7 +97,7 @@ def _grids(
             yield kind, (given[0] // patch_size, given[1] // patch_size)
 
 
-def _shape(archive: Archive, name: str) -> tuple[int, ...]:
+def _shape(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Returns the shape of an array.
 
     Raises:

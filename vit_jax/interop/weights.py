@@ -52,7 +52,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             wanted = models.create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
         model, params = _resize(model, params, given, resample)
-        if entry and model.spec.position.image_size == models.image_size(entry.resolution):
+        if entry and model.image_size == models.image_size(entry.resolution):
             model = dataclasses.replace(model, preprocess=given.get("preprocess", entry.preprocess))
         return model, tree.unflatten(params)
     except UserError as error:
@@ -135,13 +135,14 @@ def _resize(
     other_patches = sizes["patch_size"] != model.field("patch_size")
     name = model.name
     if other_patches:
-        if old.stem.kind != "patches":
+        if model.field("stem") != "patches":
             raise UserError("patch_size cannot change: only patches of pixels can be resized, not those of a ResNet")
         name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
-    spec = models.create(name, **(model.fields | sizes)).spec
+    resized = models.create(name, **(model.fields | sizes))
+    spec = resized.spec
     if other_patches:
-        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], spec.stem.patch_size)}
-        sides = [f"{size}x{size}" for size in (old.stem.patch_size, spec.stem.patch_size)]
+        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], sizes["patch_size"])}
+        sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
@@ -149,9 +150,8 @@ def _resize(
         params = params | {"position": positions}
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]
-    resized = spec.position.image_size != old.position.image_size
-    if resized and "preprocess" not in given and last.startswith("value_range"):
-        height, width = spec.position.image_size
+    height, width = resized.image_size
+    if (height, width) != model.image_size and "preprocess" not in given and last.startswith("value_range"):
         preprocess = f"resize(({height},{width}))|{last}"
     return dataclasses.replace(model, name=name, spec=spec, preprocess=preprocess), params
 
@@ -162,12 +162,12 @@ def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 
 
 @functools.lru_cache
-def _traced_shapes(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Cached, as the same model is traced when its file is read and when its parameters are checked.
-    learned = spec.position.kind == "learned"
-    # Fixed positions are not parameters: their table, which may be large, need not be computed.
-    size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
-    init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    model = models.Model("", spec)
+    # Only learned positions depend on the resolution. The table of fixed ones, which may be large, is not computed.
+    size = model.image_size if model.field("position") == "learned" else (spec.tile, spec.tile)
+    init, image = model.init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
     wanted = jax.eval_shape(init, jax.random.key(0), image)
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
@@ -184,12 +184,9 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
 
 
 def _summarise(model: models.Model, params: FlatParameters) -> str:
-    spec = model.spec
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
-    height, width = spec.position.image_size
-    words += [f"{height}x{width} pixels", f"{spec.position.kind} positions", f"{spec.head.pooling} pooling"]
-    size = spec.head.representation_size
-    words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
-    words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
+    height, width = model.image_size
+    words += [f"{height}x{width} pixels", *model.spec.traits, f"{model.field('num_classes'):,} classes"]
+    words += [f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
-from vit_jax.models.spec import AttentionKind, ModelSpec
+from vit_jax.models.spec import ModelSpec
 
-KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
 IMAGES = 8
 NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
 Images: TypeAlias = Float[Array, "images tokens width"]

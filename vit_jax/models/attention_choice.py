@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from vit_jax import kernels
 from vit_jax.models.spec import AttentionKind, Dtype, ModelSpec
 
+KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
+
 
 class AttentionSizes(NamedTuple):
     """What the choice depends on, as it is on one device."""

@@ -1,11 +1,12 @@
 """What a BiT is (arXiv 1912.11370), as plain frozen values, and its named sizes."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vit_jax import UserError, choose
-from vit_jax.models.spec import Dtype, check_stages, image_size, resnet_stride
+from vit_jax.models.spec import Dtype, check_stages, resnet_stride
+from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: FORMS, BORDERS and REMATS.
 UnitKind = Literal["pre_activation", "post_activation"]
@@ -23,6 +24,7 @@ UNITS = {
     200: (3, 24, 36, 3),
 }
 ROOT_WIDTH = 64  # channels of the root at width factor 1
+BIT_NAMES = tuple(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4))
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ class BitSpec:
         return -(-height // stride), -(-width // stride)
 
     @property
+    def position_rows(self) -> int:
+        """Rows of a table of positions before those of the patches: there is no such table."""
+        return 0
+
+    @property
+    def traits(self) -> list[str]:
+        """What else distinguishes the model, in words."""
+        return [f"{self.unit} units"]
+
+    @property
     def tile(self) -> int:
         """The pixels on a side of which images must be a multiple."""
         return 1
@@ -80,6 +92,11 @@ class BitSpec:
     def split_sizes(self) -> dict[str, int]:
         """Dimension of a parameter -> its size, where a mesh axis must divide it."""
         return {}
+
+    @property
+    def simplified(self) -> "BitSpec":
+        """The spec without values that say what is so anyway."""
+        return replace(self, border="zeros") if self.unit == "post_activation" else self
 
     @property
     def soonest_traced(self) -> "BitSpec":
@@ -98,8 +115,7 @@ def bit_fields(name: str) -> dict[str, Any]:
     if layers is None:
         return {"stages": None, "width": None}
     if int(layers) not in UNITS:
-        options = [f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4)]
-        choose("model", name, options, where="vit_jax/models/bit_spec.py")
+        choose("model", name, BIT_NAMES, where="vit_jax/models/bit_spec.py")
     return {"stages": UNITS[int(layers)], "width": ROOT_WIDTH * int(factor)}
 
 

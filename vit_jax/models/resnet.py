@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from vit_jax.models.spec import StemEpsilons
 from vit_jax.sharding import constrain, gather
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
@@ -41,7 +40,7 @@ class Epsilons(NamedTuple):
     norm: float  # of GroupNorm
 
 
-EPSILONS: dict[StemEpsilons, Epsilons] = {
+EPSILONS: dict[str, Epsilons] = {
     "released": Epsilons(standardise, 1e-6),
     "timm": Epsilons(standardise_as_timm, 1e-5),
 }
@@ -148,7 +147,7 @@ class ResNet(nn.Module):
 
     stages: tuple[int, ...]  # units in each
     width: int  # of the root and of the first stage
-    epsilons: StemEpsilons = "released"
+    epsilons: str = "released"  # of EPSILONS
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:

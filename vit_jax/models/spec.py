@@ -5,11 +5,11 @@ words; and its flat keyword, where that differs from its name.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from vit_jax import UserError, choose
+from vit_jax import UserError
+from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
 # MLPS and REMAT_POLICIES.
@@ -30,7 +30,6 @@ GradDtype = Literal["auto", "float32"]
 
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
-MAX_INTEGER = 2**40
 
 
 def _check_positive(part: Any, *names: str) -> None:
@@ -132,15 +131,14 @@ class PositionSpec:
 
     def __post_init__(self):
         """Raises UserError for a resolution below one pixel, or a grid of no rotation."""
-        if min(self.image_size) < 1:
-            raise UserError(f"resolution must be at least 1 pixel, not {self.resolution}.")
+        image_size(self.resolution)
         if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
             raise UserError("rotary_grid is the number of patches on a side for rotary='axial'; 0 does not scale.")
 
     @property
     def image_size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
-        return self.resolution if isinstance(self.resolution, tuple) else (self.resolution, self.resolution)
+        return image_size(self.resolution)
 
 
 @dataclass(frozen=True)
@@ -234,6 +232,48 @@ class ModelSpec:
         self.grid_of(self.position.image_size)
 
     @property
+    def simplified(self) -> "ModelSpec":
+        """The spec without values that say what is so anyway: equal models have equal specs."""
+
+        head, prefix, position = self.head, self.prefix, self.position
+        if head.representation_size == self.width:
+            head = replace(head, representation_size=0)
+        if head.pooling in CLASS_POOLINGS:
+            prefix = replace(prefix, class_token="auto")
+        if position.kind != "learned" or self.position_rows == self.prefix_rows:
+            position = replace(position, rows="all")
+        return replace(self, head=head, prefix=prefix, position=position)
+
+    @property
+    def soonest_traced(self) -> "ModelSpec":
+        """The spec, of those with the same parameters, whose trace takes the least time: of one block, not of all."""
+        return replace(self, scan=True, remat="none")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The fields that determine how large the model is."""
+        heads = self.attention.num_heads
+        return {"width": self.width, "depth": self.depth, "mlp_dim": self.mlp_dim, "num_heads": heads}
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Dimension of a parameter -> its size, where a mesh axis must divide it."""
+        return {"heads": self.attention.num_heads, "mlp": self.mlp_dim}
+
+    @property
+    def traits(self) -> list[str]:
+        """What else distinguishes the model, in words."""
+        head = self.head
+        tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
+        words = [f"{self.position.kind} positions", f"{head.pooling} pooling"]
+        return words + ([tanh_layer] if head.pre_logits else [])
+
+    @property
+    def tile(self) -> int:
+        """The pixels on a side of which images must be a multiple."""
+        return self.stem.patch_size
+
+    @property
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.width // self.attention.num_heads
@@ -282,101 +322,3 @@ class ModelSpec:
                 f"patches of {patch} pixels do not tile {height}x{width} images; resolution {near} would fit."
             )
         return height // patch, width // patch
-
-
-def flatten_spec(spec: Any) -> dict[str, Any]:
-    """Returns every field of a `ModelSpec` and of its parts by its flat keyword, which is unique over all parts."""
-    return {_keyword(declared): getattr(part, declared.name) for part, declared in _declarations(spec)}
-
-
-def replace_fields(spec: ModelSpec, **flat: Any) -> ModelSpec:
-    """Returns a spec with fields replaced, in whichever part they are.
-
-    Args:
-        spec: the spec to start from.
-        **flat: values by flat keyword; None leaves the field unchanged.
-
-    Raises:
-        UserError: a field or a word is unknown, a value has another type, or values contradict each other.
-    """
-    known = flatten_spec(spec)
-    given = {}
-    for name, value in flat.items():
-        choose("model field", name, known)
-        if value is not None:
-            given[name] = _converted(name, value, known[name])
-            if name in WORDS:
-                choose(name, given[name], WORDS[name])
-    return _simplified(_replaced(spec, given))
-
-
-def _simplified(spec: ModelSpec) -> ModelSpec:
-    """Returns the spec without values that say what is so anyway: equal models have equal specs."""
-    head, prefix, position = spec.head, spec.prefix, spec.position
-    if head.representation_size == spec.width:
-        head = replace(head, representation_size=0)
-    if head.pooling in CLASS_POOLINGS:
-        prefix = replace(prefix, class_token="auto")
-    if position.kind != "learned" or spec.position_rows == spec.prefix_rows:
-        position = replace(position, rows="all")
-    return replace(spec, head=head, prefix=prefix, position=position)
-
-
-def _replaced(part: Any, given: dict[str, Any]) -> Any:
-    changes: dict[str, Any] = {}
-    for declared in fields(part):
-        value = getattr(part, declared.name)
-        if is_dataclass(value):
-            changes[declared.name] = _replaced(value, given)
-        elif _keyword(declared) in given:
-            changes[declared.name] = given[_keyword(declared)]
-    return replace(part, **changes)
-
-
-def _declarations(part: Any) -> Iterator[tuple[Any, Field]]:
-    """Yields every field of a spec and of its parts, each with the part it belongs to."""
-    for declared in fields(part):
-        value = getattr(part, declared.name)
-        yield from _declarations(value) if is_dataclass(value) else [(part, declared)]
-
-
-def _keyword(declared: Field) -> str:
-    return declared.metadata.get("keyword", declared.name)
-
-
-# Flat keyword -> the words that the field accepts.
-WORDS = {_keyword(one): get_args(one.type) for _, one in _declarations(ModelSpec()) if get_origin(one.type) is Literal}
-
-
-def image_size(resolution: Any) -> tuple[int, int]:
-    """Returns (height, width) in pixels of a resolution as a user gives it.
-
-    Raises:
-        UserError: it is not one or two sizes.
-    """
-    return PositionSpec(resolution=_converted("resolution", resolution, 0)).image_size
-
-
-def _converted(name: str, value: Any, example: Any) -> Any:
-    """Returns a value from JSON, NumPy or a config in the type of the field, which is that of `example`."""
-    if hasattr(value, "tolist"):  # NumPy's
-        value = value.tolist()
-    if name == "resolution" and isinstance(value, tuple | list):
-        if len(value) != 2:
-            raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
-        height, width = (_converted(name, side, 0) for side in value)
-        return height if height == width else (height, width)
-    if isinstance(example, tuple):
-        if not isinstance(value, tuple | list):
-            kind = "numbers" if example and isinstance(example[0], float) else "whole numbers"
-            raise UserError(f"{name} must be a list of {kind}, not {value!r}.")
-        return tuple(_converted(name, item, example[0] if example else 0) for item in value)
-    wanted = int if name == "resolution" else type(example)
-    accepted = {int: int, float: int | float, str: str, bool: bool}[wanted]
-    whole = wanted is int and isinstance(value, float) and value.is_integer()
-    if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and wanted is not bool):
-        words = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
-        raise UserError(f"{name} must be {words[wanted]}, not {value!r}.")
-    if wanted is int and abs(value) > MAX_INTEGER:
-        raise UserError(f"{name} must be at most {MAX_INTEGER:,}.")
-    return wanted(value)

@@ -144,7 +144,7 @@ class ViT(nn.Module):
         return x, out
 
 
-def _with_rows(table: PositionTable, before: int, wanted: int) -> PositionTable:
+def _with_rows(table: PositionTable, before: int, wanted: int) -> Float[Array, "more_tokens width"]:
     """Returns a table with rows of zeros after the first `before`, so that `wanted` rows come before the patches."""
     if before == wanted:
         return table
