@@ -4,8 +4,8 @@ Example:
   python -m benchmarks.agreement --python=../torch/bin/python
 
 `--python` is that of an environment with torch (its CPU build suffices), timm, transformers and numpy; our environment
-needs none of them. All weights are random, and all models have the widths of their names, 3 blocks and images of 64
-pixels (56 with patches of 14). Prints the largest difference of the logits, relative to the largest logit.
+needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64 pixels, or 56
+for patches of 14. Prints the largest difference of the logits, relative to the largest logit.
 """
 
 import argparse
@@ -24,6 +24,7 @@ CASES = {
     "timm B/16 with the tanh form of GELU": ("ViT-B/16", "timm", {}),
     "timm B/16 GAP": ("ViT-B/16", "timm", {"activation": "gelu", "pooling": "gap", "final_norm": "pooled"}),
     "timm R50+B/16": ("R50+ViT-B/16", "timm", {"activation": "gelu", "stem_epsilons": "timm"}),
+    "timm BiT-R50x1": ("BiT-R50x1", "timm", {}),
     "timm DeiT-III B/16": ("ViT-B/16", "timm", LATER),
     "timm DINOv2 B/14 with registers": ("ViT-B/14", "timm", DINOV2 | {"registers": 4}),
     "timm SigLIP B/16": ("ViT-B/16", "timm", SIGLIP),
@@ -51,8 +52,11 @@ def write_cases(folder):
 
     rng = np.random.default_rng(0)
     for name, (model_name, layout, fields) in CASES.items():
-        model = vit_jax.create(model_name, **({"resolution": 64, "num_classes": 11, "depth": 3} | fields))
-        height, width = model.spec.position.image_size
+        model = vit_jax.create(
+            model_name,
+            **({"resolution": 64, "num_classes": 11} | ({"depth": 3} if "ViT" in model_name else {}) | fields),
+        )
+        height, width = model.image_size
         images = rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(images.shape, np.float32))
 

@@ -17,6 +17,7 @@ TIMM = {
         SMALL | {"class_token": False, "global_pool": "avg"},
     ),
     "timm vit_base_r50_s16_224": ("vit_base_r50_s16_224", SMALL),
+    "timm resnetv2_50x1_bit": ("resnetv2_50x1_bit", {"num_classes": 11}),
     "timm deit3_base_patch16_224": ("deit3_base_patch16_224", SMALL),
     "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56, "depth": 3}),
     "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64, "depth": 3}),
@@ -75,7 +76,8 @@ def write_models(folder):
         model = randomise(timm.create_model(architecture, **fields))
         timm.models.save_for_hf(model, folder / name, model_args=fields, safe_serialization=True)
         cfg = model.pretrained_cfg
-        images = rng.uniform(-1, 1, (2, fields["img_size"], fields["img_size"], 3)).astype(np.float32)
+        size = fields.get("img_size", 64)
+        images = rng.uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
         logits = logits_of(model, inputs(images, cfg["mean"], cfg["std"]))
         np.savez(folder / name / "io.npz", images=images, logits=logits)
     for name, (kind, fields) in HF.items():

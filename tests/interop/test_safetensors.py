@@ -87,7 +87,7 @@ def write_shards(folder, index=None, layout="huggingface"):
             arrays = {name: np.empty(archive[name].shape, np.float32) for name in names}
             for name, array in arrays.items():
                 archive.read_array(name, array)
-            safetensors_files.write_archive(folder / shard, arrays, np.dtype("float32"))
+            safetensors_files.write_archive(folder / shard, arrays, "float32")
             shard_of |= dict.fromkeys(names, shard)
     (folder / "whole.safetensors").unlink()
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": (index or (lambda same: same))(shard_of)})
@@ -223,7 +223,7 @@ def test_thousands_of_changed_files_are_loaded_cleanly_or_refused(kind, tmp_path
 
 def test_bfloat16_is_read_exactly(tmp_path):
     values = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
-    safetensors_files.write_archive(tmp_path / "x.safetensors", {"a": values}, values.dtype)
+    safetensors_files.write_archive(tmp_path / "x.safetensors", {"a": values}, "bfloat16")
     with archives.open_archive(tmp_path / "x.safetensors") as archive:
         read = np.empty(3, np.float32)
         archive.read_array("a", read)
