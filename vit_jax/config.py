@@ -186,7 +186,7 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
             for value in field.when_missing:
                 _set_missing(fields, name.split("."), value)
         evaluations = fields["evals"].values() if "evals" in fields else ()
-        for group in (fields, *evaluations):
+        for group in (fields, fields["model"], *evaluations):
             group |= {name: tuple(value) for name, value in group.items() if isinstance(value, list)}
         return ConfigDict(fields).lock()
     except (ValueError, AttributeError, TypeError) as error:

@@ -17,7 +17,6 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import mapping
 from vit_jax.interop.mapping import Leaf
-from vit_jax.interop.npz import Archive
 from vit_jax.models import BitSpec, image_size
 
 NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # in released files of VTAB's tasks
@@ -113,6 +112,12 @@ def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
     return None
 
 
+def detect_form(name: str, names: Mapping[str, Any]) -> BitLayout | None:
+    """Returns the form of the layout of a name that names of arrays have, or None if they have another layout."""
+    found = detect_layout(names)
+    return found if found and found.name == name else None
+
+
 def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ()) -> mapping.ParameterTable:
     """Returns the arrays of a layout that the parameters of a model consist of.
 
@@ -147,7 +152,7 @@ def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
                     yield f"stage{stage}/unit{unit}/{ours}", f"{their_unit}/{theirs}"
 
 
-def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Any, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -156,7 +161,7 @@ def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapp
     return mapping.read_parameters(archive, parameter_table(spec, layout, archive), shapes, layout.prefix)
 
 
-def to_layout(params: dict[str, np.ndarray], spec: BitSpec, name: str) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in the layout of a name.
 
     Raises:
@@ -167,12 +172,12 @@ def to_layout(params: dict[str, np.ndarray], spec: BitSpec, name: str) -> dict[s
             return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
     border = f" and the border {spec.border}" if spec.unit == "pre_activation" else ""
     raise UserError(
-        f"the {name} layout does not support a BiT with {spec.unit} units{border}; use --layout=ours, which supports "
-        "every model"
+        f"the {name} layout does not support a BiT with {spec.unit} units{border}; {mapping.OTHER_LAYOUT}, which "
+        "supports every model"
     )
 
 
-def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
+def infer_fields(archive: Any, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
     """Returns the layout and the fields of the model whose arrays have these shapes.
 
     Args:

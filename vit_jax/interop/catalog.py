@@ -24,8 +24,10 @@ import functools
 import html
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+from vit_jax import UserError, models
 from vit_jax.interop import download
 
 CATALOG_FILE = Path(__file__).with_name("published.csv")
@@ -68,6 +70,25 @@ class CatalogEntry:
     flexi: bool
     preprocess: str
     preprocess_source: str
+
+    def check(self, layout: str, inferred: dict[str, Any]) -> None:
+        """Compares a file with this entry; patches and positions of FlexiViT's files may differ.
+
+        Raises:
+            UserError: it is another model.
+        """
+        wanted = models.create(self.model)
+        resized = inferred | ({"patch_size": wanted.field("patch_size")} if self.flexi else {})
+        fixed = inferred.get("position") != "learned" or self.flexi  # then no array determines the resolution
+        resolution = models.image_size(self.resolution) if fixed else inferred["resolution"]
+        found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
+        listed = (self.layout, wanted.name, models.image_size(self.resolution), self.head)
+        if found != listed:
+            words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
+            stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
+            raise UserError(
+                f"the file contains {stored}, but the catalog lists {words(*listed)}, so the file was not loaded"
+            )
 
 
 class CatalogTable(tuple[CatalogEntry, ...]):

@@ -1,4 +1,4 @@
-"""The description of a model as JSON: in a file beside the .npz of our own layout, and in every checkpoint."""
+"""The description of a model as JSON: in a file beside the arrays of our own layout, and in every checkpoint."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 from vit_jax import UserError, models, user_errors
 from vit_jax.config_fields import EXECUTION
 
-MODEL_FILE = "model.npz"
 MAX_BYTES = 2**24  # of a JSON file
 
 
@@ -61,12 +60,12 @@ def check_description(description: Any) -> ModelDescription:
 
 
 def read_description(path: Path) -> ModelDescription:
-    """Returns the description in the JSON file beside an .npz file.
+    """Returns the description in the JSON file beside a file of arrays.
 
     Raises:
         UserError: the file is missing or does not describe a model.
     """
-    beside = path.with_suffix(".json")
+    beside = description_file(path)
     if not beside.is_file():
         raise UserError(
             f"its array names match no known layout; if vit_jax wrote this file, put {beside.name} in the same folder"
@@ -78,6 +77,11 @@ def read_description(path: Path) -> ModelDescription:
     return check_description(description)
 
 
-def write_description(path: Path, model: models.Model) -> None:
-    """Writes the description of a model into a file."""
-    path.write_text(json.dumps(describe_model(model), indent=2) + "\n")
+def description_file(path: Path) -> Path:
+    """Returns the path of the JSON file that describes the model of a file."""
+    return path.with_suffix(".json")
+
+
+def description_text(model: models.Model) -> str:
+    """Returns the description of a model as the text of a JSON file."""
+    return json.dumps(describe_model(model), indent=2) + "\n"

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tree, user_errors
-from vit_jax.interop import bit_layouts, catalog, description, layouts, npz
+from vit_jax.interop import archives, description, formats, locate
 from vit_jax.storage import atomic_write
 
-LAYOUTS = {"ours": None, "google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
-
-# Of other projects' files, in the order in which they are tried.
-TABLES: tuple[Any, ...] = (layouts, bit_layouts)
 FlatParameters = dict[str, np.ndarray]  # by name
 
 
@@ -32,9 +27,9 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
 
     Args:
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
-            `<workdir>/checkpoints/<step>`, or an .npz file (ours with its JSON file, vision_transformer's or
-            big_vision's), local or remote; or the name of a published checkpoint, see `vit_jax.list_models`, which is
-            downloaded.
+            `<workdir>/checkpoints/<step>`, a file in any layout of `formats.FORMATS` (.npz, .safetensors, or the index
+            of several), or a folder that timm or transformers wrote, local or remote; the name of a published
+            checkpoint, see `vit_jax.list_models`, or `hf-hub:OWNER/NAME`, which are downloaded.
         resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
             flexi, as FlexiViT does. Unset: flexi if patch_size is given, else linear.
         **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
@@ -48,8 +43,9 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         choose("resample", resample, models.RESAMPLINGS)
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        local, entry = _locate(path)
-        model, params = _load_npz(local, given, entry) if local.is_file() else _load_checkpoint(local, given)
+        located = locate.locate_weights(path)
+        entry = located.entry
+        model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
@@ -63,104 +59,57 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         raise UserError(f"{shown(path)}: {shown(error)}") from None  # the traceback would not help a user
 
 
-def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
-    """Writes `<name>.npz`: float32 arrays by the names of a layout.
+def save(
+    path: str | Path, model: models.Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
+) -> None:
+    """Writes the arrays of a model by the names of a layout, with what describes it where the layout has that.
 
     Args:
-        path: ends in .npz.
+        path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and all that describes them.
         model: the model of the parameters.
         params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
-        layout: ours, with `<name>.json` beside it (model, preprocessing, class names); google, that of
-            vision_transformer; or big_vision. The last two contain only the arrays.
+        layout: one of `formats.FORMATS`: ours, with `<name>.json` beside it (model, preprocessing, class names);
+            google, that of vision_transformer; big_vision; timm or huggingface, whose folders their own libraries load.
+            Unset: timm for .safetensors, else ours.
+        dtype: of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
-        UserError: the path does not end in .npz or cannot be written, the parameters are not those of the model, or the
+        UserError: the path has another ending or cannot be written, the parameters are not those of the model, or the
             layout cannot express it.
     """
-    chosen = LAYOUTS[choose("layout", layout, LAYOUTS)]
-    if "://" in str(path) or Path(path).suffix != ".npz":
-        raise UserError(f"cannot write {path}: give a local path that ends in .npz.")
-    path = Path(os.path.expanduser(path))
-    arrays = tree.flatten(params)  # converted to NumPy's one by one as they are written
+    choose("dtype", dtype, archives.WRITTEN_DTYPES)
+    target = formats.choose_target(path, layout)
+    chosen = formats.FORMATS[target.layout]
+    arrays = tree.flatten(params)
     _check_parameters(model, arrays)
-    if chosen:
+    if target.layout != "ours":  # whose arrays are converted one by one as they are written
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        if isinstance(model.spec, models.BitSpec):
-            arrays = bit_layouts.to_layout(arrays, model.spec, layout)
-        else:
-            arrays = layouts.to_layout(arrays, model.spec, chosen)
-    with contextlib.ExitStack() as both:  # both files are replaced when both are written
-        npz.write_archive(both.enter_context(_replace_file(path)), arrays)
-        if not chosen:
-            description.write_description(both.enter_context(_replace_file(path.with_suffix(".json"))), model)
+    arrays = chosen.write(arrays, model.spec)
+    texts = chosen.describing_files(target.file.name, model) if target.is_folder or target.layout == "ours" else {}
+    with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
+        target.make_folder(texts)
+        archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype)
+        for name, text in texts.items():
+            files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _replace_file(path: Path) -> Iterator[Path]:
-    with user_errors(f"cannot write {path}"), atomic_write(path) as temporary:
-        yield temporary
-
-
-def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
-    """Returns the local .npz file or checkpoint folder at a path, and its entry in the catalog, if any."""
-    with user_errors("is not a path", OSError, RuntimeError, ValueError):
-        entry = downloaded = None
-        if not Path(path).expanduser().exists():
-            entry, downloaded = catalog.find_entry(str(path)), catalog.download_entry(str(path))
-        local = downloaded or checkpoint.local_weights(path)
-        exists = local.exists()
-    if not exists:
-        raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
-    if local.is_file() or checkpoint.is_checkpoint(local):
-        return local, entry
-    file = local / description.MODEL_FILE
-    found = file if file.is_file() else checkpoint.find_checkpoint(local)
-    if found is None:
-        raise UserError(f"contains neither {description.MODEL_FILE} nor checkpoints")
-    return found, None
-
-
-def _load_npz(
-    path: Path, given: dict[str, Any], entry: catalog.CatalogEntry | None
-) -> tuple[models.Model, FlatParameters]:
-    with npz.open_archive(path) as archive:
-        known = next((table for table in TABLES if table.detect_layout(archive)), None)
-        if known is None:
-            stated = description.read_description(path)
-            model = _create_as_stored(stated.model, stated.keywords, given)
-            return model, layouts.read_own_layout(archive, _parameter_shapes(model))
-        layout, inferred = known.infer_fields(archive, known.detect_layout(archive), given.get("resolution"))
-        if entry:
-            _check_entry(entry, layout.name, inferred)
-        keywords = inferred | layouts.infer_use(inferred, layout.name)
-        model = _create_as_stored(models.model_name(inferred), keywords, given)
-        params = known.read_layout(archive, layout, model.spec, _parameter_shapes(model))
-    print(f"{path.name}: {layout.name} layout, {_summarise(model, params)}", file=sys.stderr)
+def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+    path = located.path
+    with archives.open_archive(path) as archive:
+        name, form = formats.detect_format(archive)
+        layout = formats.FORMATS[name]
+        form, stated = layout.describe(archive, form, path, given)
+        if located.entry:
+            located.entry.check(name, stated.fields)
+        model = _create_as_stored(stated.model, stated.keywords, given)
+        params = layout.read(archive, form, model.spec, _parameter_shapes(model))
+    if layout.is_inferred:
+        print(f"{path.name}: {name} layout, {_summarise(model, params)}", file=sys.stderr)
     return model, params
 
 
-def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, Any]) -> None:
-    """Compares a file with its entry in the catalog; patches and positions of FlexiViT's files may differ.
-
-    Raises:
-        UserError: it is another model.
-    """
-    wanted = models.create(entry.model)
-    resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
-    fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
-    resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
-    found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
-    listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
-    if found != listed:
-        words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
-        stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
-        raise UserError(
-            f"the file contains {stored}, but the catalog lists {words(*listed)}, so the file was not loaded"
-        )
-
-
-def _load_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
-    params, manifest = checkpoint.read_weights(path)
+def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+    params, manifest = checkpoint.read_weights(located.path)
     stated = description.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
     _check_parameters(model, params)

@@ -10,8 +10,8 @@ from vit_jax.models.spec_fields import flatten_spec
 
 Spec: TypeAlias = ModelSpec | BitSpec
 
-# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
-# mu is for tests.
+# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560),
+# So400m of "Getting ViT in Shape" (2305.13035); mu is for tests.
 SIZES = {
     #      width depth mlp_dim num_heads
     "mu": (32, 1, 128, 2),
@@ -20,6 +20,7 @@ SIZES = {
     "B": (768, 12, 3072, 12),
     "L": (1024, 24, 4096, 16),
     "H": (1280, 32, 5120, 16),
+    "So400m": (1152, 27, 4304, 16),
     "g": (1408, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
 }
@@ -51,7 +52,7 @@ def named_fields(name: str) -> dict[str, Any]:
 
 
 def _vit_fields(name: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
+    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
     resnet, size, number = found.groups() if found else (None, "", "0")
     hybrid = HYBRIDS.get((resnet, int(number))) if resnet and size else None
     if size not in (None, *SIZES) or (resnet and not hybrid):

@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 
+NO_KERNEL = "the kernel for TPUs, which is faster, computes neither qk_norm nor rotary positions"
+
 
 def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     """Returns the lines that describe a run."""
@@ -30,10 +32,16 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
         f"{model.field('dtype')}",
+        *([f"Attention: {model.field('attention')}; {NO_KERNEL}"] if _lacks_kernel(model, first) else []),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
     ]
+
+
+def _lacks_kernel(model: Any, device: Any) -> bool:
+    """Returns whether the model's attention is a plain form where that of others is a kernel."""
+    return device.platform == "tpu" and (model.field("qk_norm") or model.field("rotary") == "axial")
 
 
 def parameter_table(program: Any) -> list[str]:
