@@ -124,7 +124,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
         "global_pool": pooling,
         "fc_norm": value("final_norm") == "pooled",
         "reg_tokens": value("registers"),
-        "no_embed_class": value("position_rows") == "patches",
+        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "pos_embed": "none" if value("position") == "none" else "learn",
         "qk_norm": value("qk_norm"),
         "init_values": value("layer_scale") or None,
