@@ -27,7 +27,8 @@ def get_config() -> ConfigDict:
     config.base_lr = 1e-3  # the learning rate after the warm-up
     config.warmup_steps = placeholder(int)  # length of the linear warm-up from 0, in steps
     config.warmup_epochs = placeholder(float)  # the same in epochs
-    config.decay_type = "cosine"  # schedule after the warm-up: cosine (to 0), linear (to linear_end), rsqrt or constant
+    config.decay_type = "cosine"  # after the warm-up: cosine (to 0), linear (to linear_end), rsqrt, step or constant
+    config.decay_at = (0.3, 0.6, 0.9)  # step: fractions of the training after each of which the rate is divided by 10
     config.linear_end = 1e-5  # the learning rate at the end of a linear decay
     config.rsqrt_timescale = 10_000  # steps after which rsqrt has fallen by sqrt(2)
     config.cooldown_steps = 0  # last steps of rsqrt or constant, in which the learning rate falls linearly to 0
@@ -44,16 +45,32 @@ def get_config() -> ConfigDict:
     config.compiler_options = ""  # NAME=VALUE,...: of jax.jit, over those chosen for the devices; NAME= omits one
 
     config.model = ConfigDict()
-    config.model.name = "ViT-B/16"  # [{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,g,G}/<patch size>, or ViT/<patch size>
+    config.model.name = "ViT-B/16"  # [{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,So400m,g,G}/<patch>, ViT/<patch>, BiT-R50x1, ...
     config.model.width = placeholder(int)  # channels of a token; unset: by the name (ViT/<patch size> needs all four)
     config.model.depth = placeholder(int)  # number of blocks; unset: by the name
     config.model.mlp_dim = placeholder(int)  # hidden channels of an MLP; unset: by the name
     config.model.num_heads = placeholder(int)  # attention heads of a block; unset: by the name
-    config.model.pooling = "token"  # input of the head: token (class token), gap (mean) or map (attention pooling)
+    config.model.pooling = "token"  # input of the head: token (class token), gap (mean), map (attention), token_gap
+    config.model.final_norm = "tokens"  # what the last LayerNorm normalises: tokens, or pooled (their pooled result)
+    config.model.class_token = "auto"  # auto: a class token if the pooling reads it; always: also if it does not
+    config.model.registers = 0  # learned tokens beside class token and patches, which the pooling does not read
     config.model.pre_logits = False  # whether a tanh layer precedes the head, as in pre-training
     config.model.representation_size = placeholder(int)  # width of the pre_logits layer; unset: the model's width
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
     config.model.position = "learned"  # position embeddings: learned, sincos2d, sincos2d_moco (both fixed) or none
+    config.model.position_rows = "all"  # which tokens have a learned position: all, class (and patches) or patches
+    config.model.rotary = "none"  # rotation of queries and keys: none, or axial (by row and column, as in EVA-02)
+    config.model.rotary_grid = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not
+    config.model.qk_norm = False  # whether queries and keys are normalised, each by a LayerNorm over a head's channels
+    config.model.activation = "gelu_tanh"  # of the MLPs: gelu_tanh (as published), gelu (exact) or swiglu (gated)
+    config.model.norm_epsilon = 1e-6  # epsilon of every LayerNorm
+    config.model.layer_scale = 0.0  # LayerScale: initial factor of each channel of a residual branch; 0: no factors
+    config.model.embed_bias = True  # whether the projection of patches has a bias
+    config.model.stem_epsilons = "released"  # of a hybrid's ResNet: released (the authors') or timm
+    config.model.image_mean = (0.5, 0.5, 0.5)  # subtracted from red, green, blue in [0, 1] before the patches,
+    config.model.image_std = (0.5, 0.5, 0.5)  # then divided by; 0.5 leaves the images in [-1, 1]
+    config.model.unit = placeholder(str)  # of a BiT: pre_activation, as released (unset), or post_activation
+    config.model.border = placeholder(str)  # of a BiT's root pooling: zeros, as released (unset), or lowest
     config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added
     config.model.stochastic_depth = 0.0  # rate at which the last block drops a residual branch; linear from 0 before it
     config.model.dtype = "auto"  # type of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)

@@ -98,14 +98,19 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def parse_argument(arg: str) -> dict[str, str]:
-    """Returns the pairs of `KEY=VALUE,...`, or raises ValueError."""
-    given = dict(part.partition("=")[::2] for part in arg.split(",") if part)
+    """Returns the checked pairs of `KEY=VALUE,...`, or raises ValueError."""
+    given = parse_pairs(arg)
     for key, value in given.items():
         if key not in ("model", "dataset", *CHOICES) or not value:
             raise ValueError(f"the argument {arg!r} is not model=NAME,dataset=NAME,split=full|dev,polyak=yes")
         if value not in CHOICES.get(key, (value,)):
             raise ValueError(f"{key}={value} must be {' or '.join(CHOICES[key])}")
     return given
+
+
+def parse_pairs(arg: str) -> dict[str, str]:
+    """Returns the pairs of `KEY=VALUE,...`."""
+    return dict(part.partition("=")[::2] for part in arg.split(",") if part)
 
 
 def patch_size(name: str) -> int | None:

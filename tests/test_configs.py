@@ -85,16 +85,25 @@ def test_models_take_every_field_of_the_model_group():
     given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
     model = models.create("ViT-B/16", **fields)
-    for key, value in fields.items():
-        without = {"representation_size": 0} if key == "pre_logits" else {}
-        changed = models.create("ViT-B/16", **(fields | {key: other(key, value)} | without))
-        assert changed.spec != model.spec, key
+    of_bit = {"unit": "post_activation", "border": "lowest"}
+    for key, value in of_bit.items():
+        assert models.create("BiT-R50x1", **{key: value}).spec != models.create("BiT-R50x1", **{key: None}).spec
+    for key, value in ((key, value) for key, value in fields.items() if key not in of_bit):
+        # What a field needs, or excludes.
+        needed = {"pre_logits": {"representation_size": 0}, "rotary_grid": {"rotary": "axial"}}
+        needed |= {"class_token": {"pooling": "gap"}, "stem_epsilons": {"stem": "resnet"}}
+        both = fields | needed.get(key, {})
+        changed = models.create("ViT-B/16", **(both | {key: other(key, value)}))
+        same = model if key == "pre_logits" else models.create("ViT-B/16", **both)
+        assert changed.spec != same.spec, key
 
 
 def other(key, value):
     """Another legal value of a field."""
     words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first"}
-    words |= {"mlp": "shard_map", "remat": "full"}
+    words |= {"mlp": "shard_map", "remat": "full", "final_norm": "pooled", "class_token": "always", "registers": 4}
+    words |= {"position_rows": "patches", "rotary": "axial", "rotary_grid": 16, "activation": "gelu"}
+    words |= {"stem_epsilons": "timm", "image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.4)}
     if key in words:
         return words[key]
     return (not value) if isinstance(value, bool) else value / 2 + 0.25 if isinstance(value, float) else value * 2

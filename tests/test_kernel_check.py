@@ -109,12 +109,12 @@ def test_forms_that_are_wrong_are_not():
         found = jax.jit(functools.partial(attention_check.compare, form, packing))(*operands)
         return [float(value) > kernel_check.TOLERANCE for value in found.values()]
 
-    def without_mask(x, kernel, bias, packing):
+    def without_mask(x, kernel, bias, packing, change):
         every_row = Packing(packing.rows, 1, packing.rows)
-        return attention.ATTENTIONS["tokens_first"](x, kernel, bias, every_row)
+        return attention.ATTENTIONS["tokens_first"](x, kernel, bias, every_row, change)
 
-    def exchanged(x, kernel, bias, packing):
-        return attention.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, packing)
+    def exchanged(x, kernel, bias, packing, change):
+        return attention.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, packing, change)
 
     assert all(differences(without_mask, 1)) and all(differences(without_mask, 4))
     assert all(differences(exchanged, 1))

@@ -94,6 +94,7 @@ OWNERS = {
     "google.colab": r"vit_jax\.analysis\.notebook",
     "jax._src": r"vit_jax\.distributed\.coordination",
     "orbax": r"vit_jax\.checkpoint(\..*)?",
+    "safetensors": r"vit_jax\.interop\.archives\.safetensors_files",
     "tensorboardX": r"vit_jax\.monitoring\.metric_writer",
     "tqdm": r"vit_jax\.(monitoring\.metric_writer|pack|interop\.download)",
     "argparse": r"vit_jax\.(convert|doctor|evaluate|pack|plan|predict|record|vtab)",

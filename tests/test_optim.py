@@ -33,6 +33,23 @@ def test_schedules_follow_their_formulas(config, kind, expected):
         np.testing.assert_allclose(schedule(step), rate, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("total", "warmup", "decay_at", "ends"),
+    [
+        (500, 100, (0.4, 0.6, 0.8), (200, 300, 400)),
+        (10_000, 500, (0.3, 0.6, 0.9), (3000, 6000, 9000)),
+        (20_000, 500, (0.3, 0.6, 0.9), (6000, 12_000, 18_000)),
+    ],
+)
+def test_the_rates_of_the_hyper_rule_fall_where_its_authors_have_it(config, total, warmup, decay_at, ends):
+    """big_transfer, bit_hyperrule.py: divided by 10 for each of these steps that has passed."""
+    config.decay_type, config.decay_at, config.total_steps, config.warmup_steps = "step", decay_at, total, warmup
+    schedule = optim.make_schedule(config)
+    for step in (0, 1, warmup - 1, warmup, *(end + after for end in ends for after in (-1, 0, 1)), total - 1):
+        expected = 0.5 * min(1, step / warmup) * 0.1 ** sum(end < step for end in ends)
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["rsqrt", "constant"])
 def test_cooldown_ends_at_zero(config, kind):
     config.decay_type, config.warmup_steps = kind, 0

@@ -171,12 +171,41 @@ ROWS = {
 }
 
 
+# BiT: Table 3, Table 7 and its own pre-training.
+BIT = JFT | {"model.pre_logits": False}
+SGD = {
+    "base_lr": 0.48,
+    "warmup_steps": 5_000,
+    "decay_type": "step",
+    "decay_at": (0.25, 0.575, 0.75, 0.925),
+    "optim.name": "sgd",
+    "optim.weight_decay": 1e-3,
+    "optim.decays": "kernels",
+}
+ROWS |= {
+    "bit_r50x1_jft": row(BIT, "BiT-R50x1", total_epochs=7.0, base_lr=1e-3),
+    "bit_r50x2_jft": row(BIT, "BiT-R50x2", total_epochs=7.0, base_lr=1e-3),
+    "bit_r101x1_jft": row(BIT, "BiT-R101x1", total_epochs=7.0, base_lr=8e-4),
+    "bit_r152x1_jft": row(BIT, "BiT-R152x1", total_epochs=7.0, base_lr=6e-4),
+    "bit_r152x2_jft": row(BIT, "BiT-R152x2", total_epochs=7.0, base_lr=6e-4),
+    "bit_r200x3_jft": row(BIT, "BiT-R200x3", total_epochs=14.0, base_lr=6e-4),
+    "bit_r50x1_jft_sgd": row(BIT | SGD, "BiT-R50x1", total_epochs=7.0),
+    "bit_r152x2_jft_sgd": row(BIT | SGD, "BiT-R152x2", total_epochs=7.0),
+    "bit_imagenet21k": row(
+        IMAGENET21K | SGD,
+        "BiT-R50x1",
+        **{"decay_at": (30 / 90, 60 / 90, 80 / 90), "model.pre_logits": False, "model.dropout_rate": 0.0},
+    ),
+}
+
+
 def parse(name, *words):
     return parse_command_line(["main.py", f"--config={ROOT}/configs/{name}", *words])[0]
 
 
 def test_every_published_model_has_a_recipe():
-    assert set(ROWS) == {path.stem for path in (ROOT / "configs").glob("*vit_*.py")}
+    files = {path.stem for pattern in ("*vit_*", "bit_*") for path in (ROOT / "configs").glob(f"{pattern}.py")}
+    assert set(ROWS) == files - {"bit_hyperrule"}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -206,6 +235,7 @@ def test_every_field_is_the_published_one_or_the_default(name):
         ("vit_b16_imagenet21k", (), 310_823),
         ("vit_l16_imagenet21k", ("--config.total_epochs=30",), 103_607),
         ("vit_s16_imagenet21k", (), 1_036_078),
+        ("bit_r152x2_jft", ("--config.total_epochs=14",), 1_035_644),
     ],
 )
 def test_lengths_in_steps(name, words, steps):
@@ -257,6 +287,50 @@ def test_levels_of_augmentation(level, fields):
         default, config = flatten_config(parse(f"{name}.py")), flatten_config(parse(f"{name}.py:aug={level}"))
         assert config == default | fields
     assert level in augreg.LEVELS and len(augreg.LEVELS) == 7
+
+
+HYPERRULE = {
+    "dataset=cifar10": (10_000, 500, (0.3, 0.6, 0.9), 0.1, 160, 128),
+    "dataset=tfds:cifar100,split=dev": (10_000, 500, (0.3, 0.6, 0.9), 0.1, 160, 128),
+    "dataset=oxford_iiit_pet": (500, 100, (0.4, 0.6, 0.8), 0.0, 512, 480),
+    "dataset=imagenet2012": (20_000, 500, (0.3, 0.6, 0.9), 0.1, 512, 480),
+    "dataset=folder:photos": (500, 100, (0.4, 0.6, 0.8), 0.0, 512, 480),
+    "dataset=folder:photos,images=20000,small=yes": (10_000, 500, (0.3, 0.6, 0.9), 0.1, 160, 128),
+    "model=BiT-R101x3,dataset=folder:photos,images=500000": (20_000, 500, (0.3, 0.6, 0.9), 0.1, 512, 480),
+}
+
+
+@pytest.mark.parametrize("arg", HYPERRULE)
+def test_the_hyper_rule(arg):
+    config = flatten_config(parse(f"bit_hyperrule.py:{arg}"))
+    steps, warmup, decay_at, mixup, around, resolution = HYPERRULE[arg]
+    name = "val" if "evals.val.split" in config else "test"
+    expected = {
+        "total_steps": steps,
+        "warmup_steps": warmup,
+        "decay_type": "step",
+        "decay_at": decay_at,
+        "task.mixup": mixup,
+        "resolution": resolution,
+        "data.preprocess": f"resize({around})|random_crop({{resolution}})|flip_lr|value_range(-1,1)",
+        f"evals.{name}.preprocess": "resize({resolution})|value_range(-1,1)",
+        "base_lr": 0.003,
+        "batch": 512,
+        "grad_norm_clip": None,
+        "optim.name": "sgd",
+        "optim.momentum": 0.9,
+        "optim.moment_dtype": "float32",
+        "optim.weight_decay": 0.0,
+        "task.loss": "softmax",
+        "model.name": "BiT-R101x3" if "R101x3" in arg else "BiT-R50x1",
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("arg", ["images=many", "small=no,polyak=yes", "small=maybe", "dataset=cifar11", "model"])
+def test_a_wrong_argument_of_the_hyper_rule(arg):
+    with pytest.raises(UserError, match=r"the argument|unknown dataset"):
+        parse(f"bit_hyperrule.py:{arg}")
 
 
 @pytest.mark.parametrize("arg", ["aug=heavy", "aug=", "medium1", "augment=medium1", "aug=medium1,epochs=3"])

@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_program import batches, build
 from vit_jax import UserError, kernels, models, sharding, tree
-from vit_jax.models import variants
+from vit_jax.models import bit_spec, variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.monitoring import summary
 from vit_jax.planning import collectives
@@ -154,6 +154,23 @@ def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
     root = found.state.params["stem"]["root"]
     assert root["conv"]["kernel"].addressable_shards[0].data.shape == (7, 7, 3, 16)
     assert root["norm"]["scale"].addressable_shards[0].data.shape == (16,)
+
+
+@pytest.mark.parametrize("unit", ["pre_activation", pytest.param("post_activation", marks=pytest.mark.slow)])
+def test_a_bit_trains_as_one_device(tiny, monkeypatch, unit):
+    """Over `tensor` nothing of it is split: the devices repeat the work, and exchange nothing for it."""
+    monkeypatch.setitem(bit_spec.UNITS, 26, (1,))
+    tiny.model.name, tiny.model.depth, tiny.model.width, tiny.model.unit = "BiT-R26x1", None, 32, unit
+    tiny.model.dropout_rate = tiny.model.stochastic_depth = tiny.task.mixup = 0.0
+    tiny.base_lr = 1e-3  # at larger rates the difference of sums in another order grows from step to step
+    expected = trained(on({}, tiny))
+    assert np.ptp(expected.losses) > 0.05
+    found = trained(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny), expected.start)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    used = 4 * tree.count(found.program.state.params)
+    assert_explained(exchanged(found.text), {"all-gather": used, "all-reduce": used})
+    root = found.state.params["root"]
+    assert root["conv"]["kernel"].addressable_shards[0].data.shape == (7, 7, 3, 16)
 
 
 def test_the_mlps_agree(tiny):

@@ -188,8 +188,9 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
         for name, field in known.items():
             for value in field.when_missing:
                 _set_missing(fields, name.split("."), value)
-        for evaluation in fields["evals"].values() if "evals" in fields else ():
-            evaluation |= {name: tuple(value) for name, value in evaluation.items() if isinstance(value, list)}
+        evaluations = fields["evals"].values() if "evals" in fields else ()
+        for group in (fields, fields["model"], *evaluations):
+            group |= {name: tuple(value) for name, value in group.items() if isinstance(value, list)}
         return ConfigDict(fields).lock()
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path} is damaged: it is not a configuration. Replace it with an intact copy.") from error

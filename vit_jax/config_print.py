@@ -101,7 +101,7 @@ def derive_values(config: ConfigDict) -> dict[str, Any]:
     if unset:
         given = {name: config.model[name] for name in SHAPE if name not in unset}
         model = models.create(config.model.name, **given)
-        derived |= {f"model.{name}": model.field(name) for name in unset}
+        derived |= {f"model.{name}": value for name, value in model.values.items() if name in unset}
     return derived
 
 

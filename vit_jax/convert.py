@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vit_jax import UserError, choose, cli, interop
+from vit_jax import UserError, cli, interop
 
 
 def main(argv: list[str]) -> None:
@@ -16,25 +16,28 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", help="a workdir, a checkpoint, an .npz file or a published name, as in vit_jax.load")
-    parser.add_argument("target", help="the .npz file to write")
-    parser.add_argument("--layout", default="ours", help=f"one of {', '.join(interop.LAYOUTS)} [ours]")
+    parser.add_argument(
+        "source", help="a workdir, a checkpoint, a file, a folder or a published name, as in vit_jax.load"
+    )
+    parser.add_argument("target", help="the .npz or .safetensors file to write, or a folder")
+    parser.add_argument("--layout", help=f"one of {', '.join(interop.FORMATS)} [timm for .safetensors, else ours]")
+    parser.add_argument("--dtype", default="float32", help="of the file: float32, float16 or bfloat16 [float32]")
     parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
     parser.add_argument(
         "--resample", help="how positions are resampled: linear, bicubic or flexi [linear; flexi with --patch-size]"
     )
     args = parser.parse_args(argv[1:])
-    choose("layout", args.layout, interop.LAYOUTS)
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
+    layout = interop.choose_target(args.target, args.layout).layout
     resolution = None if args.resolution is None else parse_resolution(args.resolution)
     model, params = interop.load(args.source, resolution=resolution, patch_size=args.patch_size, resample=args.resample)
-    interop.save(args.target, model, params, layout=args.layout)
-    height, width = model.spec.position.image_size
-    print(f"{args.target}: {args.layout} layout, {model.name}, {height}x{width} pixels")
-    if interop.LAYOUTS[args.layout] and model.class_names:
-        lost = f"the {args.layout} layout does not store the names of the {len(model.class_names):,} classes"
+    interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
+    height, width = model.image_size
+    print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")
+    if layout in ("google", "big_vision") and model.class_names:
+        lost = f"the {layout} layout does not store the names of the {len(model.class_names):,} classes"
         print(f"vit_jax: {lost}; keep {args.source}, or convert it with --layout=ours.", file=sys.stderr)
 
 

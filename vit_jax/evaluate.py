@@ -74,7 +74,7 @@ def evaluate(
     else:
         loaded = open_weights(path, fsdp, source, default_config())
     config, program = loaded.config, loaded.program
-    choose_evaluations(config, program.model.spec.position.image_size, program.model.preprocess, requests, split)
+    choose_evaluations(config, program.model.image_size, program.model.preprocess, requests, split)
     config.data.data_dir = data_dir or config.data.data_dir
     config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch), choose_batch(program))
     config.data.workers = choose_workers(config) if workers is None else workers

@@ -60,8 +60,8 @@ def make_inference(
     Raises:
         UserError: the model cannot be split over the mesh, or the compiler rejects an option.
     """
-    task = task or tasks.Classify(model.spec.head.num_classes, model.loss)
-    sharding.check_divides(mesh, {"heads": model.field("num_heads"), "mlp": model.field("mlp_dim")})
+    task = task or tasks.Classify(model.field("num_classes"), model.loss)
+    sharding.check_divides(mesh, model.spec.split_sizes)
     params_shardings, batch_sharding = sharding.state_shardings(params, mesh), sharding.batch_sharding(mesh)
 
     def predict(params: Any, images: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ LIBRARIES = (
     "nvidia-cudnn-cu12",
 )
 
-Differences: TypeAlias = Callable[[models.ModelSpec, Any, int], dict[str, float]]
+Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # of a spec, on a device
 
 
 @runtime_checkable
@@ -60,10 +60,8 @@ def check_kernels(
         coordinator: how the hosts agree; all of them must call this function. By default that of the hosts JAX knows.
         measure: compares, by relative differences.
     """
-    kind, coordinator = model.spec.attention.kind, coordinator or Supervisor()
-    faults = run_on_all(
-        coordinator, "the comparison of kernels", lambda: find_fault(model.spec, device, tensor, measure)
-    )
+    kind, coordinator = model.kernel, coordinator or Supervisor()
+    faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, measure))
     for host, fault in enumerate(faults):
         if fault:
             where = f" on host {host}" if coordinator.hosts > 1 else ""
@@ -75,14 +73,14 @@ def check_kernels(
 
 
 def find_fault(
-    spec: models.ModelSpec, device: Device, tensor: int = 1, measure: Differences = models.measure_differences
+    model: models.Model, device: Device, tensor: int = 1, measure: Differences = models.measure_differences
 ) -> str | None:
     """Returns what is wrong with a model's kernel on a device, now or when it was first compared there.
 
     Returns None if nothing is wrong, the model has no kernel, or the device is a CPU, which executes none.
     """
-    kind = spec.attention.kind
-    if kind not in models.KERNELS or device.platform == "cpu":
+    kind, spec = model.kernel, model.spec
+    if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
         return None
     versions = {each.metadata["Name"]: each.version for name in LIBRARIES for each in metadata.distributions(name=name)}
     own = source_digest(Path(__file__).parent)
@@ -108,4 +106,4 @@ def check_example() -> tuple[str, str | None]:
     """Returns the attention of ViT-B/16 in bfloat16 on the first device here, and what is wrong with its kernel."""
     device = jax.local_devices()[0]
     model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 1)
-    return model.spec.attention.kind, find_fault(model.spec, device)
+    return model.field("attention"), find_fault(model, device)

@@ -95,10 +95,10 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
     devices = jax.devices()
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
     model, params = interop.load(path, dtype=dtype)
-    config, height = defaults, model.spec.position.image_size[0]
+    config, height = defaults, model.image_size[0]
     mesh = make_inference_mesh(config, fsdp)
     with config.unlocked():
-        config.resolution, config.data.num_classes = height, model.spec.head.num_classes or None
+        config.resolution, config.data.num_classes = height, model.field("num_classes") or None
         config.data.source, config.evals = source or "", ConfigDict()
     first = mesh.local_devices[0]
     model = check_kernels(model.for_device(first.device_kind, 1), first)
@@ -108,7 +108,7 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
 
 def choose_batch(program: Inference) -> int:
     """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
-    image = jax.ShapeDtypeStruct((1, *program.model.spec.position.image_size, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
     traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
     return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
 

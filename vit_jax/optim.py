@@ -18,9 +18,11 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate as a function of the step, for a config whose durations are in steps.
 
     With progress p = clip((step - warmup) / (total - warmup), 0, 1), cosine is base (1 + cos(pi p)) / 2, linear is
-    end + (base - end)(1 - p), and rsqrt is base / sqrt((step + timescale - warmup) / timescale). Each is multiplied by
-    min(1, step / warmup); rsqrt and constant also by min(1, (total - step) / cooldown). With base 0 the rate is 0.
-    Source: the release's schedules (cosine, linear) and big_vision's (rsqrt with cooldown).
+    end + (base - end)(1 - p), rsqrt is base / sqrt((step + timescale - warmup) / timescale), and step is base divided
+    by 10 for each fraction f of `decay_at` with step > f total. Each is multiplied by min(1, step / warmup); rsqrt and
+    constant also by min(1, (total - step) / cooldown). With base 0 the rate is 0.
+    Source: the release's schedules (cosine, linear), big_vision's (rsqrt with cooldown) and BiT's (step; big_transfer,
+    bit_hyperrule.py).
     """
     base, relative_lr = config.base_lr, _make_relative_schedule(config)
     return lambda step: base * relative_lr(step)
@@ -39,6 +41,8 @@ def _make_relative_schedule(config: ConfigDict) -> optax.Schedule:
             multiple = 0.5 * (1 + jnp.cos(jnp.pi * progress))
         elif config.decay_type == "linear":
             multiple = end + (1 - end) * (1 - progress)
+        elif config.decay_type == "step":
+            multiple = jnp.float32(0.1) ** sum(step > round(fraction * total) for fraction in config.decay_at)
         elif config.decay_type == "rsqrt":
             multiple = 1 / jnp.sqrt(jnp.maximum(step + timescale - warmup, timescale) / timescale)
         else:

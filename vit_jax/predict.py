@@ -44,7 +44,7 @@ def iterate_predictions(
     preprocess = model.preprocess
     if preprocess is None:
         raise UserError(f"{checkpoint} does not state how images are preprocessed.")
-    if not model.spec.head.num_classes:
+    if not model.field("num_classes"):
         raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
     for name, number in (("top", top), ("batch", batch)):
         if number < 1:
@@ -54,7 +54,7 @@ def iterate_predictions(
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
     apply = jax.jit(lambda params, images: activation(model.apply(params, images)[0]))
     params = jax.device_put(params)  # once, not for every batch
-    names = model.class_names or [str(i) for i in range(model.spec.head.num_classes)]
+    names = model.class_names or [str(i) for i in range(model.field("num_classes"))]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
         given = [data.load_image(image, preprocess) for image in images[start : start + size]]

@@ -3,7 +3,8 @@
 The mesh has four axes, the slowest links first: `slice` (TPU slices, connected by the data centre's network), `data`,
 `fsdp` and `tensor`. The batch is split over the first three. Over `fsdp`, the parameters, the optimizer state and the
 moving average are split too (ZeRO-3: parameters are gathered where they are used, gradients are scattered again). Over
-`tensor`, attention heads and MLPs are split, with their parameters. Models name dimensions of arrays, never mesh axes.
+`tensor`, attention heads and MLPs are split, with their parameters; a BiT has neither, and the devices repeat its work.
+Models name dimensions of arrays, never mesh axes.
 
 What a device exchanges in a step, in bytes of the whole arrays of its collectives (`planning/collectives.py` reads
 them). P is the size of the parameters that it computes with (its part of heads and MLPs), A that of its tokens [rows,
@@ -55,9 +56,12 @@ PARAMETER_DIMENSIONS = {
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
     "cls": ("width",),
+    "registers": ("tokens", "width"),
     "probe": ("width",),
     "position": ("tokens", "width"),
-    r"norm(\d|_proj)?/(scale|bias)": ("width",),
+    r"(pooled_)?norm(\d|_proj)?/(scale|bias)": ("width",),
+    "(query|key)_norm/(scale|bias)": ("head_dim",),
+    r"layer_scale\d": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),
     "qkv/bias": ("qkv", "heads", "head_dim"),
     "(query|key|value)/kernel": ("width", "heads", "head_dim"),
@@ -66,6 +70,8 @@ PARAMETER_DIMENSIONS = {
     "out/bias": ("width",),
     "dense1/kernel": ("width", "mlp"),
     "dense1/bias": ("mlp",),
+    "dense1_gated/kernel": ("width", "gate", "mlp"),
+    "dense1_gated/bias": ("gate", "mlp"),
     "dense2/kernel": ("mlp", "width"),
     "dense2/bias": ("width",),
     "pre_logits/kernel": ("width", "hidden"),

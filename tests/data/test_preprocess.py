@@ -4,6 +4,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs.base import get_config
 from tests.conftest import ROOT
@@ -232,3 +233,26 @@ def test_fast_resizing_is_one_grey_level_off_at_most():
         assert set(np.unique(difference)) <= {0, 1} and difference.any()
     untouched = "resize_small(64,'area')|resize(48,antialias=True)|value_range(-1,1)"
     np.testing.assert_array_equal(*(parse_pipe(untouched, 48, fast)(random, rng()) for fast in (False, True)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 451), (451, 300), (257, 257), (230, 1001)])
+def test_torch_ops_give_the_sizes_of_torchvision(height, width):
+    """Sizes and offsets as of torchvision.transforms.Resize(248) and CenterCrop(224), with Pillow."""
+    image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pipe = parse_pipe("torch_resize(248)|torch_center_crop(224)|value_range(0,255)", 224)
+    longer = int(248 * max(height, width) / min(height, width))
+    size = (longer, 248) if width > height else (248, longer)  # of Pillow: width first
+    resized = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
+    top, left = (round((side - 224) / 2) for side in resized.shape[:2])
+    result = pipe(image, np.random.default_rng(0))
+    np.testing.assert_array_equal(result, resized[top : top + 224, left : left + 224])
+
+
+def test_torch_resize_has_every_filter_of_pillow():
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    for method in ("bilinear", "lanczos", "box", "hamming", "nearest"):
+        pipe = parse_pipe(f"torch_resize((20,10),{method!r})|value_range(0,255)", 20)
+        expected = Image.fromarray(image).resize((10, 20), getattr(Image.Resampling, method.upper()))
+        np.testing.assert_array_equal(pipe(image, np.random.default_rng(0)), np.asarray(expected))
+    with pytest.raises(UserError, match="method must be 'bilinear' or 'bicubic' or 'lanczos'"):
+        parse_pipe("torch_resize(20,'area')|torch_center_crop(20)|value_range(0,1)", 20)

@@ -22,7 +22,7 @@ from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import layer_norm, narrowing_product
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
-from vit_jax.models.spec import flatten_spec
+from vit_jax.models.spec_fields import flatten_spec
 from vit_jax.planning import flops
 
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
@@ -68,7 +68,7 @@ def images_of(*shape, seed=0):
 
 
 def shapes_of(model):
-    images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), images)
 
 
@@ -337,7 +337,7 @@ def test_written_out_gradients_equal_derived_ones():
     assert_same_gradients(narrowing_product, lambda x, kernel: x @ kernel, x, kernel)
     norm = nn.LayerNorm(epsilon=1e-6)
     plain = lambda x, scale, bias: norm.apply({"params": {"scale": scale, "bias": bias}}, x)  # noqa: E731
-    assert_same_gradients(layer_norm, plain, x, images_of(16), images_of(16, seed=1))
+    assert_same_gradients(lambda *arrays: layer_norm(*arrays, 1e-6), plain, x, images_of(16), images_of(16, seed=1))
     # Training on captured weights is possible, too.
     assert_same_gradients(heads_first, tokens_first, images_of(4, 5, 3, 2, 8))
 
@@ -668,7 +668,11 @@ def test_flat_keywords_are_unique():
         ("R50+ViT/16", {"width": 8}, "unknown model 'R50+ViT/16'; did you mean"),
         ("ViT/16", {"width": 8, "depth": 1}, "the model name ViT/16 does not contain a size; set mlp_dim, num_heads."),
         ("ViT-B/16", {"stem": "resnets"}, "unknown stem 'resnets'; did you mean 'resnet'"),
-        ("ViT-B/16", {"stages": (3, 4)}, "stages and stem_width are fields of a ResNet; give stem='resnet'"),
+        (
+            "ViT-B/16",
+            {"stages": (3, 4)},
+            "stages, stem_width and stem_epsilons are fields of a ResNet; give stem='resnet'",
+        ),
         ("R50+ViT-B/16", {"patch_size": 24}, "patch_size must be a multiple of 16, the stem's stride, not 24"),
         ("R50+ViT-B/16", {"stages": (3, 0)}, "each of the stages must have at least 1 unit, not (3, 0)"),
         ("R50+ViT-B/16", {"stages": 3}, "stages must be a list of whole numbers, not 3"),
@@ -724,6 +728,9 @@ def test_every_word_that_the_spec_accepts_is_implemented():
     implementations = {
         spec.AttentionKind: models.attention.ATTENTIONS,
         spec.MlpKind: models.mlp.MLPS,
+        spec.Activation: models.mlp.ACTIVATIONS,
+        spec.Rotary: models.rotary.ROTARIES,
+        spec.StemEpsilons: models.resnet.EPSILONS,
         spec.Pooling: models.head.POOLINGS,
         spec.PositionKind: models.position.POSITIONS,
         spec.StemKind: models.vit.STEMS,

@@ -22,6 +22,7 @@ WORKLOAD = Workload(
     resolution=224,
     accum_steps=1,
     remat="none",
+    remat_choices=["none", "dots", "mlp", "attention", "full"],
     dtype="bfloat16",
     steps=7000,
     epochs=1.0,

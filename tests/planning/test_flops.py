@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.plans import JFT_CLASSES, JFT_IMAGES, TABLE_6
+from benchmarks.plans import JFT_IMAGES, TABLE_6, table_6_model
 from vit_jax import models
 from vit_jax.planning import flops
 
@@ -58,8 +58,7 @@ OUTLIERS = {("ViT-B/32", 7): 0.025, ("R50+ViT-L/16", 7): 0.035}
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in TABLE_6))
 def test_exaflops_are_those_of_table_6(name):
-    model = models.create(name, num_classes=JFT_CLASSES, pre_logits=True, scan=True)  # sooner traced
-    one = flops.training_exaflops(model, JFT_IMAGES)
+    one = flops.training_exaflops(table_6_model(name), JFT_IMAGES)
     for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
         assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))
 

@@ -155,3 +155,10 @@ def test_a_batch_is_cut_in_equal_parts_whatever_is_tried(accum):
 def test_no_batch_fits():
     compile, _ = memory(1200, 1)
     assert search.find_largest_batch(compile({}), compile) == (None, 1)
+
+
+def test_only_what_the_model_accepts_is_computed_again():
+    """A BiT's remat is none or full."""
+    first = make_compilation(5000, remat_choices=["none", "full"])
+    tried = {change["model.remat"] for change, _ in search.candidate_changes(first) if "model.remat" in change}
+    assert tried == {"full"}

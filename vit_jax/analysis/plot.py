@@ -151,9 +151,10 @@ def attention(
         image: the preprocessed image.
         weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
     """
-    first = model.spec.class_rows
-    queries = np.asarray(weights)[:, :, :first] if first else np.asarray(weights)
-    maps = 100 * queries.mean((1, 2))[:, first:].reshape(-1, *model.spec.grid)
+    assert isinstance(model.spec, models.ModelSpec)
+    first, before = model.spec.class_rows, model.spec.prefix_rows
+    queries = np.asarray(weights)[:, :, slice(first) if first else slice(before, None)]
+    maps = 100 * queries.mean((1, 2))[:, before:].reshape(-1, *model.spec.grid)
     chosen = np.unique(np.linspace(0, len(maps) - 1, MAX_BLOCKS).round().astype(int))
     figure = NotebookFigure(figsize=(1.6 * len(chosen) + 2.6, 2.0), layout="constrained")
     input_axes, *others = figure.subplots(1, len(chosen) + 1)

@@ -21,6 +21,7 @@ from jaxtyping import Float32
 from vit_jax import UserError, choose
 from vit_jax.data import augment
 from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels, shrunk_size
+from vit_jax.data.pillow import FILTERS, pillow_resize, torch_size
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known
@@ -47,6 +48,20 @@ def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
     return crop_box(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
+
+
+def torch_resize(image: RGB, rng: Generator, size: Size, method: str = "bicubic") -> Crop:
+    """Resizes as torchvision does with Pillow; one number is the shorter side, and the longer one is rounded down."""
+    rows, columns = size if isinstance(size, tuple) else torch_size(image.shape[0], image.shape[1], size)
+    return pillow_resize(image, rows, columns, method)
+
+
+def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
+    """Crops the centre as torchvision does: half an odd number of pixels is rounded to an even one."""
+    rows, columns = height_and_width(size)
+    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
+    top, left = round((image.shape[0] - rows) / 2), round((image.shape[1] - columns) / 2)
+    return crop_box(image, top, left, rows, columns)
 
 
 def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
@@ -131,7 +146,7 @@ def value_range(
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
 
-CROPS = (central_crop, inception_crop, random_crop)  # these take an encoded image
+CROPS = (central_crop, inception_crop, random_crop, torch_center_crop)  # these take an encoded image
 
 OPS: dict[str, Callable] = {
     "central_crop": central_crop,
@@ -143,6 +158,8 @@ OPS: dict[str, Callable] = {
     "random_erasing": augment.random_erasing,
     "resize": resize,
     "resize_small": resize_small,
+    "torch_center_crop": torch_center_crop,
+    "torch_resize": torch_resize,
     "value_range": value_range,
 }
 
@@ -242,7 +259,7 @@ def fill_resolution(pipe: str, resolution: int) -> str:
 def with_fast_resize(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of an op, with `fast` in place of bilinear resizing."""
     values = default_arguments(name) | arguments
-    plain = values.get("method") == "bilinear" and not values["antialias"]
+    plain = values.get("method") == "bilinear" and values.get("antialias") is False
     return arguments | {"method": "fast"} if plain else arguments
 
 
@@ -288,8 +305,9 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
                 )
                 return f"size must be {allowed}, not {value!r}"
         elif name == "method":
-            if value not in RESIZE_METHODS:
-                return f"method must be {' or '.join(map(repr, RESIZE_METHODS))}, not {value!r}"
+            methods = tuple(FILTERS) if op == "torch_resize" else RESIZE_METHODS
+            if value not in methods:
+                return f"method must be {' or '.join(map(repr, methods))}, not {value!r}"
         elif name == "antialias":
             if type(value) is not bool:
                 return f"antialias must be True or False, not {value!r}"
@@ -300,7 +318,7 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
     values = default_arguments(op) | arguments
     if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
-    if values.get("method") == "bicubic" and not values["antialias"]:
+    if values.get("method") == "bicubic" and values.get("antialias") is False:
         return "the method 'bicubic' needs antialias=True"
     return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
 
@@ -317,12 +335,14 @@ def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownS
     Raises:
         UserError: the op is a crop that is larger than any such image.
     """
+    if name == "torch_resize" and isinstance(arguments["size"], int):
+        return torch_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
     if name == "resize_small":
         return shrunk_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
     if "size" not in arguments:
         return size
     result = height_and_width(arguments["size"])
-    if name in ("central_crop", "random_crop"):
+    if name in ("central_crop", "random_crop", "torch_center_crop"):
         if isinstance(size, tuple):
             check_crop_fits(*result, *size)
         elif size and min(result) > size:

@@ -1,10 +1,11 @@
 from .catalog import list_models as list_models
 from .class_names import class_wnids as class_wnids
-from .description import MODEL_FILE as MODEL_FILE
 from .description import describe_model as describe_model
+from .formats import FORMATS as FORMATS
+from .formats import choose_target as choose_target
+from .locate import MODEL_FILE as MODEL_FILE
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order
 from .transfer import config_fields as config_fields
-from .weights import LAYOUTS as LAYOUTS
 from .weights import load as load
 from .weights import save as save

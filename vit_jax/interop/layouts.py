@@ -20,13 +20,16 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
-from vit_jax.interop.mapping import Leaf, Part, Stack
-from vit_jax.interop.npz import Archive
-from vit_jax.models import ModelSpec, image_size, resnet_stride
+from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
+from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
-OTHER_LAYOUT = "use --layout=ours"  # which supports every model
+# Fields of later ViTs, which have their defaults in every model of these layouts.
+LATER_FIELDS = (
+    *("class_token", "registers", "rotary", "qk_norm", "activation", "norm_epsilon", "layer_scale", "final_norm"),
+    *("embed_bias", "stem_epsilons", "image_mean", "image_std"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,12 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
     return dataclasses.replace(
         base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
     )
+
+
+def detect_form(layout: Layout, names: Mapping[str, Any]) -> Layout | None:
+    """Returns the form of this layout that names of arrays have, or None if they have another layout."""
+    found = detect_layout(names)
+    return found if found and found.name == layout.name else None
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
@@ -141,7 +150,7 @@ def _stacked(part: Part, depth: int, scanned: bool) -> Part:
     return Stack(0, [of_block(part, f"encoderblock_{index}", 1) for index in range(depth)])
 
 
-def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Any, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -156,21 +165,13 @@ def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mappi
     return params
 
 
-def read_own_layout(archive: Archive, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a file in our own layout; `shapes` are theirs.
-
-    Raises:
-        UserError: as `read_layout`.
-    """
-    return mapping.read_parameters(archive, {name: Leaf(name) for name in shapes}, shapes, prefix="")
-
-
-def to_layout(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
         UserError: the layout cannot express the model.
     """
+    mapping.refuse(layout.name, _unsupported(spec, layout))
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     if spec.position.kind not in positions:
         raise UserError(
@@ -200,15 +201,24 @@ def to_layout(params: dict[str, np.ndarray], spec: ModelSpec, layout: Layout) ->
     return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
 
 
+def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
+    """Returns what no model of the layout has, and whether this model does."""
+    value, default = Model("", spec).field, Model("", ModelSpec()).field
+    unsupported = {f"{name} {value(name)}": value(name) != default(name) for name in LATER_FIELDS}
+    rows = ("all",) if layout.class_row else ("all", "patches")
+    unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
+    return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}
+
+
 def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
     """Tells whether the class token's position is added to the class token: a model only ever uses their sum."""
-    return bool(spec.class_rows) and spec.position.kind == "learned" and not layout.class_row
+    return bool(spec.position_rows) and spec.position.kind == "learned" and not layout.class_row
 
 
 class _Arrays:
     """The arrays of a file without the layout's prefix: which there are, and their shapes."""
 
-    def __init__(self, archive: Archive, layout: Layout):
+    def __init__(self, archive: Mapping[str, Any], layout: Layout):
         self.prefix = layout.prefix
         self.headers = {
             name.removeprefix(self.prefix): archive[name] for name in archive if name.startswith(self.prefix)
@@ -234,7 +244,7 @@ class _Arrays:
         return {match.groups() for match in found if match}
 
 
-def infer_fields(archive: Archive, layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
+def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout, complete, and the fields of the model whose arrays have these shapes.
 
     Args:
@@ -301,8 +311,9 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
     return fields
 
 
-def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Returns how a published model is used, as keywords of `vit_jax.create`: preprocessing, class names, loss.
+def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names,
+    loss.
 
     The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
     whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
@@ -310,7 +321,7 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     sigmoid.
     """
     height, width = fields["resolution"]
-    cropped = layout.name == "big_vision" and height == width
+    cropped = layout == "big_vision" and height == width
     sized = (
         f"resize_small({max(height // 7 * 8, height)})|central_crop({height})"
         if cropped
@@ -318,7 +329,8 @@ def infer_use(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     )
     names = class_names.class_names(fields["num_classes"])
     loss = "sigmoid" if names and len(names) > 1000 else "softmax"
-    return {"preprocess": f"{sized}|value_range(-1,1)", "class_names": names, "loss": loss}
+    pipe = f"{sized}|value_range(-1,1)"
+    return {"preprocess": pipe, "class_names": list(names) if names else None, "loss": loss}
 
 
 def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:

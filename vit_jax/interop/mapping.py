@@ -2,25 +2,28 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop.npz import Archive
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
+OTHER_LAYOUT = "use --layout=ours"  # which supports every model
 MAX_NAMES = 1000  # in one message
 MAX_ELEMENTS = 2**40  # of an array
 
 
 class Leaf(NamedTuple):
-    """One array of the file that is one of ours, with `ones` leading dimensions of 1 that ours lacks."""
+    """One array of the file that is one of ours, or one of several of ours that follow one another along the first axis
+    of the file's array: they have one name, and the order of the table.
+    """
 
     name: str
-    ones: int = 0
+    ones: int = 0  # leading dimensions of 1 that ours lacks
+    arrange: Callable[[np.ndarray], np.ndarray] | None = None  # returns a view with the axes of the file, from ours
 
 
 class Stack(NamedTuple):
@@ -35,11 +38,11 @@ ParameterTable = dict[str, Part]  # our name -> the arrays of the file
 Shapes = dict[str, tuple[int, ...]]
 
 
-def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
+def read_parameters(archive: Any, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
     """Returns our parameters by name, in float32. Each value is copied once, from the file to its final place.
 
     Args:
-        archive: the file.
+        archive: the open file, an `archives.Archive`.
         table: the arrays of the file that our parameters consist of.
         shapes: of our parameters.
         prefix: of all names in the file; arrays without it (an optimizer's state) are ignored.
@@ -47,34 +50,87 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    wanted: dict[str, np.ndarray] = {}
-    for name, part in table.items():
+    for name in table:
         if math.prod(shapes[name]) > MAX_ELEMENTS:
             raise UserError(f"the model is too large: {name} would be {list(shapes[name])}")
-        wanted |= dict(_views_of_part(part, np.broadcast_to(np.float32(0), shapes[name]), prefix))
+    zeros = {name: np.broadcast_to(np.float32(0), shapes[name]) for name in table}
+    wanted = {name: _joined_shape(views) for name, views in _views(table, zeros, prefix).items()}
     found = {name: archive[name] for name in archive if name.startswith(prefix)}
     wrong = [f"missing {name}" for name in wanted if name not in found]
     wrong += [f"unexpected {name}" for name in found if name not in wanted]
     for name in [name for name in wanted if name in found]:
         shape = found[name].shape
-        if _without_leading_ones(shape) != _without_leading_ones(wanted[name].shape):
-            wrong.append(f"{name} is {list(shape)}, not {list(wanted[name].shape)}")
+        if _without_leading_ones(shape) != _without_leading_ones(wanted[name]):
+            wrong.append(f"{name} is {list(shape)}, not {list(wanted[name])}")
         elif not found[name].is_weights:
             wrong.append(f"{name} is {found[name].dtype}, not float32")
     if wrong:
         more = f"; and {len(wrong) - MAX_NAMES:,} more" if len(wrong) > MAX_NAMES else ""
         raise UserError("; ".join(wrong[:MAX_NAMES]) + more)
     parameters: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
-    views = file_views(table, parameters, prefix)
+    views = _views(table, parameters, prefix)
+
+    def read_views(name: str, views: list[np.ndarray]) -> None:
+        joined = views[0] if len(views) == 1 else np.empty(_joined_shape(views), np.float32)
+        archive.read_array(name, joined)
+        if len(views) > 1:
+            starts = np.cumsum([len(view) for view in views])[:-1]
+            for view, values in zip(views, np.split(joined, starts), strict=True):
+                view[...] = values
+
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        list(pool.map(archive.read_array, views.keys(), views.values()))
+        list(pool.map(read_views, views.keys(), views.values()))
     return parameters
 
 
 def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of the file by name, as views of our parameters."""
-    parts = ((part, parameters[ours]) for ours, part in table.items())
-    return {name: view for part, array in parts for name, view in _views_of_part(part, array, prefix)}
+    """Returns the arrays of the file by name: views of our parameters, or copies of several that follow one another."""
+    views = _views(table, parameters, prefix)
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in views.items()}
+
+
+def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
+    """Refuses a model that a layout cannot hold.
+
+    Args:
+        layout: its name.
+        unsupported: what it does not support, and whether the model has it.
+
+    Raises:
+        UserError: the model has any of it.
+    """
+    if has := [what for what, present in unsupported.items() if present]:
+        raise UserError(f"the {layout} layout does not support {', '.join(has)}; {OTHER_LAYOUT}")
+
+
+def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:
+    """Returns the arrays of all blocks that one of our stacked parameters consists of, from those of one block.
+
+    Args:
+        part: of a block, without the block's name; axes of a Stack are those of our parameter, with the layers first.
+        blocks: what comes before the names in each block.
+    """
+
+    def of_block(part: Part, block: str) -> Part:
+        if isinstance(part, Stack):
+            return Stack(part.axis - 1, [of_block(inner, block) for inner in part.parts])
+        return part._replace(name=f"{block}{part.name}")
+
+    return Stack(0, [of_block(part, block) for block in blocks])
+
+
+def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, list[np.ndarray]]:
+    """Returns, for each name in the file, the views of our parameters that its array consists of."""
+    views: dict[str, list[np.ndarray]] = {}
+    for ours, part in table.items():
+        for name, view in _views_of_part(part, np.asarray(parameters[ours]), prefix):
+            views.setdefault(name, []).append(view)
+    return views
+
+
+def _joined_shape(views: list[np.ndarray]) -> tuple[int, ...]:
+    first = views[0].shape
+    return first if len(views) == 1 else (sum(len(view) for view in views), *first[1:])
 
 
 def _views_of_part(part: Part, array: np.ndarray, prefix: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -82,7 +138,8 @@ def _views_of_part(part: Part, array: np.ndarray, prefix: str) -> Iterator[tuple
         for inner, view in zip(part.parts, np.moveaxis(array, part.axis, 0), strict=True):
             yield from _views_of_part(inner, view, prefix)
     else:
-        yield prefix + part.name, array[(np.newaxis,) * part.ones]
+        arranged = part.arrange(array) if part.arrange else array
+        yield prefix + part.name, arranged[(np.newaxis,) * part.ones]
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,11 @@ HEAD_PREFIXES = ("head/", "pre_logits/")
 
 # Fields in which source and target must agree. config.model has a field of its own for these; the last two matter only
 # if the head is kept.
-CONFIG_FIELDS = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position")
+CONFIG_FIELDS = (
+    *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "position"),
+    *("position_rows", "rotary", "rotary_grid", "qk_norm", "activation", "norm_epsilon", "layer_scale", "embed_bias"),
+    *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
+)
 HEAD_FIELDS = ("pre_logits", "representation_size")
 NAME_FIELDS = ("patch_size", "stem", "stages", "stem_width")  # in a config, only the name of the model states these
 
@@ -39,8 +43,13 @@ def adapt_parameters(
         UserError: the models differ in more than head and resolution; names the flags that help, or every array
             concerned.
     """
+    if source.values.keys() != target.values.keys():
+        raise UserError(
+            f"the checkpoint contains a {source.name}, not a {target.name}; to match it, set "
+            f"--config.model.name={source.name}"
+        )
     config_fields = CONFIG_FIELDS + HEAD_FIELDS if keep_head else CONFIG_FIELDS
-    differ = [key for key in NAME_FIELDS + config_fields if source.field(key) != target.field(key)]
+    differ = [key for key in NAME_FIELDS + config_fields if _differs(key, source.field(key), target.field(key))]
     if differ:
         found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
         if differ == ["patch_size"] and source.field("stem") == "patches":
@@ -58,7 +67,9 @@ def adapt_parameters(
     )
     old, new = source.spec, target.spec
     if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample_positions(leaves["position"], old.grid, new.grid, old.class_rows, method)
+        leaves["position"] = models.resample_positions(
+            leaves["position"], old.grid, new.grid, old.position_rows, method
+        )
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
         raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")
@@ -89,7 +100,12 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
 
 def config_fields(source: models.Model) -> dict[str, Any]:
     """Returns the fields of `config.model`, besides the name, with which a run can start from a model."""
-    return {name: source.field(name) for name in CONFIG_FIELDS}
+    return {name: source.field(name) for name in CONFIG_FIELDS if name in source.values}
+
+
+def _differs(key: str, old: Any, new: Any) -> bool:
+    """Returns whether a field says that the models differ; of LayerScale the initial value does not matter."""
+    return bool(old) != bool(new) if key == "layer_scale" else old != new
 
 
 def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...]) -> str:
@@ -101,5 +117,5 @@ def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...])
         return target.fields[key] != source.field(key) if key in target.fields else key in source.fields
 
     flags = [f"name={source.name}"] if source.name != target.name else []
-    flags += [f"{key}={source.field(key)}" for key in fields if differs(key)]
+    flags += [f"{key}={source.field(key)}".replace(" ", "") for key in fields if differs(key)]
     return f"to match it, set {' '.join(f'--config.model.{flag}' for flag in flags)}"

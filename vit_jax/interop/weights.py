@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tree, user_errors
-from vit_jax.interop import catalog, description, layouts, npz
+from vit_jax.interop import archives, description, formats, locate
 from vit_jax.storage import atomic_write
-
-LAYOUTS = {"ours": None, "google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
 
 FlatParameters = dict[str, np.ndarray]  # by name
 
@@ -30,9 +27,9 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
 
     Args:
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
-            `<workdir>/checkpoints/<step>`, or an .npz file (ours with its JSON file, vision_transformer's or
-            big_vision's), local or remote; or the name of a published checkpoint, see `vit_jax.list_models`, which is
-            downloaded.
+            `<workdir>/checkpoints/<step>`, a file in any layout of `formats.FORMATS` (.npz, .safetensors, or the index
+            of several), or a folder that timm or transformers wrote, local or remote; the name of a published
+            checkpoint, see `vit_jax.list_models`, or `hf-hub:OWNER/NAME`, which are downloaded.
         resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
             flexi, as FlexiViT does. Unset: flexi if patch_size is given, else linear.
         **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
@@ -46,94 +43,72 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         choose("resample", resample, models.RESAMPLINGS)
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        local, entry = _locate(path)
-        model, params = _load_npz(local, given, entry) if local.is_file() else _load_checkpoint(local, given)
+        located = locate.locate_weights(path)
+        entry = located.entry
+        model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
             wanted = models.create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
         model, params = _resize(model, params, given, resample)
-        if entry and model.spec.position.image_size == models.image_size(entry.resolution):
+        if entry and model.image_size == models.image_size(entry.resolution):
             model = dataclasses.replace(model, preprocess=given.get("preprocess", entry.preprocess))
         return model, tree.unflatten(params)
     except UserError as error:
         raise UserError(f"{shown(path)}: {shown(error)}") from None  # the traceback would not help a user
 
 
-def save(path: str | Path, model: models.Model, params: dict[str, Any], layout: str = "ours") -> None:
-    """Writes `<name>.npz`: float32 arrays by the names of a layout.
+def save(
+    path: str | Path, model: models.Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
+) -> None:
+    """Writes the arrays of a model by the names of a layout, with what describes it where the layout has that.
 
     Args:
-        path: ends in .npz.
+        path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and all that describes them.
         model: the model of the parameters.
         params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
-        layout: ours, with `<name>.json` beside it (model, preprocessing, class names); google, that of
-            vision_transformer; or big_vision. The last two contain only the arrays.
+        layout: one of `formats.FORMATS`: ours, with `<name>.json` beside it (model, preprocessing, class names);
+            google, that of vision_transformer; big_vision; timm or huggingface, whose folders their own libraries load.
+            Unset: timm for .safetensors, else ours.
+        dtype: of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
-        UserError: the path does not end in .npz or cannot be written, the parameters are not those of the model, or the
+        UserError: the path has another ending or cannot be written, the parameters are not those of the model, or the
             layout cannot express it.
     """
-    chosen = LAYOUTS[choose("layout", layout, LAYOUTS)]
-    if "://" in str(path) or Path(path).suffix != ".npz":
-        raise UserError(f"cannot write {path}: give a local path that ends in .npz.")
-    path = Path(os.path.expanduser(path))
-    arrays = tree.flatten(params)  # converted to NumPy's one by one as they are written
+    choose("dtype", dtype, archives.WRITTEN_DTYPES)
+    target = formats.choose_target(path, layout)
+    chosen = formats.FORMATS[target.layout]
+    arrays = tree.flatten(params)
     _check_parameters(model, arrays)
-    if chosen:
-        arrays = layouts.to_layout({name: np.asarray(leaf) for name, leaf in arrays.items()}, model.spec, chosen)
-    with contextlib.ExitStack() as both:  # both files are replaced when both are written
-        npz.write_archive(both.enter_context(_replace_file(path)), arrays)
-        if not chosen:
-            description.write_description(both.enter_context(_replace_file(path.with_suffix(".json"))), model)
+    if target.layout != "ours":  # whose arrays are converted one by one as they are written
+        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+    arrays = chosen.write(arrays, model.spec)
+    texts = chosen.describing_files(target.file.name, model) if target.is_folder or target.layout == "ours" else {}
+    with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
+        target.make_folder(texts)
+        archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype)
+        for name, text in texts.items():
+            files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _replace_file(path: Path) -> Iterator[Path]:
-    with user_errors(f"cannot write {path}"), atomic_write(path) as temporary:
-        yield temporary
-
-
-def _locate(path: str | Path) -> tuple[Path, catalog.CatalogEntry | None]:
-    """Returns the local .npz file or checkpoint folder at a path, and its entry in the catalog, if any."""
-    with user_errors("is not a path", OSError, RuntimeError, ValueError):
-        entry = downloaded = None
-        if not Path(path).expanduser().exists():
-            entry, downloaded = catalog.find_entry(str(path)), catalog.download_entry(str(path))
-        local = downloaded or checkpoint.local_weights(path)
-        exists = local.exists()
-    if not exists:
-        raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
-    if local.is_file() or checkpoint.is_checkpoint(local):
-        return local, entry
-    file = local / description.MODEL_FILE
-    found = file if file.is_file() else checkpoint.find_checkpoint(local)
-    if found is None:
-        raise UserError(f"contains neither {description.MODEL_FILE} nor checkpoints")
-    return found, None
-
-
-def _load_npz(
-    path: Path, given: dict[str, Any], entry: catalog.CatalogEntry | None
-) -> tuple[models.Model, FlatParameters]:
-    with npz.open_archive(path) as archive:
-        layout = layouts.detect_layout(archive)
-        if layout is None:
-            stated = description.read_description(path)
-            model = _create_as_stored(stated.model, stated.keywords, given)
-            return model, layouts.read_own_layout(archive, _parameter_shapes(model))
-        layout, inferred = layouts.infer_fields(archive, layout, given.get("resolution"))
-        if entry:
-            _check_entry(entry, layout.name, inferred)
-        keywords = inferred | layouts.infer_use(inferred, layout)
-        model = _create_as_stored(models.model_name(inferred), keywords, given)
-        params = layouts.read_layout(archive, layout, model.spec, _parameter_shapes(model))
-    print(f"{path.name}: {layout.name} layout, {_summarise(model, params)}", file=sys.stderr)
+def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+    path = located.path
+    with archives.open_archive(path) as archive:
+        name, form = formats.detect_format(archive)
+        layout = formats.FORMATS[name]
+        form, stated = layout.describe(archive, form, path, given)
+        if located.entry:
+            _check_entry(located.entry, name, stated.fields)
+        model = _create_as_stored(stated.model, stated.keywords, given)
+        params = layout.read(archive, form, model.spec, _parameter_shapes(model))
+    if layout.is_inferred:
+        print(f"{path.name}: {name} layout, {_summarise(model, params)}", file=sys.stderr)
     return model, params
 
 
-def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, Any]) -> None:
+def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
     """Compares a file with its entry in the catalog; patches and positions of FlexiViT's files may differ.
 
     Raises:
@@ -141,7 +116,7 @@ def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, A
     """
     wanted = models.create(entry.model)
     resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
-    fixed = inferred["position"] != "learned" or entry.flexi  # then no array determines the resolution
+    fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
     resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
     found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
     listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
@@ -153,8 +128,8 @@ def _check_entry(entry: catalog.CatalogEntry, layout: str, inferred: dict[str, A
         )
 
 
-def _load_checkpoint(path: Path, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
-    params, manifest = checkpoint.read_weights(path)
+def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+    params, manifest = checkpoint.read_weights(located.path)
     stated = description.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
     _check_parameters(model, params)
@@ -180,23 +155,23 @@ def _resize(
     other_patches = sizes["patch_size"] != model.field("patch_size")
     name = model.name
     if other_patches:
-        if old.stem.kind != "patches":
+        if model.field("stem") != "patches":
             raise UserError("patch_size cannot change: only patches of pixels can be resized, not those of a ResNet")
         name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
-    spec = models.create(name, **(model.fields | sizes)).spec
+    resized = models.create(name, **(model.fields | sizes))
+    spec = resized.spec
     if other_patches:
-        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], spec.stem.patch_size)}
-        sides = [f"{size}x{size}" for size in (old.stem.patch_size, spec.stem.patch_size)]
+        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], sizes["patch_size"])}
+        sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
     if "position" in params and spec.grid != old.grid:
         method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.class_rows, method)
+        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.position_rows, method)
         params = params | {"position": positions}
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]
-    resized = spec.position.image_size != old.position.image_size
-    if resized and "preprocess" not in given and last.startswith("value_range"):
-        height, width = spec.position.image_size
+    height, width = resized.image_size
+    if (height, width) != model.image_size and "preprocess" not in given and last.startswith("value_range"):
         preprocess = f"resize(({height},{width}))|{last}"
     return dataclasses.replace(model, name=name, spec=spec, preprocess=preprocess), params
 
@@ -207,12 +182,12 @@ def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 
 
 @functools.lru_cache
-def _traced_shapes(spec: models.ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Cached, as the same model is traced when its file is read and when its parameters are checked.
-    learned = spec.position.kind == "learned"
-    # Fixed positions are not parameters: their table, which may be large, need not be computed.
-    size = spec.position.image_size if learned else (spec.stem.patch_size, spec.stem.patch_size)
-    init, image = models.Model("", spec).init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    model = models.Model("", spec)
+    # Only learned positions depend on the resolution. The table of fixed ones, which may be large, is not computed.
+    size = model.image_size if model.field("position") == "learned" else (spec.tile, spec.tile)
+    init, image = model.init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
     wanted = jax.eval_shape(init, jax.random.key(0), image)
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
@@ -229,12 +204,9 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
 
 
 def _summarise(model: models.Model, params: FlatParameters) -> str:
-    spec = model.spec
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
-    height, width = spec.position.image_size
-    words += [f"{height}x{width} pixels", f"{spec.position.kind} positions", f"{spec.head.pooling} pooling"]
-    size = spec.head.representation_size
-    words += [f"a tanh layer of width {size}" if size else "a tanh layer"] if spec.head.pre_logits else []
-    words += [f"{spec.head.num_classes:,} classes", f"{sum(map(np.size, params.values())):,} parameters"]
+    height, width = model.image_size
+    words += [f"{height}x{width} pixels", *model.spec.traits, f"{model.field('num_classes'):,} classes"]
+    words += [f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

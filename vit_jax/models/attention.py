@@ -21,8 +21,9 @@ AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
 LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
-# (rows of all images, kernel and bias of the projection, what the rows hold) -> (attended rows, weights)
-Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing], tuple[Rows, AttentionWeights]]
+QKVChange: TypeAlias = Callable[[QKV], QKV]  # of queries and keys, after their projection
+# (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, QKVChange | None], tuple[Rows, AttentionWeights]]
 
 # Names of the dimensions of the parameters.
 KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
@@ -75,26 +76,35 @@ def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def project(x: Tokens, kernel: QKVKernel, bias: QKVBias) -> QKV:
-    """Returns the queries, keys and values of all images (equation 5)."""
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: QKVChange | None) -> QKV:
+    """Returns the queries, keys and values of all images (equation 5), changed if there is a change."""
     kernel = gather(kernel, KERNEL, x.dtype)
-    qkv = add_bias(product(x, kernel), bias)
-    return constrain(qkv, ("batch", "tokens", *BIAS))
+    qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", *BIAS))
+    return change(qkv) if change else qkv
 
 
 def _projected(attention: Callable[[QKV], tuple[Attended, AttentionWeights]]) -> Attention:
-    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
-        attended, weights = attention(project(packing.unpack(x), kernel, bias))
+    def attend(
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+    ) -> tuple[Rows, AttentionWeights]:
+        attended, weights = attention(project(packing.unpack(x), kernel, bias, change))
         return packing.pack(attended), weights
 
     return attend
 
 
-def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+def fused(
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+) -> tuple[Rows, AttentionWeights]:
     """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
 
     Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
+
+    Raises:
+        ValueError: there is a change, of which the kernel computes none.
     """
+    if change:
+        raise ValueError("the kernel does not change queries and keys")
 
     def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
@@ -103,13 +113,15 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[
         return attended.reshape(-1, heads * head_dim)
 
     attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), packing.rows)
-    return attend(x, kernel, bias), tokens_first(project(packing.unpack(x), kernel, bias))[1]
+    return attend(x, kernel, bias), tokens_first(project(packing.unpack(x), kernel, bias, None))[1]
 
 
-def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+def cudnn(
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+) -> tuple[Rows, AttentionWeights]:
     """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured."""
     tokens, rows = packing.tokens, packing.rows
-    qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias)
+    qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, change)
     lengths = None if rows == tokens else jnp.full(len(qkv), tokens, jnp.int32)
     attended = jax.nn.dot_product_attention(
         *(qkv[:, :, part] for part in range(3)),
@@ -120,17 +132,20 @@ def cudnn(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[
     return attended.reshape(x.shape), tokens_first(qkv[:, :tokens])[1]
 
 
-def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+def auto(
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+) -> tuple[Rows, AttentionWeights]:
     """Returns the same by the fastest form for the platform that the program is lowered for.
 
-    The compiled program does not contain the other forms. On TPUs it is the kernel, unless the smallest of them have
-    too little memory for it: what kind they are is not known here. Only reverse-mode differentiation works.
+    The compiled program does not contain the other forms. On TPUs it is the kernel, unless it cannot compute the change
+    or the smallest of them have too little memory for it: what kind they are is not known here. Only reverse-mode
+    differentiation works.
     """
     heads, head_dim = kernel.shape[2:]
-    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name)
+    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, change is not None)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
-        return lambda x, kernel, bias: attention(x, kernel, bias, packing)[0]
+        return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
 
     plain = by(_projected(tokens_first))
     attended = jax.lax.platform_dependent(
@@ -139,14 +154,16 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[R
         tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
         default=plain,
     )
-    return attended, tokens_first(project(packing.unpack(x), kernel, bias))[1]
+    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
 
 
-def _repacked(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing) -> tuple[Rows, AttentionWeights]:
+def _repacked(
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+) -> tuple[Rows, AttentionWeights]:
     """Returns `fused` of rows in another packing."""
     images = len(x) // packing.rows * packing.images
     suited = choose_packing("fused", packing.tokens, kernel.shape[2], images)
-    attended, weights = fused(packing.repack(x, suited), kernel, bias, suited)
+    attended, weights = fused(packing.repack(x, suited), kernel, bias, suited, change)
     return suited.repack(attended, packing), weights
 
 

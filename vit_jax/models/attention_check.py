@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
-from vit_jax.models.spec import AttentionKind, ModelSpec
+from vit_jax.models.spec import ModelSpec
 
-KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
 IMAGES = 8
 NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
 Images: TypeAlias = Float[Array, "images tokens width"]
@@ -38,7 +37,7 @@ def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) ->
 
 def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     """Returns tokens, kernel and bias of the projection, and the gradient of the result; all are random."""
-    images, tokens, heads, head_dim, dtype = sizes
+    images, tokens, heads, head_dim, dtype = sizes[:5]
     width, random = heads * head_dim, np.random.default_rng(0)
     x, grad = random.standard_normal((2, images, tokens, width), np.float32).astype(jnp.dtype(dtype))
     kernel = random.standard_normal((width, 3, heads, head_dim), np.float32) * np.float32(width**-0.5)
@@ -60,11 +59,11 @@ def compare(
     """
 
     def run(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing)[0])
+        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, None)[0])
 
     def run_plain(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
         tokens = choose_packing("tokens_first", packing.tokens, 1, 1)
-        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens)[0])
+        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens, None)[0])
 
     result, transpose = jax.vjp(run, x, kernel, bias)
     found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))

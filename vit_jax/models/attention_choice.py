@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from vit_jax import kernels
 from vit_jax.models.spec import AttentionKind, Dtype, ModelSpec
 
+KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
+
 
 class AttentionSizes(NamedTuple):
     """What the choice depends on, as it is on one device."""
@@ -17,13 +19,19 @@ class AttentionSizes(NamedTuple):
     heads: int
     head_dim: int
     dtype: Dtype
+    changes_queries: bool = False  # queries and keys are normalised or rotated after their projection
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
-    """Returns whether the kernel needs at most that much of a core's vector memory."""
+    """Returns whether the kernel, which attends with what the projection gives, needs at most that much of a core's
+    vector memory.
+    """
 
     def allows(sizes: AttentionSizes) -> bool:
-        return kernels.vmem_bytes(*sizes[:4], jnp.dtype(sizes.dtype).itemsize) <= mebibytes * 2**20
+        return (
+            not sizes.changes_queries
+            and kernels.vmem_bytes(*sizes[:4], jnp.dtype(sizes.dtype).itemsize) <= mebibytes * 2**20
+        )
 
     return allows
 
@@ -80,5 +88,5 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
         tensor: devices over which the heads are split.
     """
     rows, columns = spec.grid
-    tokens = spec.class_rows + rows * columns
-    return AttentionSizes(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype)
+    tokens, heads = spec.prefix_rows + rows * columns, spec.attention.num_heads // tensor
+    return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, spec.changes_queries)

@@ -8,9 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, AttentionWeights, QKVBias, QKVKernel
-from vit_jax.models.layers import LayerNorm, Rows, add_bias, as_matrix, dropout, product
+from vit_jax.models.attention import ATTENTIONS, QKV, AttentionWeights, QKVBias, QKVChange, QKVKernel
+from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, layer_norm, product
 from vit_jax.models.mlp import MLPS
+from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
@@ -56,12 +57,32 @@ class SelfAttention(nn.Module):
     def __call__(self, x: Rows) -> tuple[Rows, AttentionWeights]:
         """Returns what every row attends to, and the attention weights of the tokens."""
         kernel, bias = QKVParameters(self.spec, name="qkv")()
-        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.packing)
+        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.packing, self._change())
         return OutProjection(self.spec, name="out")(attended), weights
+
+    def _change(self) -> QKVChange | None:
+        """Returns what happens to queries and keys after their projection; None: nothing."""
+        spec = self.spec
+        if not spec.changes_queries:
+            return None
+        names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
+        norms = [NormOfHeads(spec.head_dim, name=name)() for name in names]
+        rotate = ROTARIES[spec.position.rotary](spec)
+
+        def change(qkv: QKV) -> QKV:
+            changed = [qkv[:, :, part] for part in range(2)]
+            if norms:
+                pairs = zip(changed, norms, strict=True)
+                changed = [layer_norm(part, *norm, spec.block.norm_epsilon) for part, norm in pairs]
+            return jnp.stack([*map(rotate, changed), qkv[:, :, 2]], axis=2)
+
+        return change
 
 
 class Block(nn.Module):
-    """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'. Trains if a `dropout` random stream is given."""
+    """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'; with LayerScale, each channel of both branches has a factor
+    (arXiv 2103.17239, equation 4). Trains if a `dropout` random stream is given.
+    """
 
     spec: ModelSpec
     packing: Packing  # of the rows
@@ -74,15 +95,26 @@ class Block(nn.Module):
             x: the rows of all images.
             drop_rate: probability with which stochastic depth drops each of this block's branches.
         """
-        branch, weights = SelfAttention(self.spec, self.packing, name="attention")(LayerNorm(name="norm1")(x))
-        x = checkpoint_name(x + self.drop_branch(dropout(self, branch, self.packing), drop_rate), "between")
-        branch = MLPS[self.spec.mlp](self.spec, self.packing, name="mlp")(LayerNorm(name="norm2")(x))
+        spec, packing = self.spec, self.packing
+        norm1, norm2 = (LayerNorm(spec.block.norm_epsilon, name=name) for name in ("norm1", "norm2"))
+        branch, weights = SelfAttention(spec, packing, name="attention")(norm1(x))
+        branch = self.scale_branch("layer_scale1", dropout(self, branch, packing))
+        x = checkpoint_name(x + self.drop_branch(branch, drop_rate), "between")
+        branch = self.scale_branch("layer_scale2", MLPS[spec.block.mlp](spec, packing, name="mlp")(norm2(x)))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights
 
+    def scale_branch(self, name: str, branch: Rows) -> Rows:
+        """Returns the branch times the factors of its channels, if the spec has any."""
+        initial = self.spec.block.layer_scale
+        if not initial:
+            return branch
+        factors = self.param(name, nn.initializers.constant(initial), branch.shape[-1:])
+        return (branch.astype(jnp.float32) * factors).astype(branch.dtype)
+
     def drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
         """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
-        if not self.spec.stochastic_depth or not self.has_rng("dropout"):
+        if not self.spec.block.stochastic_depth or not self.has_rng("dropout"):
             return branch
         keep, images = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
         kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (images, 1, 1)) / keep

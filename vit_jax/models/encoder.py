@@ -33,13 +33,15 @@ REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
 
 
 class Encoder(nn.Module):
-    """Blocks, then a LayerNorm (equation 4). The parameters of the blocks have a leading layer axis."""
+    """Blocks, then a LayerNorm (equation 4), unless that follows the pooling. The parameters of the blocks have a
+    leading layer axis.
+    """
 
     spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Rows, packing: Packing, capture: tuple[str, ...] = ()) -> tuple[Tokens, dict[str, Array]]:
-        """Returns the normalised tokens and the intermediates of the blocks.
+        """Returns the tokens and the intermediates of the blocks.
 
         Args:
             x: the rows of all images.
@@ -55,7 +57,7 @@ class Encoder(nn.Module):
         block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
-        rates = jnp.linspace(0.0, spec.stochastic_depth, spec.depth)
+        rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 
         def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
@@ -70,7 +72,7 @@ class Encoder(nn.Module):
         else:
             x, out = _run_unrolled(step, x, layers, rates, spec.kernel_dtype)
         x = constrain(packing.unpack(x), ("batch", "tokens", "width"))
-        return LayerNorm(name="norm")(x), out
+        return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
 
 
 def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array, dtype: str) -> tuple[Rows, dict[str, Array]]:
@@ -95,7 +97,9 @@ def _split(stacked: Array, dtype: Any) -> list[Array]:
 
 
 def _init_stacked(key: Array, spec: ModelSpec) -> dict:
-    attention = dataclasses.replace(spec.attention, kind="heads_first")  # the parameters are the same for all
-    block = Block(dataclasses.replace(spec, attention=attention), Packing(1, 1, 1), parent=None)
+    # The parameters are the same for all kinds of attention, and a single token is not rotated.
+    attention = dataclasses.replace(spec.attention, kind="heads_first")
+    position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
+    block = Block(dataclasses.replace(spec, attention=attention, position=position), Packing(1, 1, 1), parent=None)
     example = jnp.zeros((1, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

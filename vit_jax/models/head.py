@@ -51,17 +51,21 @@ class ProbeAttention(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """Multi-head attention pooling of big_vision (not in the paper): a probe attends, then x + mlp(norm(x))."""
+    """Multi-head attention pooling of big_vision (not in the paper): a probe attends to the patches, then
+    x + mlp(norm(x)).
+    """
 
     spec: ModelSpec
 
     @nn.compact
     def __call__(self, x: Tokens) -> Pooled:
         """Returns one vector per image."""
-        spec = self.spec
+        spec, x = self.spec, x[:, self.spec.prefix_rows :]
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return x + MLPS[spec.mlp](spec, Packing(1, 1, 1), name="mlp")(LayerNorm(name="norm")(x))
+        return x + MLPS[spec.block.mlp](spec, Packing(1, 1, 1), name="mlp")(
+            LayerNorm(spec.block.norm_epsilon, name="norm")(x)
+        )
 
 
 class TokenPooling(nn.Module):
@@ -80,8 +84,25 @@ class MeanPooling(nn.Module):
     spec: ModelSpec
 
     def __call__(self, x: Tokens) -> Pooled:
-        """Returns the mean of the tokens."""
-        return x.mean(axis=1, dtype=jnp.float32)
+        """Returns the mean of the patches' tokens."""
+        return x[:, self.spec.prefix_rows :].mean(axis=1, dtype=jnp.float32)
 
 
-POOLINGS: dict[Pooling, type[nn.Module]] = {"token": TokenPooling, "gap": MeanPooling, "map": AttentionPooling}
+class TokenAndMeanPooling(nn.Module):
+    """The class token, then the mean of the patches' tokens: twice the width (DINOv2's linear classifier)."""
+
+    spec: ModelSpec
+
+    @nn.compact
+    @nn.compact
+    def __call__(self, x: Tokens) -> Float[Array, "batch twice_width"]:
+        """Returns both, concatenated."""
+        return jnp.concatenate([TokenPooling(self.spec)(x), MeanPooling(self.spec)(x)], axis=1)
+
+
+POOLINGS: dict[Pooling, type[nn.Module]] = {
+    "token": TokenPooling,
+    "gap": MeanPooling,
+    "map": AttentionPooling,
+    "token_gap": TokenAndMeanPooling,
+}

@@ -12,8 +12,6 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.sharding import gather
 
-EPSILON = 1e-6  # of LayerNorm, as published
-
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 Wide: TypeAlias = Float[Array, "*rows wide"]
 Narrow: TypeAlias = Float[Array, "*rows narrow"]
@@ -22,6 +20,7 @@ Rows: TypeAlias = Float[Array, "*rows width"]
 Channels: TypeAlias = Float[Array, " width"]
 Statistic: TypeAlias = Float[Array, "*rows 1"]
 Residuals: TypeAlias = tuple[Rows, Statistic, Statistic, Channels]
+NormParameters: TypeAlias = tuple[Channels, Channels]  # scale and bias
 
 
 @jax.custom_vjp
@@ -127,52 +126,70 @@ narrowing_product.defvjp(_product_forward, _narrowing_backward)
 class Dense(nn.Module):
     """A dense layer whose kernel has named dimensions."""
 
-    features: int
-    dimensions: tuple[str, str]  # of the kernel
+    features: int | tuple[int, ...]
+    dimensions: tuple[str, ...]  # of the kernel
     kernel_dtype: str = "float32"  # of the kernel's gradient
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
     multiply: Callable[[Array, Array], Array] = product
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        """Returns `x @ kernel + bias` in the dtype of `x`."""
-        shape = (x.shape[-1], self.features)
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "..."]:
+        """Returns `x @ kernel + bias`, [*rows, *features], in the dtype of `x`."""
+        shape = (x.shape[-1], *(self.features if isinstance(self.features, tuple) else (self.features,)))
         kernel = self.param("kernel", self.kernel_init, shape).astype(self.kernel_dtype)
         bias = self.param("bias", self.bias_init, shape[1:])
         return add_bias(self.multiply(x, gather(kernel, self.dimensions, x.dtype)), bias)
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the width as published: epsilon 1e-6, variance as E[x²] - E[x]², statistics in float32."""
+    """LayerNorm over the width as published: variance as E[x²] - E[x]², statistics in float32."""
+
+    epsilon: float
 
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
         """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return layer_norm(x, scale, bias)
+        return layer_norm(x, *norm_parameters(self, x.shape[-1]), self.epsilon)
 
 
-@jax.custom_vjp
-def layer_norm(x: Rows, scale: Channels, bias: Channels) -> Rows:
+class NormOfHeads(nn.Module):
+    """The parameters of a LayerNorm over the channels of a head, which all heads share."""
+
+    head_dim: int
+
+    @nn.compact
+    def __call__(self) -> NormParameters:
+        """Returns scale and bias."""
+        return norm_parameters(self, self.head_dim)
+
+
+def norm_parameters(module: nn.Module, width: int) -> NormParameters:
+    """Returns scale and bias of a module that is a LayerNorm: at first 1 and 0."""
+    scale = module.param("scale", nn.initializers.ones, (width,))
+    return scale, module.param("bias", nn.initializers.zeros, (width,))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
     """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias. Only reverse-mode differentiation works.
 
     The backward pass is written out and reads each activation once, which is faster on CPUs and, by the compiler's
     estimate, on TPUs.
     """
-    return _norm_forward(x, scale, bias)[0]
+    return _norm_forward(x, scale, bias, epsilon)[0]
 
 
-def _norm_forward(x: Rows, scale: Channels, bias: Channels) -> tuple[Rows, Residuals]:
+def _norm_forward(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> tuple[Rows, Residuals]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
-    inverse = jax.lax.rsqrt(variance + EPSILON)
+    inverse = jax.lax.rsqrt(variance + epsilon)
     return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale)
 
 
-def _norm_backward(residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Channels]:
+def _norm_backward(epsilon: float, residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Channels]:
+    del epsilon
     x, mean, inverse, scale = residuals
     grad = grad.astype(jnp.float32)
     normal = (x.astype(jnp.float32) - mean) * inverse
@@ -190,7 +207,7 @@ def dropout(module: nn.Module, x: Rows, packing: Packing) -> Rows:
 
     What is dropped depends on the image and its token, and not on the packing, which depends on the devices.
     """
-    keep = 1.0 - module.spec.dropout_rate
+    keep = 1.0 - module.spec.block.dropout_rate
     if keep == 1.0 or not module.has_rng("dropout"):
         return x
     tokens = len(x) // packing.rows * packing.images * packing.tokens

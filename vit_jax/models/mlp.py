@@ -1,27 +1,63 @@
 """The MLP of a block: implementations with one signature."""
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
 from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_product, product
-from vit_jax.models.spec import MlpKind, ModelSpec
+from vit_jax.models.spec import Activation, MlpKind, ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
 
 Hidden: TypeAlias = Float[Array, "rows mlp"]
 
-kernel_init = nn.initializers.xavier_uniform()
 bias_init = nn.initializers.normal(1e-6)
 
-# Names of the dimensions of the activations and of the kernels.
+# Names of the dimensions of the activations and of the kernel.
 ROWS, HIDDEN = ("batch", "width"), ("batch", "mlp")
-WIDENING, NARROWING = ("width", "mlp"), ("mlp", "width")
+NARROWING = ("mlp", "width")
+
+
+class Widening(NamedTuple):
+    """The first dense layer of an MLP and the activation of its result."""
+
+    activate: Callable[[Float[Array, "..."]], Hidden]
+    name: str = "dense1"  # of the layer
+    parts: tuple[int, ...] = ()  # projections of the same rows, stacked before the hidden channels
+    dimensions: tuple[str, ...] = ("width", "mlp")  # of the kernel
+
+    @property
+    def kernel_init(self) -> nn.initializers.Initializer:
+        """Draws a kernel; each projection with its own fans."""
+        return nn.initializers.xavier_uniform(0, -1, batch_axis=tuple(range(1, 1 + len(self.parts))))
+
+
+def gelu_tanh(x: Float[Array, "rows mlp"]) -> Hidden:
+    """Returns GELU approximated by tanh, as published."""
+    return nn.gelu(x, approximate=True)
+
+
+def gelu(x: Float[Array, "rows mlp"]) -> Hidden:
+    """Returns x times the normal distribution function of x."""
+    return nn.gelu(x, approximate=False)
+
+
+def swiglu(x: Float[Array, "rows 2 mlp"]) -> Hidden:
+    """Returns x₁ · sigmoid(x₁) · x₂ of two projections (arXiv 2002.05202, equation 6)."""
+    return nn.silu(x[:, 0]) * x[:, 1]
+
+
+ACTIVATIONS: dict[Activation, Widening] = {
+    "gelu_tanh": Widening(gelu_tanh),
+    "gelu": Widening(gelu),
+    "swiglu": Widening(swiglu, "dense1_gated", (2,), ("width", "gate", "mlp")),
+}
 
 
 class Mlp(nn.Module):
-    """Dense, GELU by tanh, dense; dropout after both dense layers (section 3.1, appendix B.1)."""
+    """Dense, activation, dense; dropout after both dense layers (section 3.1, appendix B.1)."""
 
     spec: ModelSpec
     packing: Packing  # of the rows
@@ -29,11 +65,12 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
-        spec = self.spec
-        inits = (kernel_init, bias_init)
-        dense1 = Dense(spec.mlp_dim, WIDENING, spec.kernel_dtype, *inits, name="dense1")
+        spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
+        inits = (first.kernel_init, bias_init)
+        dense1 = Dense((*first.parts, spec.mlp_dim), first.dimensions, spec.kernel_dtype, *inits, name=first.name)
+        inits = (nn.initializers.xavier_uniform(), bias_init)
         dense2 = Dense(spec.width, NARROWING, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
-        hidden = constrain(nn.gelu(dense1(x), approximate=True), HIDDEN)
+        hidden = constrain(first.activate(dense1(x)), HIDDEN)
         return dropout(self, dense2(dropout(self, hidden, self.packing)), self.packing)
 
 
@@ -46,10 +83,15 @@ class ShardMapMlp(nn.Module):
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
-        spec = self.spec
-        dense1 = DenseParameters((spec.width, spec.mlp_dim), spec.kernel_dtype, name="dense1")()
-        dense2 = DenseParameters((spec.mlp_dim, spec.width), spec.kernel_dtype, name="dense2")()
-        widen = per_device(_widen, (ROWS,), (WIDENING, WIDENING[1:]), HIDDEN)
+        spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
+        shape, kernel_dtype = (spec.width, *first.parts, spec.mlp_dim), spec.kernel_dtype
+        dense1 = DenseParameters(shape, kernel_dtype, first.kernel_init, name=first.name)()
+        dense2 = DenseParameters((spec.mlp_dim, spec.width), kernel_dtype, name="dense2")()
+
+        def widen_part(x: Rows, kernel: Float[Array, "..."], bias: Float[Array, "..."]) -> Hidden:
+            return first.activate(add_bias(product(x, kernel), bias))
+
+        widen = per_device(widen_part, (ROWS,), (first.dimensions, first.dimensions[1:]), HIDDEN)
         narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), ROWS)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
         hidden = dropout(self, widen(x, *dense1), self.packing)
@@ -59,19 +101,16 @@ class ShardMapMlp(nn.Module):
 class DenseParameters(nn.Module):
     """The parameters of a dense layer."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     kernel_dtype: str  # of the gradient
+    kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
 
     @nn.compact
-    def __call__(self) -> tuple[Float[Array, "inputs features"], Float[Array, " features"]]:
+    def __call__(self) -> tuple[Float[Array, "inputs ..."], Float[Array, "..."]]:
         """Returns the kernel and the bias."""
-        kernel = self.param("kernel", kernel_init, self.shape)
+        kernel = self.param("kernel", self.kernel_init, self.shape)
         bias = self.param("bias", bias_init, self.shape[1:])
         return kernel.astype(self.kernel_dtype), bias
-
-
-def _widen(x: Rows, kernel: Float[Array, "width mlp"], bias: Float[Array, " mlp"]) -> Hidden:
-    return nn.gelu(add_bias(product(x, kernel), bias), approximate=True)
 
 
 def _narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:

@@ -1,21 +1,27 @@
 """A model: created by name, initialised, applied."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.attention_choice import attention_sizes, choose_attention
-from vit_jax.models.spec import AttentionKind, ModelSpec, flatten_spec, replace_fields
-from vit_jax.models.variants import SIZE_FIELDS, named_fields
+from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_attention
+from vit_jax.models.bit import BiT
+from vit_jax.models.bit_spec import BitSpec
+from vit_jax.models.spec import AttentionKind, ModelSpec
+from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
+from vit_jax.models.variants import Spec, default_spec, named_fields
 from vit_jax.models.vit import ViT
 
 LOSSES = ("softmax", "sigmoid")
-CAPTURES = ("attention",)
+CAPTURES = ("attention",)  # the fields of the spec whose intermediates may be captured
+NETWORKS: dict[type, Callable[[Any], nn.Module]] = {ModelSpec: ViT, BitSpec: BiT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Model:
     """A model without its parameters: hashable, so that it may be a static argument."""
 
     name: str  # as `create` takes it
-    spec: ModelSpec
+    spec: Spec
     preprocess: str | None = None  # the pipe of operations that prepares its images
     class_names: tuple[str, ...] | None = None  # of the logits, in order
     loss: str = "softmax"  # of its training: the function that turns logits into probabilities
@@ -31,12 +37,33 @@ class Model:
     @property
     def fields(self) -> dict[str, Any]:
         """What the name does not say, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
-        named = flatten_spec(ModelSpec()) | named_fields(self.name)  # without a size in the name, its fields are None
-        return {name: value for name, value in flatten_spec(self.spec).items() if value != named[name]}
+        # Without a size in the name, its fields are None.
+        named = flatten_spec(default_spec(self.name)) | named_fields(self.name)
+        return {name: value for name, value in self.values.items() if value != named[name]}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every field of the spec by flat keyword; a BiT has other fields than a ViT."""
+        return flatten_spec(self.spec)
 
     def field(self, name: str) -> Any:
-        """Returns a field of the spec by its flat keyword."""
-        return flatten_spec(self.spec)[name]
+        """Returns a field of the spec by its flat keyword; None if it is one of the other kind of model."""
+        return self.values.get(name)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Returns the words that a field accepts."""
+        return field_words(self.spec)[name]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of its images in pixels."""
+        return image_size(self.field("resolution"))
+
+    @property
+    def kernel(self) -> AttentionKind | None:
+        """The implementation of its attention, if it is one that a chip may execute wrongly."""
+        kind = self.field("attention")
+        return kind if kind in KERNELS else None
 
     def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
         """Returns the model with the fastest attention for a kind of device, if it is `auto`.
@@ -46,14 +73,15 @@ class Model:
             images: on one device, in one part of the batch.
             tensor: devices over which the heads are split.
         """
-        if self.spec.attention.kind != "auto":
+        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto":
             return self
         return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
 
     def with_attention(self, kind: AttentionKind) -> "Model":
-        """Returns the same model with another implementation of attention."""
-        attention = dataclasses.replace(self.spec.attention, kind=kind)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, attention=attention))
+        """Returns the same model with another implementation of attention, if it has attention."""
+        if not isinstance(self.spec, ModelSpec):
+            return self
+        return dataclasses.replace(self, spec=replace_fields(self.spec, attention=kind))
 
     def init(self, key: Array, images: Any) -> dict[str, Any]:
         """Returns initial parameters, drawn as published: a plain dict of float32 arrays.
@@ -65,10 +93,8 @@ class Model:
         Raises:
             UserError: the images do not fit the model's resolution or patches.
         """
-        # Only shapes matter here, and the loop traces one block instead of all.
-        spec = dataclasses.replace(self.spec, scan=True, remat="none")
-        example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-        return ViT(spec).lazy_init(key, example)["params"]
+        example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)  # only shapes matter here
+        return NETWORKS[type(self.spec)](self.spec.soonest_traced).lazy_init(key, example)["params"]
 
     def apply(
         self,
@@ -83,23 +109,27 @@ class Model:
             params: parameters in the layout of `init`.
             images: values in [-1, 1].
             dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
-            capture: further intermediates to return: "attention".
+            capture: further intermediates to return: "attention" of a ViT.
 
         Returns:
             logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
             out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
                 [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
                 width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens]. A class token is
-                row 0 of the tokens.
+                row 0 of the tokens. Of a BiT: `pre_logits`; `root` and `stage1`, `stage2`, ..., the output of each
+                [batch, rows, columns, channels]; `tokens` [batch, positions, channels], of which `pre_logits` is the
+                mean.
 
         Raises:
             UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
         """
         for word in capture:
-            choose("capture", word, CAPTURES)
+            if self.field(choose("capture", word, CAPTURES)) is None:
+                raise UserError(f"{self.name} has no {word} to capture.")
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         params = jax.tree.map(jnp.asarray, params)
-        return ViT(self.spec).apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
+        network = NETWORKS[type(self.spec)](self.spec)
+        return network.apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
 
 
 def create(
@@ -119,24 +149,30 @@ def create(
     Args:
         name: `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`; for a hybrid of `variants.HYBRIDS`
             with `R50+`, `R26+` or `R+` before it; or `ViT/<patch size>`, then with width, depth, mlp_dim and num_heads.
+            Or `BiT-R<layers>x<width factor>`, with layers of `bit_spec.UNITS`; or `BiT`, then with stages and width.
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.
-        **fields: flat keywords of `ModelSpec` and its parts; None means the value that the name stands for.
+        **fields: flat keywords of `ModelSpec` and its parts, or of `BitSpec`; None means the value that the name stands
+            for. A field of the other kind of model may have its default there, as in a configuration.
 
     Raises:
         UserError: a name or field is unknown, or values contradict each other.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    start = default_spec(name)
+    own, known = flatten_spec(start), flatten_spec(ModelSpec()) | flatten_spec(BitSpec())
+    given = {key: value for key, value in fields.items() if value is not None}
+    given = {key: value for key, value in given.items() if key in own or key not in known or value != known[key]}
     chosen = named_fields(name) | given
-    if missing := [field for field in SIZE_FIELDS if chosen[field] is None]:
+    if missing := [key for key, value in chosen.items() if value is None]:
         raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")
-    spec = replace_fields(ModelSpec(), **chosen)
+    spec: Spec = replace_fields(start, **chosen)
     choose("loss", loss, LOSSES)
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
+    model = Model(name, spec, preprocess, None, loss)
     if class_names is not None:
         class_names = tuple(class_names)
-        if not all(isinstance(name, str) for name in class_names) or len(class_names) != spec.head.num_classes:
-            raise UserError(f"class_names must be {spec.head.num_classes:,} strings, one for each class.")
-    return Model(name, spec, preprocess, class_names, loss)
+        if not all(isinstance(name, str) for name in class_names) or len(class_names) != model.field("num_classes"):
+            raise UserError(f"class_names must be {model.field('num_classes'):,} strings, one for each class.")
+    return dataclasses.replace(model, class_names=class_names)

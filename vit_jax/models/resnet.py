@@ -1,6 +1,11 @@
-"""The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released)."""
+"""The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released).
 
-from typing import TypeAlias
+BiT (`bit.py`) shares its convolution, norm and stages, and in one form its units.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -15,55 +20,90 @@ Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
 # Constrained after every layer: else the gradients follow the kernels' shards and are gathered over the batch.
 DIMENSIONS = ("batch", "rows", "columns", "channels")
 
-EPSILON = 1e-5  # of the standardisation, as released
-
 
 def standardise(kernel: Kernel) -> Kernel:
-    """Returns (w - mean) / (standard deviation + 1e-5), both of each filter (arXiv 1903.10520)."""
+    """Returns (w - mean) / (standard deviation + 1e-5), both of each filter (arXiv 1903.10520), as released."""
     axes = (0, 1, 2)
-    return (kernel - kernel.mean(axes)) / (kernel.std(axes) + EPSILON)
+    return (kernel - kernel.mean(axes)) / (kernel.std(axes) + 1e-5)
 
 
-def group_norm(x: FeatureMap, name: str, scale: float = 1.0) -> FeatureMap:
-    """Returns `x`, in its dtype, after GroupNorm over 32 groups (epsilon 1e-6, statistics in float32).
+def standardise_as_timm(kernel: Kernel) -> Kernel:
+    """Returns (w - mean) / sqrt(variance + 1e-8), both of each filter."""
+    axes = (0, 1, 2)
+    return (kernel - kernel.mean(axes)) * jax.lax.rsqrt(kernel.var(axes) + 1e-8)
+
+
+class Epsilons(NamedTuple):
+    """What a ResNet adds to deviations and variances."""
+
+    standardise: Callable[[Kernel], Kernel]  # of the convolutions
+    norm: float  # of GroupNorm
+
+
+EPSILONS: dict[str, Epsilons] = {
+    "released": Epsilons(standardise, 1e-6),
+    "timm": Epsilons(standardise_as_timm, 1e-5),
+}
+
+
+def group_norm(
+    x: FeatureMap, name: str, scale: float = 1.0, epsilon: float = 1e-6, fast_variance: bool = True
+) -> FeatureMap:
+    """Returns `x`, in its dtype, after GroupNorm over 32 groups; statistics in float32.
 
     Args:
         x: a feature map whose channels are a multiple of 32.
         name: name of the parameters in the calling module.
         scale: initial value of the scale.
+        epsilon: added to the variance.
+        fast_variance: it is E[x²] - E[x]², which reads the feature map once less.
     """
     scale_init = nn.initializers.constant(scale)
-    norm = nn.GroupNorm(32, epsilon=1e-6, dtype=x.dtype, scale_init=scale_init, name=name)
+    norm = nn.GroupNorm(
+        32, epsilon=epsilon, dtype=x.dtype, scale_init=scale_init, use_fast_variance=fast_variance, name=name
+    )
     return constrain(norm(x), DIMENSIONS)
 
 
 class StdConv(nn.Module):
-    """A convolution with standardised weights and no bias, padded so that the output has ceil(rows / stride) rows."""
+    """A convolution with standardised weights and no bias."""
 
     filters: int
     size: int  # of the square kernel
     stride: int = 1
+    padding: int | None = None  # rows of zeros on each side; None: the fewest with which there are ceil(rows / stride)
+    standardise: Callable[[Kernel], Kernel] = standardise
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
-        kernel = standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
+        kernel = self.standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
         kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"), x.dtype)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
-        x = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
+        padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2
+        x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layouts)
         return constrain(x, DIMENSIONS)
+
+
+def conv_norm(
+    x: FeatureMap, filters: int, size: int, stride: int, suffix: str, epsilons: Epsilons, scale: float = 1.0
+) -> Reduced:
+    """Returns `x` after the convolution and the GroupNorm of this suffix; `scale` is the norm's initial scale."""
+    x = StdConv(filters, size, stride, standardise=epsilons.standardise, name=f"conv{suffix}")(x)
+    return group_norm(x, f"norm{suffix}", scale, epsilons.norm)
 
 
 class Root(nn.Module):
     """A 7x7 convolution and 3x3 max pooling, each with stride 2."""
 
     width: int
+    epsilons: Epsilons = EPSILONS["released"]
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns `width` channels at a quarter of the rows and columns."""
-        x = nn.relu(group_norm(StdConv(self.width, 7, stride=2, name="conv")(x), "norm"))
+        x = nn.relu(conv_norm(x, self.width, 7, 2, "", self.epsilons))
         return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
@@ -72,16 +112,17 @@ class Unit(nn.Module):
 
     width: int
     stride: int = 1
+    epsilons: Epsilons = EPSILONS["released"]
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns `4 * width` channels."""
-        residual, wide = x, 4 * self.width
+        residual, wide, epsilons = x, 4 * self.width, self.epsilons
         if self.stride > 1 or x.shape[-1] != wide:
-            residual = group_norm(StdConv(wide, 1, self.stride, name="conv_proj")(x), "norm_proj")
-        x = nn.relu(group_norm(StdConv(self.width, 1, name="conv1")(x), "norm1"))
-        x = nn.relu(group_norm(StdConv(self.width, 3, self.stride, name="conv2")(x), "norm2"))
-        x = group_norm(StdConv(wide, 1, name="conv3")(x), "norm3", scale=0.0)  # the unit starts as its residual
+            residual = conv_norm(x, wide, 1, self.stride, "_proj", epsilons)
+        x = nn.relu(conv_norm(x, self.width, 1, 1, "1", epsilons))
+        x = nn.relu(conv_norm(x, self.width, 3, self.stride, "2", epsilons))
+        x = conv_norm(x, wide, 1, 1, "3", epsilons, scale=0.0)  # the unit starts as its residual
         return nn.relu(residual + x)
 
 
@@ -91,12 +132,13 @@ class Stage(nn.Module):
     units: int
     width: int
     stride: int
+    unit: Callable[..., nn.Module] = Unit
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns the last unit's output."""
-        for unit in range(self.units):
-            x = Unit(self.width, self.stride if unit == 0 else 1, name=f"unit{unit + 1}")(x)
+        for index in range(self.units):
+            x = self.unit(self.width, self.stride if index == 0 else 1, name=f"unit{index + 1}")(x)
         return x
 
 
@@ -105,11 +147,14 @@ class ResNet(nn.Module):
 
     stages: tuple[int, ...]  # units in each
     width: int  # of the root and of the first stage
+    epsilons: str = "released"  # of EPSILONS
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns the last stage's output, or the root's if there is none, in the dtype of `x`."""
-        x = Root(self.width, name="root")(x)
+        epsilons = EPSILONS[self.epsilons]
+        unit = functools.partial(Unit, epsilons=epsilons)
+        x = Root(self.width, epsilons, name="root")(x)
         for stage, units in enumerate(self.stages):
-            x = Stage(units, self.width * 2**stage, 2 if stage else 1, name=f"stage{stage + 1}")(x)
+            x = Stage(units, self.width * 2**stage, 2 if stage else 1, unit, name=f"stage{stage + 1}")(x)
         return x

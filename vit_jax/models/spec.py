@@ -4,30 +4,52 @@ A field declares everything about itself in one place: its default; its type, wh
 words; and its flat keyword, where that differs from its name.
 """
 
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, get_args, get_origin
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from vit_jax import UserError, choose
+from vit_jax import UserError
+from vit_jax.models.spec_fields import image_size
 
-# The implementations of each are in one dict: STEMS, POSITIONS, ATTENTIONS, POOLINGS, MLPS and REMAT_POLICIES.
+# The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
+# MLPS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
+StemEpsilons = Literal["released", "timm"]
+ClassToken = Literal["auto", "always"]
 PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
+PositionRows = Literal["all", "class", "patches"]
+Rotary = Literal["none", "axial"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
-Pooling = Literal["token", "gap", "map"]
+Pooling = Literal["token", "gap", "map", "token_gap"]
+FinalNorm = Literal["tokens", "pooled"]
+Activation = Literal["gelu_tanh", "gelu", "swiglu"]
 MlpKind = Literal["jit", "shard_map"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
+CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
-MAX_INTEGER = 2**40
 
 
 def _check_positive(part: Any, *names: str) -> None:
     for name in names:
         if getattr(part, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
+
+
+def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
+    """Checks the units in each stage of a ResNet and the channels of its root, a field named `keyword`.
+
+    Raises:
+        UserError: there are too many or too few, or 32 groups do not divide the channels.
+    """
+    if len(stages) > MAX_STAGES or sum(stages) > MAX_UNITS:
+        raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
+    if min(stages, default=1) < 1:
+        raise UserError(f"each of the stages must have at least 1 unit, not {stages}.")
+    if width < 1 or width % 32:
+        raise UserError(f"{keyword} must be a multiple of 32, the groups of GroupNorm, not {width}.")
 
 
 def resnet_stride(stages: tuple[int, ...]) -> int:
@@ -45,18 +67,21 @@ class StemSpec:
     kind: StemKind = field(default="patches", metadata={"keyword": "stem"})
     stages: tuple[int, ...] = ()  # units in each stage of the ResNet; empty: the ResNet is only its root
     width: int = field(default=64, metadata={"keyword": "stem_width"})  # channels of the ResNet's root
+    # Of the ResNet's norms and of the standardisation of its weights: as the authors released it, or timm's.
+    epsilons: StemEpsilons = field(default="released", metadata={"keyword": "stem_epsilons"})
+    bias: bool = field(default=True, metadata={"keyword": "embed_bias"})  # of the projection
+    # Red, green and blue values in [0, 1] become (value - mean) / std; the default leaves images in [-1, 1] as given.
+    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_mean"})
+    std: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_std"})
 
     def __post_init__(self):
         """Raises UserError for sizes that contradict each other."""
         _check_positive(self, "patch_size")
-        if self.kind == "patches" and (self.stages or self.width != 64):
-            raise UserError("stages and stem_width are fields of a ResNet; give stem='resnet' as well.")
-        if len(self.stages) > MAX_STAGES or sum(self.stages) > MAX_UNITS:
-            raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
-        if min(self.stages, default=1) < 1:
-            raise UserError(f"each of the stages must have at least 1 unit, not {self.stages}.")
-        if self.width < 1 or self.width % 32:
-            raise UserError(f"stem_width must be a multiple of 32, the groups of GroupNorm, not {self.width}.")
+        if self.kind == "patches" and (self.stages or self.width != 64 or self.epsilons != "released"):
+            raise UserError("stages, stem_width and stem_epsilons are fields of a ResNet; give stem='resnet' as well.")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise UserError("image_mean and image_std must have a value for red, green and blue; std above 0.")
+        check_stages(self.stages, self.width, "stem_width")
         if self.patch_size % self.stride:
             size, stride = self.patch_size, self.stride
             raise UserError(f"patch_size must be a multiple of {stride}, the stem's stride, not {size}.")
@@ -80,21 +105,40 @@ class StemSpec:
 
 
 @dataclass(frozen=True)
+class PrefixSpec:
+    """The learned tokens before those of the patches: a class token (section 3.1), then registers (2309.16588)."""
+
+    class_token: ClassToken = "auto"  # auto: where the pooling reads it; always: also where it does not
+    registers: int = 0
+
+    def __post_init__(self):
+        """Raises UserError for a negative number."""
+        if self.registers < 0:
+            raise UserError(f"registers must be 0 or more, not {self.registers}.")
+
+
+@dataclass(frozen=True)
 class PositionSpec:
     """How tokens know their place in the image (section 3.1, appendix D.4)."""
 
     kind: PositionKind = field(default="learned", metadata={"keyword": "position"})
     resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width)
+    # Which tokens have a learned row: all; those of class token and patches; those of patches, so that the positions
+    # are added before the other tokens join.
+    rows: PositionRows = field(default="all", metadata={"keyword": "position_rows"})
+    rotary: Rotary = "none"  # axial: queries and keys of patches are rotated by row and column as well (EVA-02)
+    rotary_grid: int = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not scaled
 
     def __post_init__(self):
-        """Raises UserError for a resolution below one pixel."""
-        if min(self.image_size) < 1:
-            raise UserError(f"resolution must be at least 1 pixel, not {self.resolution}.")
+        """Raises UserError for a resolution below one pixel, or a grid of no rotation."""
+        image_size(self.resolution)
+        if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
+            raise UserError("rotary_grid is the number of patches on a side for rotary='axial'; 0 does not scale.")
 
     @property
     def image_size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
-        return self.resolution if isinstance(self.resolution, tuple) else (self.resolution, self.resolution)
+        return image_size(self.resolution)
 
 
 @dataclass(frozen=True)
@@ -104,10 +148,33 @@ class AttentionSpec:
     # auto: the fastest form for the platform
     kind: AttentionKind = field(default="auto", metadata={"keyword": "attention"})
     num_heads: int = 12
+    qk_norm: bool = False  # a LayerNorm of each query and of each key, whose parameters the heads share
 
     def __post_init__(self):
         """Raises UserError for no heads."""
         _check_positive(self, "num_heads")
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """What is inside the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
+
+    norm_epsilon: float = 1e-6  # of every LayerNorm
+    activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
+    layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
+    dropout_rate: float = 0.0
+    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
+    mlp: MlpKind = "jit"
+
+    def __post_init__(self):
+        """Raises UserError for a value out of its range."""
+        for name in ("dropout_rate", "stochastic_depth"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
+        if not 0 < self.norm_epsilon < 1:
+            raise UserError(f"norm_epsilon must be above 0 and below 1, not {self.norm_epsilon}.")
+        if not 0 <= self.layer_scale < math.inf:
+            raise UserError(f"layer_scale must be 0 or more, not {self.layer_scale}.")
 
 
 @dataclass(frozen=True)
@@ -116,6 +183,7 @@ class HeadSpec:
 
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
     pooling: Pooling = "token"
+    final_norm: FinalNorm = "tokens"  # what the last LayerNorm normalises: the tokens before the pooling, or its result
     pre_logits: bool = False
     representation_size: int = 0  # width of the tanh layer; 0: the model's
     bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
@@ -131,37 +199,79 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A Vision Transformer, complete. Widths are in channels, rates are probabilities."""
+    """A Vision Transformer, complete. Widths are in channels."""
 
     width: int = 768
     depth: int = 12
     mlp_dim: int = 3072
     stem: StemSpec = StemSpec()
+    prefix: PrefixSpec = PrefixSpec()
     position: PositionSpec = PositionSpec()
     attention: AttentionSpec = AttentionSpec()
+    block: BlockSpec = BlockSpec()
     head: HeadSpec = HeadSpec()
-    dropout_rate: float = 0.0
-    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
     # Of the activations; parameters, softmax, statistics and logits are float32.
     dtype: Dtype = "float32"
     # Of the gradients of kernels, but not of a ResNet's, which have the activations'; auto: that of the activations.
     grad_dtype: GradDtype = "auto"
-    mlp: MlpKind = "jit"
     remat: Remat = "none"
     scan: bool = False
 
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""
         _check_positive(self, "width", "depth", "mlp_dim")
-        for name in ("dropout_rate", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
         position = self.position.kind
         if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
             raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
+        if self.position.rotary == "axial" and self.head_dim % 4:
+            raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {self.head_dim}.")
+        if self.attention.kind == "fused" and self.changes_queries:
+            raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
         self.grid_of(self.position.image_size)
+
+    @property
+    def simplified(self) -> "ModelSpec":
+        """The spec without values that say what is so anyway: equal models have equal specs."""
+
+        head, prefix, position = self.head, self.prefix, self.position
+        if head.representation_size == self.width:
+            head = replace(head, representation_size=0)
+        if head.pooling in CLASS_POOLINGS:
+            prefix = replace(prefix, class_token="auto")
+        if position.kind != "learned" or self.position_rows == self.prefix_rows:
+            position = replace(position, rows="all")
+        return replace(self, head=head, prefix=prefix, position=position)
+
+    @property
+    def soonest_traced(self) -> "ModelSpec":
+        """The spec, of those with the same parameters, whose trace takes the least time: of one block, not of all."""
+        return replace(self, scan=True, remat="none")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The fields that determine how large the model is."""
+        heads = self.attention.num_heads
+        return {"width": self.width, "depth": self.depth, "mlp_dim": self.mlp_dim, "num_heads": heads}
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Dimension of a parameter -> its size, where a mesh axis must divide it."""
+        return {"heads": self.attention.num_heads, "mlp": self.mlp_dim}
+
+    @property
+    def traits(self) -> list[str]:
+        """What else distinguishes the model, in words."""
+        head = self.head
+        tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
+        words = [f"{self.position.kind} positions", f"{head.pooling} pooling"]
+        return words + ([tanh_layer] if head.pre_logits else [])
+
+    @property
+    def tile(self) -> int:
+        """The pixels on a side of which images must be a multiple."""
+        return self.stem.patch_size
 
     @property
     def head_dim(self) -> int:
@@ -174,9 +284,24 @@ class ModelSpec:
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
+    def changes_queries(self) -> bool:
+        """Whether queries and keys are normalised or rotated between their projection and the attention."""
+        return self.attention.qk_norm or self.position.rotary != "none"
+
+    @property
     def class_rows(self) -> int:
-        """Tokens before the patches: 1 with a class token, else 0."""
-        return int(self.head.pooling == "token")
+        """Class tokens, which come first: 1 or 0."""
+        return int(self.head.pooling in CLASS_POOLINGS or self.prefix.class_token == "always")
+
+    @property
+    def prefix_rows(self) -> int:
+        """Tokens before those of the patches: class token and registers."""
+        return self.class_rows + self.prefix.registers
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of a table of positions before those of the patches."""
+        return {"all": self.prefix_rows, "class": self.class_rows, "patches": 0}[self.position.rows]
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -197,91 +322,3 @@ class ModelSpec:
                 f"patches of {patch} pixels do not tile {height}x{width} images; resolution {near} would fit."
             )
         return height // patch, width // patch
-
-
-def flatten_spec(spec: Any) -> dict[str, Any]:
-    """Returns every field of a `ModelSpec` and of its parts by its flat keyword, which is unique over all parts."""
-    return {_keyword(declared): getattr(part, declared.name) for part, declared in _declarations(spec)}
-
-
-def replace_fields(spec: ModelSpec, **flat: Any) -> ModelSpec:
-    """Returns a spec with fields replaced, in whichever part they are.
-
-    Args:
-        spec: the spec to start from.
-        **flat: values by flat keyword; None leaves the field unchanged.
-
-    Raises:
-        UserError: a field or a word is unknown, a value has another type, or values contradict each other.
-    """
-    known = flatten_spec(spec)
-    given = {}
-    for name, value in flat.items():
-        choose("model field", name, known)
-        if value is not None:
-            given[name] = _converted(name, value, known[name])
-            if name in WORDS:
-                choose(name, given[name], WORDS[name])
-    changed = _replaced(spec, given)
-    if changed.head.representation_size == changed.width:  # equal models have equal specs
-        changed = replace(changed, head=replace(changed.head, representation_size=0))
-    return changed
-
-
-def _replaced(part: Any, given: dict[str, Any]) -> Any:
-    changes: dict[str, Any] = {}
-    for declared in fields(part):
-        value = getattr(part, declared.name)
-        if is_dataclass(value):
-            changes[declared.name] = _replaced(value, given)
-        elif _keyword(declared) in given:
-            changes[declared.name] = given[_keyword(declared)]
-    return replace(part, **changes)
-
-
-def _declarations(part: Any) -> Iterator[tuple[Any, Field]]:
-    """Yields every field of a spec and of its parts, each with the part it belongs to."""
-    for declared in fields(part):
-        value = getattr(part, declared.name)
-        yield from _declarations(value) if is_dataclass(value) else [(part, declared)]
-
-
-def _keyword(declared: Field) -> str:
-    return declared.metadata.get("keyword", declared.name)
-
-
-# Flat keyword -> the words that the field accepts.
-WORDS = {_keyword(one): get_args(one.type) for _, one in _declarations(ModelSpec()) if get_origin(one.type) is Literal}
-
-
-def image_size(resolution: Any) -> tuple[int, int]:
-    """Returns (height, width) in pixels of a resolution as a user gives it.
-
-    Raises:
-        UserError: it is not one or two sizes.
-    """
-    return PositionSpec(resolution=_converted("resolution", resolution, 0)).image_size
-
-
-def _converted(name: str, value: Any, example: Any) -> Any:
-    """Returns a value from JSON, NumPy or a config in the type of the field, which is that of `example`."""
-    if hasattr(value, "tolist"):  # NumPy's
-        value = value.tolist()
-    if name == "resolution" and isinstance(value, tuple | list):
-        if len(value) != 2:
-            raise UserError(f"resolution must be one size or (height, width), not {value!r}.")
-        height, width = (_converted(name, side, 0) for side in value)
-        return height if height == width else (height, width)
-    if isinstance(example, tuple):
-        if not isinstance(value, tuple | list):
-            raise UserError(f"{name} must be a list of whole numbers, not {value!r}.")
-        return tuple(_converted(name, item, 0) for item in value)
-    wanted = int if name == "resolution" else type(example)
-    accepted = {int: int, float: int | float, str: str, bool: bool}[wanted]
-    whole = wanted is int and isinstance(value, float) and value.is_integer()
-    if (not isinstance(value, accepted) and not whole) or (isinstance(value, bool) and wanted is not bool):
-        words = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
-        raise UserError(f"{name} must be {words[wanted]}, not {value!r}.")
-    if wanted is int and abs(value) > MAX_INTEGER:
-        raise UserError(f"{name} must be at most {MAX_INTEGER:,}.")
-    return wanted(value)

@@ -1,13 +1,17 @@
 """The named models: one table of sizes, one of hybrids, and the names that stand for both."""
 
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 from vit_jax import choose
-from vit_jax.models.spec import ModelSpec, flatten_spec
+from vit_jax.models.bit_spec import BIT_NAMES, BitSpec, bit_fields, bit_name
+from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec_fields import flatten_spec
 
-# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560);
-# mu is for tests.
+Spec: TypeAlias = ModelSpec | BitSpec
+
+# Table 1 (B, L, H); Ti and S are of "How to train your ViT" (2106.10270), g and G of "Scaling ViTs" (2106.04560),
+# So400m of "Getting ViT in Shape" (2305.13035); mu is for tests.
 SIZES = {
     #      width depth mlp_dim num_heads
     "mu": (32, 1, 128, 2),
@@ -16,6 +20,7 @@ SIZES = {
     "B": (768, 12, 3072, 12),
     "L": (1024, 24, 4096, 16),
     "H": (1280, 32, 5120, 16),
+    "So400m": (1152, 27, 4304, 16),
     "g": (1408, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
 }
@@ -32,18 +37,27 @@ HYBRIDS = {
 }
 
 
+def default_spec(name: str) -> Spec:
+    """Returns the spec that the fields of a name replace: that of a BiT or that of a ViT."""
+    return BitSpec() if name.startswith("BiT") else ModelSpec()
+
+
 def named_fields(name: str) -> dict[str, Any]:
-    """Returns the fields that a name stands for, by flat keyword; those of `SIZE_FIELDS` are None without a size.
+    """Returns the fields that a name stands for, by flat keyword; those of the size are None without one.
 
     Raises:
         UserError: no model has this name.
     """
-    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z]+))?/([1-9]\d{0,5})", name)
+    return bit_fields(name) if name.startswith("BiT") else _vit_fields(name)
+
+
+def _vit_fields(name: str) -> dict[str, Any]:
+    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
     resnet, size, number = found.groups() if found else (None, "", "0")
     hybrid = HYBRIDS.get((resnet, int(number))) if resnet and size else None
     if size not in (None, *SIZES) or (resnet and not hybrid):
         options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
-        choose("model", name, [*options, *_hybrid_names()], where="vit_jax/models/variants.py")
+        choose("model", name, [*options, *_hybrid_names(), *BIT_NAMES], where="vit_jax/models/variants.py")
     fields = dict(zip(SIZE_FIELDS, SIZES[size] if size else (None,) * len(SIZE_FIELDS), strict=True))
     if not hybrid:
         return fields | {"patch_size": int(number)}
@@ -52,12 +66,16 @@ def named_fields(name: str) -> dict[str, Any]:
 
 
 def model_name(fields: dict[str, Any]) -> str:
-    """Returns the name of the models with these fields, by flat keyword; `ViT/<patch size>` if no size has them."""
+    """Returns the name of the models with these fields, by flat keyword; `ViT/<patch size>` or `BiT` if no size has
+    them.
+    """
+    if "unit" in fields:
+        return bit_name(fields["stages"], fields["width"])
     whole = flatten_spec(ModelSpec()) | fields
     options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
     if whole["stem"] == "resnet":
         options = _hybrid_names()
-    fits = [name for name in options if all(whole[field] == value for field, value in named_fields(name).items())]
+    fits = [name for name in options if all(whole[field] == value for field, value in _vit_fields(name).items())]
     return next(iter(fits), f"ViT/{whole['patch_size']}")
 
 

@@ -1,23 +1,35 @@
 """The Vision Transformer (arXiv 2010.11929, equations 1 to 4): stem, patches, positions, encoder, head."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
 from vit_jax.models.attention import choose_packing
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.layers import Dense, Tokens, add_bias, dropout, product
-from vit_jax.models.position import POSITIONS
+from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, dropout, product
+from vit_jax.models.position import POSITIONS, PositionTable
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import ModelSpec, StemKind
 from vit_jax.sharding import constrain, gather, local_size
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
+
+
+def normalise(spec: ModelSpec, images: Images) -> Images:
+    """Returns images in [-1, 1] with the mean and the deviation that the model expects."""
+    mean, std = np.array(spec.stem.mean), np.array(spec.stem.std)
+    if (mean == 0.5).all() and (std == 0.5).all():
+        return images
+    scale, shift = (0.5 / std).astype(np.float32), ((0.5 - mean) / std).astype(np.float32)
+    return images.astype(jnp.float32) * scale + shift
 
 
 def pixel_stem(spec: ModelSpec, images: Images) -> Reduced:
@@ -28,7 +40,7 @@ def pixel_stem(spec: ModelSpec, images: Images) -> Reduced:
 
 def resnet_stem(spec: ModelSpec, images: Images) -> Reduced:
     """Returns the feature map of a ResNet, whose patches become the tokens of a hybrid (section 3.1)."""
-    return ResNet(spec.stem.stages, spec.stem.width, name="stem")(images.astype(spec.dtype))
+    return ResNet(spec.stem.stages, spec.stem.width, spec.stem.epsilons, name="stem")(images.astype(spec.dtype))
 
 
 STEMS: dict[StemKind, Callable[[ModelSpec, Images], Reduced]] = {"patches": pixel_stem, "resnet": resnet_stem}
@@ -54,7 +66,8 @@ class Embed(nn.Module):
         patches = patches.reshape(-1, rows * columns, size * size * channels)
         after = self.rows - self.before - rows * columns
         patches = jnp.pad(patches, ((0, 0), (self.before, after), (0, 0)))
-        return product(patches, kernel.reshape(-1, width)), self.param("bias", nn.initializers.zeros, (width,))
+        bias = self.param("bias", nn.initializers.zeros, (width,)) if stem.bias else jnp.zeros(width)
+        return product(patches, kernel.reshape(-1, width)), bias
 
 
 class ViT(nn.Module):
@@ -67,43 +80,57 @@ class ViT(nn.Module):
         self, images: Images, capture: tuple[str, ...] = ()
     ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
-        spec = self.spec
-        grid = self._grid(images)
-        patches, before = grid[0] * grid[1], spec.class_rows
+        spec = self._sized_spec(images)
+        patches, before = math.prod(spec.grid), spec.prefix_rows
         attention, images_here = spec.attention, local_size("batch", len(images))
         packing = choose_packing(
             attention.kind, before + patches, local_size("heads", attention.num_heads), images_here
         )
         alone = packing.alone
-        x, bias = Embed(spec, before, alone.rows, name="embed")(STEMS[spec.stem.kind](spec, images))
-        added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: class token, biases and positions
-        if before:
-            added = jnp.concatenate([self.param("cls", nn.initializers.zeros, (spec.width,))[None], added])
-        table = POSITIONS[spec.position.kind](self.param, grid, before, spec.width)
-        added = alone.pack(added[None] if table is None else (added + table)[None])
-        x = constrain(add_bias(x, added), ("batch", "tokens", "width")).reshape(-1, spec.width)
+        x = STEMS[spec.stem.kind](spec, normalise(spec, images))
+        x, bias = Embed(spec, before, alone.rows, name="embed")(x)
+        added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: prefix, biases and positions
+        added = jnp.concatenate([*self._prefix(), added])
+        table = POSITIONS[spec.position.kind](self.param, spec.grid, spec.position_rows, spec.width)
+        if table is not None:
+            added += _with_rows(table, spec.position_rows, before)
+        x = constrain(add_bias(x, alone.pack(added[None])), ("batch", "tokens", "width")).reshape(-1, spec.width)
         # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
         x = constrain(alone.repack(dropout(self, x, alone), packing), ("batch", "width"))
         x, out = Encoder(spec, name="encoder")(x, packing, capture)
         return self._classify(x, out)
 
-    def _grid(self, images: Images) -> tuple[int, int]:
-        size = images.shape[1:3]
-        expected = self.spec.position.image_size
-        if self.spec.position.kind == "learned" and size != expected:
+    def _sized_spec(self, images: Images) -> ModelSpec:
+        """Returns the spec with the resolution of the images."""
+        size, position = images.shape[1:3], self.spec.position
+        if size == position.image_size:
+            return self.spec
+        if position.kind == "learned":
             raise UserError(
-                "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *expected)
+                "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *position.image_size)
                 + f"create the model with resolution={size[0] if size[0] == size[1] else size} and resample its "
                 "position embeddings with vit_jax.models.resample_positions; vit_jax.load(PATH, resolution=...) does "
                 "both."
             )
-        return self.spec.grid_of(size)
+        return dataclasses.replace(self.spec, position=dataclasses.replace(position, resolution=size))
+
+    def _prefix(self) -> list[Float[Array, "rows width"]]:
+        """Returns the learned tokens before those of the patches."""
+        spec, rows = self.spec, []
+        if spec.class_rows:
+            rows.append(self.param("cls", nn.initializers.zeros, (spec.width,))[None])
+        if spec.prefix.registers:  # drawn as in DINOv2
+            shape = (spec.prefix.registers, spec.width)
+            rows.append(self.param("registers", nn.initializers.normal(1e-6), shape))
+        return rows
 
     def _classify(self, tokens: Tokens, out: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         head = self.spec.head
         name = "map_head" if head.pooling == "map" else None
         # The head is small: float32 costs nothing there.
         x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
+        if head.final_norm == "pooled":
+            x = LayerNorm(self.spec.block.norm_epsilon, name="pooled_norm")(x)
         if head.pre_logits:
             x = constrain(x, ("batch", "width"))
             size = head.representation_size or self.spec.width
@@ -115,3 +142,10 @@ class ViT(nn.Module):
             x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
             x = constrain(x, ("batch", "classes"))
         return x, out
+
+
+def _with_rows(table: PositionTable, before: int, wanted: int) -> Float[Array, "more_tokens width"]:
+    """Returns a table with rows of zeros after the first `before`, so that `wanted` rows come before the patches."""
+    if before == wanted:
+        return table
+    return jnp.concatenate([table[:before], jnp.zeros((wanted - before, table.shape[1])), table[before:]])

@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 
+NO_KERNEL = "the kernel for TPUs, which is faster, computes neither qk_norm nor rotary positions"
+
 
 def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     """Returns the lines that describe a run."""
@@ -18,7 +20,8 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
     rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
-    spec = program.model.spec
+    model = program.model
+    sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
     return [
@@ -27,12 +30,18 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
-        f"Model: {program.model.name}, width {spec.width}, depth {spec.depth}, mlp_dim {spec.mlp_dim}, num_heads "
-        f"{spec.attention.num_heads}, {tree.count(program.state.params):,} parameters, activations {spec.dtype}",
+        f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
+        f"{model.field('dtype')}",
+        *([f"Attention: {model.field('attention')}; {NO_KERNEL}"] if _lacks_kernel(model, first) else []),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
     ]
+
+
+def _lacks_kernel(model: Any, device: Any) -> bool:
+    """Returns whether the model's attention is a plain form where that of others is a kernel."""
+    return device.platform == "tpu" and (model.field("qk_norm") or model.field("rotary") == "axial")
 
 
 def parameter_table(program: Any) -> list[str]:

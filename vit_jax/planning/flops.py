@@ -1,6 +1,5 @@
 """Counts the multiply-accumulates (MACs) of a function, in its matrix products and convolutions, from its trace."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,9 +15,8 @@ from vit_jax.models import Model
 
 def macs_per_image(model: Model) -> int:
     """Returns the multiply-accumulates of a model's forward pass of one image, without dropout and padding."""
-    attention = dataclasses.replace(model.spec.attention, kind="heads_first")  # which pads no tokens
-    model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, attention=attention))
-    images = jax.ShapeDtypeStruct((1, *model.spec.position.image_size, 3), jnp.float32)
+    model = model.with_attention("heads_first")  # which pads no tokens
+    images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     return count_macs(lambda params, images: model.apply(params, images)[0], params, images)
 

@@ -24,6 +24,9 @@ MODELS = (
     "R50+ViT-B/16",
     "R50+ViT-L/32",
     "R50+ViT-L/16",
+    "BiT-R50x1",
+    "BiT-R50x2",
+    "BiT-R152x4",
 )
 TOKENS = 128 * 196  # a chip: 128 images of ViT-B/16 at 224 pixels
 
@@ -109,7 +112,7 @@ def plan_inference(
 
 def nearest_resolution(name: str, size: int) -> int:
     """Returns the size nearest to `size` that a model's patches tile; of two, the larger one."""
-    patch = models.create(name).spec.stem.patch_size
+    patch = models.create(name).spec.tile
     return max(1, math.floor(size / patch + 0.5)) * patch
 
 

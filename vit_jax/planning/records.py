@@ -69,6 +69,7 @@ class Workload:
         resolution: pixels along each side of an image.
         accum_steps: parts in which a batch is computed.
         remat: which activations are computed again in the backward pass.
+        remat_choices: what the model accepts in its place.
         dtype: of the activations.
         steps: of the run.
         epochs: of the run.
@@ -96,6 +97,7 @@ class Workload:
     resolution: int
     accum_steps: int
     remat: str
+    remat_choices: list[str]
     dtype: str
     steps: int
     epochs: float

@@ -96,7 +96,7 @@ def candidate_changes(compilation: Compilation) -> Iterator[tuple[Change, int]]:
     strategy, part = placed[-1]
     rest /= REMAT_FRACTIONS[workload.remat]
     for remat, fraction in REMAT_FRACTIONS.items():
-        if fraction < REMAT_FRACTIONS[workload.remat]:
+        if remat in workload.remat_choices and fraction < REMAT_FRACTIONS[workload.remat]:
             yield strategy | {"model.remat": remat}, int(state * part + rest * fraction)
     if workload.remat != "full":
         strategy = strategy | {"model.remat": "full"}

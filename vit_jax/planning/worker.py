@@ -115,6 +115,7 @@ def describe_workload(config: ConfigDict, program: Program, request: Request, me
         resolution=config.resolution,
         accum_steps=config.accum_steps,
         remat=spec.remat,
+        remat_choices=list(program.model.words("remat")),
         dtype=spec.dtype,
         steps=config.total_steps,
         epochs=config.total_steps * config.batch / config.data.num_examples,

@@ -1,0 +1,15 @@
+"""BiT-R50x1 on JFT-300M: Table 3, 7 epochs.
+
+Paper: 77.54 % on ImageNet after fine-tuning at 384 pixels; 50 exaFLOPs (Table 6). Hardware and time are not stated.
+Ours: not run.
+    python -m vit_jax.main --config=configs/bit_r50x1_jft.py --config.data.source=array_record:DATA --workdir=RUN
+"""
+
+from ml_collections import ConfigDict
+
+from configs import bit
+
+
+def get_config() -> ConfigDict:
+    """Returns the recipe."""
+    return bit.table3("BiT-R50x1", epochs=7.0, base_lr=1e-3)

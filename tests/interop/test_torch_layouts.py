@@ -1,0 +1,227 @@
+"""timm's and Hugging Face's layouts: the logits of their own code, the arrays of the file again, and clear refusals."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.interop.test_layouts import FOLDERS
+from vit_jax import UserError, models, tree
+from vit_jax.interop import huggingface_layout, layouts, timm_layout
+from vit_jax.interop.archives import Archive, open_archive
+from vit_jax.interop.archives.arrays import Header
+
+HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2")
+ELSEWHERE = (
+    *("timm_vit_token", "timm_vit_gap_fc_norm", "timm_vit_gap_no_class", "timm_deit3_layerscale", "timm_vit_qk_norm"),
+    *("timm_hybrid", "timm_bit", "hf_vit"),
+)
+CONFIG = {"num_heads": 3, "activation": "gelu", "norm_epsilon": 1e-6}  # what no array states
+
+
+class Arrays(Archive):
+    """An archive in memory."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+        self._headers = {name: Header(array.shape, array.dtype) for name, array in arrays.items()}
+
+    def read_array(self, name, into):
+        into[...] = self.arrays[name].reshape(into.shape)
+
+
+def fixture(name):
+    for folder in FOLDERS:
+        for path in (folder / f"{name}.safetensors", folder / name / "model.safetensors"):
+            if path.is_file():
+                return path, np.load(folder / f"{name}.io.npz")
+    return pytest.skip(f"{name} is not here")
+
+
+def arrays_of(name):
+    return read_arrays(fixture(name)[0])
+
+
+def read_arrays(path):
+    with open_archive(path) as archive:
+        arrays = {key: np.empty(header.shape, np.float32) for key, header in archive.items()}
+        for key, array in arrays.items():
+            archive.read_array(key, array)
+    return arrays
+
+
+def shapes_of(model):
+    image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
+    shapes = tree.flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+    return {name: leaf.shape for name, leaf in shapes.items()}
+
+
+def random_params(model):
+    generator = np.random.default_rng(0)
+    return {name: generator.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes_of(model).items()}
+
+
+def read(arrays, **config):
+    """The model and the parameters of arrays by either layout."""
+    archive, config = Arrays(arrays), CONFIG | config
+    form = huggingface_layout.detect_form(archive)
+    assert bool(form) != timm_layout.detect_layout(archive)
+    if form:
+        fields = huggingface_layout.infer_fields(archive, form) | config
+        model = models.create(models.model_name(fields), **fields)
+        return model, huggingface_layout.read_layout(archive, form, model.spec, shapes_of(model))
+    fields = timm_layout.infer_fields(archive, num_heads=config["num_heads"])
+    model = models.create(models.model_name(fields), **fields)
+    return model, timm_layout.read_layout(archive, "vit", model.spec, shapes_of(model))
+
+
+def logits_of(model, params, images):
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, images)
+    return np.asarray(logits), np.asarray(out["pre_logits"])
+
+
+def assert_same_arrays(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert array.shape == expected[name].shape, name
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", [*HERE, *(pytest.param(name, marks=pytest.mark.slow) for name in ELSEWHERE)])
+def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
+    """Of a bare file of timm, which does not state the number of heads, and of a folder of transformers."""
+    layout = "timm" if name.startswith("timm") else "huggingface"
+    path, expected = fixture(name)
+    given = {"timm_bit": {"resolution": 64}, "hf_vit": {}, "hf_dinov2": {}}.get(name, {"num_heads": 3})
+    model, params = vit_jax.load(path if layout == "timm" else path.parent, **given)
+    for ours, key in zip(logits_of(model, params, expected["images"]), ("logits", "pre_logits"), strict=True):
+        assert abs(ours - expected[key]).max() < (2e-5 if name == "timm_bit" else 1e-5) * abs(expected[key]).max()
+    vit_jax.save(tmp_path / "x.safetensors", model, params, layout=layout)
+    arrays = read_arrays(path)
+    arrays.pop("dinov2.embeddings.mask_token", None)  # of training
+    assert_same_arrays(read_arrays(tmp_path / "x.safetensors"), arrays)
+
+
+def test_dinov2_with_registers_passes_between_the_layouts():
+    """transformers has a position of the class token, which timm adds to the token."""
+    model, params = read(arrays_of("timm_dinov2_registers"))
+    headless = {name: array for name, array in params.items() if not name.startswith("head/")}
+    bare = models.create(model.name, **model.fields | {"num_classes": 0})
+    arrays = huggingface_layout.to_layout(headless, bare.spec)
+    assert arrays["embeddings.position_embeddings"].shape == (1, 17, 24)
+    other, again = read(arrays)
+    assert other.field("position_rows") == "class" and other.field("registers") == 4
+    again["position"][0] = 0.5
+    back = timm_layout.to_layout(again, other.spec)
+    np.testing.assert_array_equal(back["cls_token"][0, 0], params["cls"] + 0.5)
+    assert_same_arrays({**back, "cls_token": params["cls"][None, None]}, timm_layout.to_layout(headless, bare.spec))
+
+
+def test_older_names_are_read():
+    arrays = arrays_of("timm_dinov2_registers")
+    older = {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): array for name, array in arrays.items()}
+    older["register_tokens"], older["mask_token"] = older.pop("reg_token"), np.zeros((1, 24), np.float32)
+    older = {f"module.{name}": array for name, array in older.items()}
+    (model, params), (expected_model, expected) = read(older), read(arrays)
+    assert model == expected_model
+    for name, array in expected.items():
+        np.testing.assert_array_equal(params[name], array)
+
+
+WRITTEN = {
+    "vit": {"pre_logits": True, "representation_size": 16, "num_classes": 0},
+    "deit": {"registers": 1, "num_classes": 5},
+    "dinov2": {"layer_scale": 1.0, "activation": "swiglu", "num_classes": 5, "pooling": "token_gap"},
+    "siglip_vision_model": {"pooling": "map", "num_classes": 0, "activation": "gelu_tanh"},
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_families_are_recognised_by_what_is_written(family):
+    shape = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "activation": "gelu"}
+    model = models.create("ViT/8", **shape | WRITTEN[family])
+    params = random_params(model)
+    arrays = huggingface_layout.to_layout(params, model.spec)
+    assert huggingface_layout.detect_form(arrays).family == family
+    given = {"layer_scale": 1.0} if "layer_scale" in WRITTEN[family] else {}
+    found_model, found = read(arrays, activation=model.field("activation"), **given)
+    assert found_model.spec == model.spec
+    assert_same_arrays(found, params)
+
+
+def test_several_parameters_are_consecutive_rows_of_one_array():
+    model = models.create(
+        "ViT/8", width=24, depth=1, mlp_dim=48, num_heads=3, resolution=32, pooling="map", num_classes=0
+    )
+    params = random_params(model)
+    timm, theirs = timm_layout.to_layout(params, model.spec), huggingface_layout.to_layout(params, model.spec)
+    kernels = [params[f"map_head/attention/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")]
+    np.testing.assert_array_equal(timm["attn_pool.kv.weight"], np.concatenate(kernels[1:]))
+    np.testing.assert_array_equal(theirs["vision_model.head.attention.in_proj_weight"], np.concatenate(kernels))
+    qkv = params["encoder/blocks/attention/qkv/kernel"][0]
+    np.testing.assert_array_equal(timm["blocks.0.attn.qkv.weight"], qkv.reshape(24, 72).T)
+    first = theirs["vision_model.encoder.layers.0.self_attn.k_proj.weight"]
+    np.testing.assert_array_equal(first, qkv[:, 1].reshape(24, 24).T)
+
+
+def test_swiglu_is_the_gate_and_then_the_linear_half():
+    shape = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "num_classes": 0}
+    model = models.create("ViT/8", activation="swiglu", layer_scale=1.0, **shape)
+    params = random_params(model)
+    kernel = params["encoder/blocks/mlp/dense1_gated/kernel"][0]
+    rows = np.concatenate([kernel[:, 0].T, kernel[:, 1].T])
+    np.testing.assert_array_equal(timm_layout.to_layout(params, model.spec)["blocks.0.mlp.fc1.weight"], rows)
+    theirs = huggingface_layout.to_layout(params, model.spec)
+    np.testing.assert_array_equal(theirs["encoder.layer.0.mlp.weights_in.weight"], rows)
+
+
+def test_what_is_wrong_with_a_file_is_said():
+    arrays = arrays_of("timm_vit_map")
+    with pytest.raises(UserError, match="does not state the number of attention heads; give num_heads="):
+        timm_layout.infer_fields(Arrays(arrays))
+    wrong = arrays | {"norm_pre.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
+    with pytest.raises(UserError, match=r"unexpected norm_pre\.weight; norm\.bias is \[5\], not \[24\]"):
+        read(wrong)
+    with pytest.raises(UserError, match=r"arrays are missing: blocks\.0\.mlp\.fc2\.weight"):
+        read({name: array for name, array in arrays.items() if name != "blocks.0.mlp.fc2.weight"})
+    with pytest.raises(UserError, match="its 15 position embeddings do not form a square grid"):
+        read(arrays | {"pos_embed": arrays["pos_embed"][:, 1:]})
+    flat = arrays | {"patch_embed.proj.weight": arrays["norm.weight"]}
+    with pytest.raises(UserError, match=r"patch_embed\.proj\.weight has the shape \[24\]"):
+        read(flat)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields", "sentence"),
+    [
+        ("timm", {"position": "sincos2d"}, "timm layout does not support position embeddings of type sincos2d"),
+        ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "class token and mean pooled together, norm_epsilon"),
+        ("timm", {"rotary": "axial"}, "rotary positions; use --layout=ours"),
+        ("huggingface", {"qk_norm": True}, "huggingface layout does not support qk_norm True"),
+        ("huggingface", {"pooling": "gap"}, "does not support pooling gap"),
+        ("huggingface", {"pre_logits": True}, "a tanh layer before a classifier"),
+        (
+            "google",
+            {"registers": 4, "activation": "gelu"},
+            "google layout does not support registers 4, activation",
+        ),
+        (
+            "big_vision",
+            {"image_mean": (0.4, 0.5, 0.5)},
+            "layout does not support image_mean (0.4, 0.5, 0.5)",
+        ),
+    ],
+)
+def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
+    spec = models.create("ViT-mu/8", resolution=32, **fields).spec
+    tables = {"google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
+    with pytest.raises(UserError) as error:
+        if layout in tables:
+            layouts.to_layout({}, spec, tables[layout])
+        else:
+            {"timm": timm_layout, "huggingface": huggingface_layout}[layout].to_layout({}, spec)
+    assert sentence in str(error.value)

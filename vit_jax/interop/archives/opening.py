@@ -1,0 +1,46 @@
+"""Opens a file of weights by its content."""
+
+import zipfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError, user_errors
+from vit_jax.interop.archives import npz, safetensors_files
+
+WRITTEN_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def open_archive(path: Path) -> AbstractContextManager[Any]:
+    """Opens the arrays of a file: .npz, .safetensors, or the index of several .safetensors files.
+
+    Raises:
+        UserError: it is none of these, or it is damaged.
+    """
+    if zipfile.is_zipfile(path):
+        return npz.open_archive(path)
+    with path.open("rb") as file:
+        start = file.read(9)
+    if safetensors_files.is_safetensors(start):
+        return safetensors_files.open_archive(path)
+    if path.name.endswith(safetensors_files.INDEX_SUFFIX):
+        return safetensors_files.open_shards(path)
+    raise UserError(f"is not an .npz or .safetensors file; {npz.FORMATS}")
+
+
+def write_archive(path: Path, temporary: Path, arrays: Mapping[str, Any], dtype: str) -> None:
+    """Writes arrays to a temporary path, in the format of the final one.
+
+    Args:
+        path: of the file; its suffix decides the format.
+        temporary: where it is written.
+        arrays: by name; converted to NumPy's one by one.
+        dtype: of the arrays in the file, one of `WRITTEN_DTYPES`.
+
+    Raises:
+        UserError: a value is beyond the range of the dtype.
+    """
+    write = npz.write_archive if path.suffix == ".npz" else safetensors_files.write_archive
+    with user_errors(f"the weights cannot be written as {dtype}", FloatingPointError, advice="use another dtype"):
+        write(temporary, arrays, dtype)

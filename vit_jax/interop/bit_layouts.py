@@ -1,0 +1,210 @@
+"""The layouts of BiT's files: the released .npz files, and those that big_vision writes for both forms of the model.
+
+One table serves all: the names in which the layouts differ are data. Files are read and written by the same table.
+
+Source of the names: google-research/big_transfer, bit_jax; google-research/big_vision, models/bit_paper.py and
+models/bit.py.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.interop import mapping
+from vit_jax.interop.mapping import Leaf
+from vit_jax.models import BitSpec, image_size
+
+NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # in released files of VTAB's tasks
+OUTER = ("", "params/", "opt/target/")  # what may precede the names of a model in a file
+Names: TypeAlias = tuple[tuple[str, str], ...]  # our name of a layer, and theirs
+
+
+@dataclasses.dataclass(frozen=True)
+class BitLayout:
+    """What distinguishes one of the layouts from the others.
+
+    Attributes:
+        name: for messages, and as `vit_jax.save` takes it.
+        unit: the form of the model; see `BitSpec`.
+        border: that its authors' code uses with these files; see `BitSpec`.
+        prefix: of every name.
+        layers: those outside of the units; the first is the convolution of the root.
+        unit_name: of a unit, given its stage and its number.
+        unit_layers: those inside a unit.
+        norm_kinds: theirs of a norm's scale and bias.
+        norm_ones: leading dimensions of 1 of the arrays of norms.
+        head_ones: likewise of the head's kernel.
+    """
+
+    name: str
+    unit: str
+    border: str
+    prefix: str
+    layers: Names
+    unit_name: str
+    unit_layers: Names
+    norm_kinds: tuple[str, str] = ("scale", "bias")
+    norm_ones: int = 0
+    head_ones: int = 0
+
+    @property
+    def root(self) -> str:
+        """The name of the root's kernel, without the prefix."""
+        return f"{self.layers[0][1]}/kernel"
+
+    @property
+    def head(self) -> str:
+        """The name of the head's kernel, without the prefix."""
+        return f"{dict(self.layers)['head']}/kernel"
+
+
+_UNIT = tuple((f"conv{i}", f"conv{i}") for i in (1, 2, 3, "_proj")) + tuple((f"norm{i}", f"gn{i}") for i in (1, 2, 3))
+RELEASED = BitLayout(
+    name="google",
+    unit="pre_activation",
+    border="zeros",
+    prefix="resnet/",
+    layers=(("root/conv", "root_block/standardized_conv2d"), ("norm", "group_norm"), ("head", "head/conv2d")),
+    unit_name="block{stage}/unit{unit:02}",
+    unit_layers=(
+        *((f"conv{i}", f"{letter}/standardized_conv2d") for i, letter in enumerate("abc", 1)),
+        *((f"norm{i}", f"{letter}/group_norm") for i, letter in enumerate("abc", 1)),
+        ("conv_proj", "a/proj/standardized_conv2d"),
+    ),
+    norm_kinds=("gamma", "beta"),
+    head_ones=2,
+)
+BIG_VISION_PRE = BitLayout(
+    name="big_vision",
+    unit="pre_activation",
+    border="lowest",
+    prefix="params/",
+    layers=(("root/conv", "root_block/conv_root"), ("norm", "norm-pre-head"), ("head", "head")),
+    unit_name="block{stage}/unit{unit:02}",
+    unit_layers=_UNIT,
+    norm_ones=3,
+)
+BIG_VISION_POST = BitLayout(
+    name="big_vision",
+    unit="post_activation",
+    border="zeros",
+    prefix="params/",
+    layers=(("root/conv", "conv_root"), ("root/norm", "gn_root"), ("head", "head")),
+    unit_name="block{stage}/unit{unit}",
+    unit_layers=(*_UNIT, ("norm_proj", "gn_proj")),
+)
+BIT_LAYOUTS = (RELEASED, BIG_VISION_PRE, BIG_VISION_POST)
+
+
+def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
+    """Returns the layout to which names of arrays belong, or None."""
+    plain = {_unnumbered(name) for name in names}
+    for layout in BIT_LAYOUTS:
+        own = "" if layout.prefix in OUTER else layout.prefix
+        for prefix in (outer + own for outer in OUTER):
+            if prefix + layout.root in plain:
+                return dataclasses.replace(layout, prefix=prefix)
+    return None
+
+
+def detect_form(name: str, names: Mapping[str, Any]) -> BitLayout | None:
+    """Returns the form of the layout of a name that names of arrays have, or None if they have another layout."""
+    found = detect_layout(names)
+    return found if found and found.name == name else None
+
+
+def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ()) -> mapping.ParameterTable:
+    """Returns the arrays of a layout that the parameters of a model consist of.
+
+    Args:
+        spec: of the model.
+        layout: of the file.
+        names: of the arrays of a file that is read, which may be numbered.
+    """
+    actual = {_unnumbered(name).removeprefix(layout.prefix): name.removeprefix(layout.prefix) for name in names}
+    table: mapping.ParameterTable = {}
+    for ours, theirs in _layers(spec, layout):
+        kinds, ones = {"kernel": "kernel"}, 0
+        if "norm" in ours:
+            kinds, ones = dict(zip(("scale", "bias"), layout.norm_kinds, strict=True)), layout.norm_ones
+        for kind, their_kind in kinds.items():
+            name = f"{theirs}/{their_kind}"
+            table[f"{ours}/{kind}"] = Leaf(actual.get(name, name), ones)
+    if spec.num_classes:
+        table["head/kernel"] = Leaf(layout.head, layout.head_ones)
+        table["head/bias"] = Leaf(layout.head.replace("kernel", "bias"))
+    return table
+
+
+def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
+    """Yields our name and theirs of every convolution and norm."""
+    yield from ((ours, theirs) for ours, theirs in layout.layers if ours != "head")
+    for stage, units in enumerate(spec.stages, 1):
+        for unit in range(1, units + 1):
+            their_unit = layout.unit_name.format(stage=stage, unit=unit)
+            for ours, theirs in layout.unit_layers:
+                if unit == 1 or not ours.endswith("_proj"):
+                    yield f"stage{stage}/unit{unit}/{ours}", f"{their_unit}/{theirs}"
+
+
+def read_layout(archive: Any, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+    """Returns the parameters of a model by our names; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    return mapping.read_parameters(archive, parameter_table(spec, layout, archive), shapes, layout.prefix)
+
+
+def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in the layout of a name.
+
+    Raises:
+        UserError: the layout cannot express the model.
+    """
+    for layout in BIT_LAYOUTS:
+        if (layout.name, layout.unit, layout.border) == (name, spec.unit, spec.border):
+            return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
+    border = f" and the border {spec.border}" if spec.unit == "pre_activation" else ""
+    raise UserError(
+        f"the {name} layout does not support a BiT with {spec.unit} units{border}; {mapping.OTHER_LAYOUT}, which "
+        "supports every model"
+    )
+
+
+def infer_fields(archive: Any, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
+    """Returns the layout and the fields of the model whose arrays have these shapes.
+
+    Args:
+        archive: the file.
+        layout: as detected.
+        resolution: of the images, if known; else 224, since no array depends on it.
+
+    Raises:
+        UserError: an array from which a field is inferred has too few dimensions.
+    """
+    headers = {_unnumbered(name).removeprefix(layout.prefix): archive[name] for name in archive}
+    units = {
+        match.groups() for match in (re.match(r"block(\d{1,3})/unit(\d{1,3})/", name) for name in headers) if match
+    }
+    counts = collections.Counter(int(stage) for stage, _ in units)
+    for name in (layout.root, layout.head):
+        if name in headers and len(headers[name].shape) < 2:
+            raise UserError(f"{name} has the shape {list(headers[name].shape)}, from which no field can be inferred")
+    return layout, {
+        "stages": tuple(counts[stage] for stage in sorted(counts)),
+        "width": headers[layout.root].shape[-1],
+        "unit": layout.unit,
+        "border": layout.border,
+        "num_classes": headers[layout.head].shape[-1] if layout.head in headers else 0,
+        "resolution": (224, 224) if resolution is None else image_size(resolution),
+    }
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(NUMBERED, r"\1", name)

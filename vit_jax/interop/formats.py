@@ -1,0 +1,70 @@
+"""The layouts that `load` and `save` know: one table, from the name of a layout to what can be done."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vit_jax import UserError, choose
+from vit_jax.interop import google_files, own_layout, torch_files
+
+SUFFIXES = (".npz", ".safetensors")
+
+# In the order in which they are tried: our own layout has no form that can be told from the names alone.
+FORMATS = {
+    "google": google_files.GOOGLE,
+    "big_vision": google_files.BIG_VISION,
+    "timm": torch_files.TIMM,
+    "huggingface": torch_files.HUGGINGFACE,
+    "ours": own_layout.OURS,
+}
+
+
+def detect_format(archive: Any) -> tuple[str, Any]:
+    """Returns the name of the layout of a file, and which form of it the file has."""
+    forms = ((name, layout.detect(archive)) for name, layout in FORMATS.items())
+    return next((name, form) for name, form in forms if form is not None)
+
+
+class Target(NamedTuple):
+    """A file to write, alone or in a folder with all that describes it."""
+
+    file: Path
+    is_folder: bool
+    layout: str
+
+    def make_folder(self, names: Iterable[str]) -> None:
+        """Makes the folder for the file and for files of these names, if a folder was asked for.
+
+        Raises:
+            UserError: it is the workdir of a run, whose files would be replaced.
+            OSError: it cannot be made.
+        """
+        folder = self.file.parent
+        if self.is_folder:
+            if "config.json" in names and (folder / "checkpoints").is_dir():
+                raise UserError(f"cannot write {folder}: it is the workdir of a run; choose another folder.")
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def choose_target(path: str | Path, layout: str | None) -> Target:
+    """Returns what to write for a path and a layout.
+
+    Args:
+        path: a local file that ends in one of `SUFFIXES`, or a folder.
+        layout: one of `FORMATS`; or None: timm for .safetensors, else ours.
+
+    Raises:
+        UserError: the layout is unknown, the path is of another kind, or the layout has files of another kind.
+    """
+    if layout is not None:
+        choose("layout", layout, FORMATS)
+    local = Path(path).expanduser()
+    is_file = local.suffix in SUFFIXES and not str(path).endswith("/")
+    is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
+    if "://" in str(path) or not (is_folder or is_file):
+        raise UserError(f"cannot write {path}: give a local path that ends in {' or '.join(SUFFIXES)}, or a folder.")
+    name = layout or ("timm" if is_file and local.suffix == ".safetensors" else "ours")
+    allowed = FORMATS[name].suffixes
+    if is_file and local.suffix not in allowed:
+        raise UserError(f"cannot write {path}: the {name} layout is written into {allowed[0]} files.")
+    return Target(local / f"model{allowed[0]}" if is_folder else local, is_folder, name)

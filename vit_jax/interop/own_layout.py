@@ -1,0 +1,48 @@
+"""Our own layout: the parameters by our names, in a file with a JSON file beside it that describes the model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax.interop import mapping
+from vit_jax.interop.description import Format, ModelDescription, description_file, description_text, read_description
+
+
+def detect_form(archive: Any) -> str:
+    """Returns the only form: any file may be ours, since the model decides the names."""
+    return "ours"
+
+
+def describe_file(archive: Any, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
+    """Returns the form and the model that the JSON file beside an archive describes; raises as `read_description`."""
+    return form, read_description(path)
+
+
+def read_layout(archive: Any, form: str, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
+    """Returns the parameters of a file; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    return mapping.read_parameters(archive, {name: mapping.Leaf(name) for name in shapes}, shapes, prefix="")
+
+
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, Any]:
+    """Returns the arrays of a file: the parameters themselves."""
+    return params
+
+
+def describing_files(name: str, model: Any) -> dict[str, str]:
+    """Returns the content of the JSON file for a file with this name."""
+    return {description_file(Path(name)).name: description_text(model)}
+
+
+OURS = Format(
+    suffixes=(".npz", ".safetensors"),
+    detect=detect_form,
+    describe=describe_file,
+    read=read_layout,
+    write=to_layout,
+    describing_files=describing_files,
+    is_inferred=False,
+)

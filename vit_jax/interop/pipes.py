@@ -1,0 +1,81 @@
+"""Preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
+
+import ast
+import re
+from typing import Any, NamedTuple
+
+from vit_jax import UserError
+
+# Our operations -> the filter that they resize with where they state none.
+RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
+CROPS = ("torch_center_crop", "central_crop")
+FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
+
+
+class Preparation(NamedTuple):
+    """How images are prepared: resized, then cropped, then mapped to a range."""
+
+    resize: int | tuple[int, int] | None  # the shorter side, or (height, width); None: not resized
+    crop: tuple[int, int] | None
+    method: str  # of FILTERS
+    values: tuple[float, float] = (-1.0, 1.0)  # what 0 and 255 become
+
+
+def write_pipe(prepared: Preparation) -> str:
+    """Returns the pipe of operations, pixel for pixel as torchvision with Pillow."""
+    parts = []
+    if prepared.resize is not None:
+        size = str(prepared.resize).replace(" ", "")
+        parts.append(f"torch_resize({size},{prepared.method!r})")
+    if prepared.crop is not None and prepared.crop != prepared.resize:
+        height, width = prepared.crop
+        parts.append(f"torch_center_crop({height if height == width else f'({height},{width})'})")
+    low, high = prepared.values
+    return "|".join([*parts, f"value_range({low:g},{high:g})"])
+
+
+def read_pipe(pipe: str) -> Preparation:
+    """Returns what a pipe does, with the filter of that name in place of TensorFlow's.
+
+    Raises:
+        UserError: the pipe does something else.
+    """
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    for part in pipe.split("|"):
+        found = re.fullmatch(r"(\w+)\((.*)\)", part.strip())
+        if found is None:
+            raise _unsupported(pipe)
+        # A pipe that is stored with a model was parsed before: arguments are literals.
+        calls.append((found[1], ast.literal_eval(f"({found[2]},)") if found[2].strip(" ,") else ()))
+    prepared = Preparation(None, None, "bicubic")
+    for name, arguments in calls:
+        if name in RESIZES and prepared.resize is prepared.crop is None:
+            size, method = (*arguments, RESIZES[name])[:2]
+            if name == "resize" and isinstance(size, int):
+                size = (size, size)
+            prepared = prepared._replace(resize=size, method="bilinear" if method in ("area", "fast") else method)
+        elif name in CROPS and prepared.crop is None:
+            [size] = arguments
+            prepared = prepared._replace(crop=size if isinstance(size, tuple) else (size, size))
+        elif name == "value_range" and (name, arguments) == calls[-1]:
+            low, high = arguments
+            prepared = prepared._replace(values=(float(low), float(high)))
+        else:
+            raise _unsupported(pipe)
+    return prepared
+
+
+def _unsupported(pipe: str) -> UserError:
+    return UserError(f"this layout cannot state the preprocessing {pipe!r}; use --layout=ours")
+
+
+def combine_range(
+    values: tuple[float, float], mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation for values in [0, 1], from a pipe's range and the model's input step.
+
+    The model takes values v in [-1, 1] to ((v + 1) / 2 - mean) / std.
+    """
+    low, high = values
+    scale = (high - low) / 2
+    return [(m - (low + 1) / 2) / scale for m in mean], [s / scale for s in std]

@@ -1,0 +1,97 @@
+"""What the JSON files beside published weights state, whichever library wrote them.
+
+The files may come from a stranger: their size is bounded, and each value is checked by whoever uses it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vit_jax import UserError, user_errors
+
+CONFIG_FILE = "config.json"
+MAX_BYTES = 2**24
+
+
+class PublishedConfig(NamedTuple):
+    """What a configuration states of a model.
+
+    Attributes:
+        fields: by flat keyword of `vit_jax.create`, those that no array of the file tells.
+        resolution: (height, width) of its images, or None.
+        preprocess: the pipe of operations that prepares its images, or None.
+        class_names: of its logits, or None.
+    """
+
+    fields: dict[str, Any]
+    resolution: tuple[int, int] | None = None
+    preprocess: str | None = None
+    class_names: list[str] | None = None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; an empty one if there is no file.
+
+    Raises:
+        UserError: the file contains something else.
+    """
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path.name} is too large to describe a model")
+    with user_errors(f"{path.name} is not JSON", ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name} does not describe a model")
+    return content
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Returns the text of a JSON file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def whole(value: Any, name: str) -> int:
+    """Returns a whole number of at least 1.
+
+    Raises:
+        UserError: it is something else; `name` says where it was.
+    """
+    if type(value) is not int or not 0 < value < 2**31:
+        raise UserError(f"{name} in its configuration must be a whole number above 0, not {value!r}")
+    return value
+
+
+def number(value: Any, name: str) -> float:
+    """Returns a number; raises as `whole`."""
+    if type(value) not in (int, float) or not abs(value) < 1e6:
+        raise UserError(f"{name} in its configuration must be a number, not {value!r}")
+    return float(value)
+
+
+def word(value: Any, options: Iterable[str], name: str) -> str:
+    """Returns one of the words that vit_jax knows; raises as `whole`."""
+    known = list(options)
+    if value not in known:
+        raise UserError(f"{name} in its configuration must be one of {', '.join(known)}, not {value!r}")
+    return value
+
+
+def colours(value: Any, name: str) -> tuple[float, ...]:
+    """Returns a number for red, green and blue; raises as `whole`."""
+    if not isinstance(value, Sequence) or len(value) != 3:
+        raise UserError(f"{name} in its configuration must be three numbers, not {value!r}")
+    return tuple(number(one, name) for one in value)
+
+
+def name_list(names: Any, count: int) -> list[str] | None:
+    """Returns the names of classes from a list, or from a mapping with their indices as keys; None if they do not fit.
+
+    Names that only number the classes, as `LABEL_0`, are none.
+    """
+    if isinstance(names, Mapping):
+        names = [names.get(str(index)) for index in range(count)] if len(names) == count else None
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
+        return None
+    return None if count and names == [f"LABEL_{index}" for index in range(count)] else names

@@ -1,0 +1,227 @@
+"""The layout of timm's VisionTransformer, its hybrids included: one table, by which files are both read and written.
+
+Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py and
+vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
+"""
+
+import collections
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.interop import mapping, timm_bit_layout, torch_fields
+from vit_jax.interop.mapping import Leaf, ParameterTable
+from vit_jax.interop.torch_arrays import (
+    RenamedArchive,
+    convolution,
+    dense_leaves,
+    merging_leaves,
+    norm_leaves,
+    patch_leaves,
+    rename,
+)
+from vit_jax.models import BitSpec, ModelSpec, image_size, resnet_stride
+
+NAMES = torch_fields.Names(
+    patches="patch_embed.proj.",
+    cls="cls_token",
+    registers="reg_token",
+    position="pos_embed",
+    blocks="blocks.",
+    layer_scale="ls1.gamma",
+    widening="mlp.fc1.weight",
+    narrowing="mlp.fc2.weight",
+    head="head.",
+)
+BACKBONE = "patch_embed.backbone."
+
+OLDER_NAMES = (
+    (r"^module\.", ""),  # of a model trained on several devices
+    (r"^(blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),  # DeiT-III
+    (r"^register_tokens$", "reg_token"),  # DINOv2
+    (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
+    (r"^(blocks\.\d+\.mlp\.)w3\.", r"\1fc2."),
+)
+IGNORED = "mask_token"  # of DINOv2's training
+
+# Of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
+DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
+
+
+def detect_form(names: Mapping[str, Any]) -> str | None:
+    """Returns "vit" or "bit", the kind of model whose arrays have these names in the layout, or None."""
+    return "bit" if timm_bit_layout.detect_layout(names) else "vit" if detect_layout(names) else None
+
+
+def detect_layout(names: Mapping[str, Any]) -> bool:
+    """Tells whether names of arrays belong to the layout of ViTs."""
+    wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
+    return wanted <= {rename(name, OLDER_NAMES) for name in names}
+
+
+def infer_fields(
+    file: Mapping[str, Any], form: str = "vit", resolution: Any = None, num_heads: int | None = None
+) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes.
+
+    What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
+
+    Args:
+        file: with timm's names, current or older.
+        form: as detected.
+        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
+        num_heads: as the user states it; a file only tells it where queries are normalised.
+
+    Raises:
+        UserError: the number of heads is not known, an array is missing that determines a field, or the positions are
+            not those of square images.
+    """
+    if form == "bit":
+        return timm_bit_layout.infer_fields(file, None if resolution is None else image_size(resolution))
+    archive = renamed(file)
+    fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
+    if "pre_logits.fc.weight" in archive:
+        fields |= {"pre_logits": True, "representation_size": archive["pre_logits.fc.weight"].shape[0]}
+    given = None if resolution is None else image_size(resolution)
+    class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
+    fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
+    fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
+    fields["qk_norm"] = f"{NAMES.blocks}0.attn.q_norm.weight" in archive
+    if fields["qk_norm"]:
+        [head_dim] = archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape
+        num_heads = fields["width"] // max(head_dim, 1)
+    if not num_heads:
+        raise UserError("a timm file does not state the number of attention heads; give num_heads=")
+    return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
+
+
+def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a hybrid's ResNet; none for other models."""
+    root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
+    if not root:
+        return {}
+    units = {re.match(rf"{BACKBONE}stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", name) for name in archive}
+    found = {match.groups() for match in units if match}
+    counts = collections.Counter(int(stage) for stage, _ in found)
+    stages = tuple(counts[stage] for stage in sorted(counts))
+    size = archive[f"{NAMES.patches}weight"].shape[2]
+    fields = {"stem": "resnet", "stages": stages, "stem_width": archive[root[0]].shape[0], "stem_epsilons": "timm"}
+    return fields | {"patch_size": size * resnet_stride(stages)}
+
+
+def renamed(file: Mapping[str, Any]) -> RenamedArchive:
+    """Returns a file's arrays by their current names."""
+    return RenamedArchive(file, OLDER_NAMES, IGNORED)
+
+
+def read_layout(
+    file: Mapping[str, Any], form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes
+) -> dict[str, Any]:
+    """Returns the parameters of a ViT or of a BiT by our names; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    if isinstance(spec, BitSpec):
+        return timm_bit_layout.read_layout(file, spec, shapes)
+    return mapping.read_parameters(renamed(file), parameter_table(spec), shapes, prefix="")
+
+
+def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in this layout, of a ViT or of a BiT.
+
+    Raises:
+        UserError: the layout cannot express the model.
+    """
+    if isinstance(spec, BitSpec):
+        return timm_bit_layout.to_layout(params, spec)
+    mapping.refuse("timm", _unsupported(spec))
+    if spec.position_rows and spec.position_rows < spec.prefix_rows:
+        # The class token has a position, the registers have none: a model only ever uses the sum.
+        first, rest = np.split(np.asarray(params["position"]), [1])
+        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
+    return mapping.file_views(parameter_table(spec), params, prefix="")
+
+
+def _unsupported(spec: ModelSpec) -> dict[str, bool]:
+    """Returns what timm's model does not compute, and whether this model does."""
+    return {
+        f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
+        "rotary positions": spec.position.rotary != "none",
+        "class token and mean pooled together": spec.head.pooling == "token_gap",
+        "a tanh layer (pre_logits)": spec.head.pre_logits,
+        f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],
+        "patches projected without a bias": not spec.stem.bias,
+        "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
+        "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
+    }
+
+
+def parameter_table(spec: ModelSpec) -> ParameterTable:
+    """Returns the arrays of the layout that the parameters of a model consist of."""
+    table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
+    table |= patch_leaves(NAMES.patches, spec.stem.bias)
+    if spec.class_rows:
+        table["cls"] = Leaf(NAMES.cls, ones=2)
+    if spec.prefix.registers:
+        table["registers"] = Leaf(NAMES.registers, ones=1)
+    if spec.position.kind == "learned":
+        table["position"] = Leaf(NAMES.position, ones=1)
+    blocks = [f"{NAMES.blocks}{index}." for index in range(spec.depth)]
+    table |= {f"encoder/blocks/{name}": mapping.of_blocks(part, blocks) for name, part in _block_table(spec).items()}
+    table |= norm_leaves(
+        *(("pooled_norm", "fc_norm.") if spec.head.final_norm == "pooled" else ("encoder/norm", "norm."))
+    )
+    if spec.head.pooling == "map":
+        table |= _map_table()
+    if spec.head.pre_logits:
+        table |= dense_leaves("pre_logits", "pre_logits.fc.")
+    if spec.head.num_classes:
+        table |= dense_leaves("head", NAMES.head)
+    return table
+
+
+def _block_table(spec: ModelSpec) -> ParameterTable:
+    """Returns the arrays of one block."""
+    table = norm_leaves("norm1", "norm1.") | norm_leaves("norm2", "norm2.")
+    table |= dense_leaves("attention/qkv", "attn.qkv.") | merging_leaves("attention/out", "attn.proj.")
+    if spec.attention.qk_norm:
+        table |= norm_leaves("attention/query_norm", "attn.q_norm.") | norm_leaves("attention/key_norm", "attn.k_norm.")
+    if spec.block.layer_scale:
+        table |= {f"layer_scale{number}": Leaf(f"ls{number}.gamma") for number in (1, 2)}
+    widening = "dense1_gated" if spec.block.activation == "swiglu" else "dense1"
+    return table | dense_leaves(f"mlp/{widening}", "mlp.fc1.") | dense_leaves("mlp/dense2", "mlp.fc2.")
+
+
+def _map_table() -> ParameterTable:
+    """Returns the arrays of attention pooling; keys and values are one array of the file."""
+    table: ParameterTable = {"map_head/probe": Leaf("attn_pool.latent", ones=2)}
+    for ours, theirs in {"query": "q", "key": "kv", "value": "kv"}.items():
+        table |= dense_leaves(f"map_head/attention/{ours}", f"attn_pool.{theirs}.")
+    table |= merging_leaves("map_head/attention/out", "attn_pool.proj.") | norm_leaves(
+        "map_head/norm", "attn_pool.norm."
+    )
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"attn_pool.mlp.fc{number}.")
+    return table
+
+
+def _stem_table(spec: ModelSpec) -> ParameterTable:
+    stages = spec.stem.stages
+    table = _conv_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            ours, theirs = f"stem/stage{stage + 1}/unit{unit + 1}", f"{BACKBONE}stages.{stage}.blocks.{unit}."
+            for number in "123":
+                table |= _conv_leaves(ours, theirs, number, f"conv{number}", f"norm{number}")
+            if unit == 0:
+                table |= _conv_leaves(ours, theirs, "_proj", "downsample.conv", "downsample.norm")
+    return table
+
+
+def _conv_leaves(ours: str, theirs: str, suffix: str, conv: str, norm: str) -> ParameterTable:
+    kernel = Leaf(f"{theirs}{conv}.weight", arrange=convolution)
+    return {f"{ours}/conv{suffix}/kernel": kernel} | norm_leaves(f"{ours}/norm{suffix}", f"{theirs}{norm}.")

@@ -1,0 +1,81 @@
+"""How PyTorch arranges the axes of our parameters, and archives whose names changed between versions."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.mapping import Leaf, ParameterTable
+
+Renaming = tuple[tuple[str, str], ...]  # pattern, replacement
+
+
+def linear(kernel: np.ndarray) -> np.ndarray:
+    """Returns a view [outputs, inputs] of a kernel [inputs, *outputs]."""
+    return kernel.reshape(len(kernel), -1, copy=False).T
+
+
+def merging_linear(kernel: np.ndarray) -> np.ndarray:
+    """Returns a view [outputs, inputs] of a kernel [*inputs, outputs]."""
+    return kernel.reshape(-1, kernel.shape[-1], copy=False).T
+
+
+def convolution(kernel: np.ndarray) -> np.ndarray:
+    """Returns a view [outputs, inputs, rows, columns] of a kernel [rows, columns, inputs, outputs]."""
+    return kernel.transpose(3, 2, 0, 1)
+
+
+def flat(bias: np.ndarray) -> np.ndarray:
+    """Returns a view with one axis."""
+    return bias.reshape(-1, copy=False)
+
+
+def dense_leaves(ours: str, theirs: str) -> ParameterTable:
+    """Returns the arrays of a linear layer whose outputs may have several axes."""
+    return {
+        f"{ours}/kernel": Leaf(f"{theirs}weight", arrange=linear),
+        f"{ours}/bias": Leaf(f"{theirs}bias", arrange=flat),
+    }
+
+
+def merging_leaves(ours: str, theirs: str) -> ParameterTable:
+    """Returns the arrays of a linear layer whose inputs have several axes."""
+    return {f"{ours}/kernel": Leaf(f"{theirs}weight", arrange=merging_linear), f"{ours}/bias": Leaf(f"{theirs}bias")}
+
+
+def norm_leaves(ours: str, theirs: str) -> ParameterTable:
+    """Returns the arrays of a LayerNorm or GroupNorm."""
+    return {f"{ours}/scale": Leaf(f"{theirs}weight"), f"{ours}/bias": Leaf(f"{theirs}bias")}
+
+
+def patch_leaves(theirs: str, bias: bool) -> ParameterTable:
+    """Returns the arrays of the projection of patches."""
+    table: ParameterTable = {"embed/kernel": Leaf(f"{theirs}weight", arrange=convolution)}
+    return table | ({"embed/bias": Leaf(f"{theirs}bias")} if bias else {})
+
+
+class RenamedArchive(Archive):
+    """The arrays of another archive by other names; `read_array` reads them from it."""
+
+    def __init__(self, archive: Any, renaming: Renaming, ignored: str):
+        """Args:
+        archive: with the names of a file.
+        renaming: replacements in names, in order.
+        ignored: pattern of the new names of arrays that no model needs.
+        """
+        self._archive = archive
+        names = ((rename(name, renaming), name) for name in archive)
+        self._names = {new: old for new, old in names if not re.fullmatch(ignored, new)}
+        self._headers = {new: archive[old] for new, old in self._names.items()}
+
+    def read_array(self, name: str, into: np.ndarray) -> None:
+        """Reads an array; see the other archive."""
+        self._archive.read_array(self._names[name], into)
+
+
+def rename(name: str, renaming: Renaming) -> str:
+    """Returns a name after all replacements."""
+    for pattern, replacement in renaming:
+        name = re.sub(pattern, replacement, name)
+    return name

@@ -1,0 +1,109 @@
+"""The fields of a model that follow from the arrays of a file in one of PyTorch's layouts."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax import UserError
+
+LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
+
+
+class Names(NamedTuple):
+    """Names of arrays; those of a block are without the block's name."""
+
+    patches: str  # prefix
+    cls: str
+    registers: str
+    position: str
+    blocks: str  # prefix of the index
+    layer_scale: str
+    widening: str  # the MLP's first kernel
+    narrowing: str  # its second
+    head: str  # prefix
+
+
+def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes, but for those of pooling, ResNet and attention.
+
+    Args:
+        archive: the file.
+        names: of its layout.
+
+    Raises:
+        UserError: an array is missing that determines a field.
+    """
+    first = f"{names.blocks}0."
+    needed = [f"{names.patches}weight", first + names.widening, first + names.narrowing]
+    if missing := [name for name in needed if name not in archive]:
+        raise UserError(f"the model cannot be inferred, since arrays are missing: {', '.join(missing)}")
+    patches, widening, narrowing = (_shape(archive, name) for name in needed)
+    if len(patches) != 4:
+        raise UserError(f"{needed[0]} has the shape {list(patches)}, from which no field can be inferred")
+    mlp_dim, head = narrowing[1], f"{names.head}weight"
+    matches = (re.match(rf"{re.escape(names.blocks)}(\d+)\.", name) for name in archive)
+    fields = {
+        "width": patches[0],
+        "depth": len({match[1] for match in matches if match}),
+        "mlp_dim": mlp_dim,
+        "patch_size": patches[2],
+        "embed_bias": f"{names.patches}bias" in archive,
+        "registers": _shape(archive, names.registers)[-2] if names.registers in archive else 0,
+        "layer_scale": LAYER_SCALE if first + names.layer_scale in archive else 0.0,
+        "num_classes": _shape(archive, head)[0] if head in archive else 0,
+    }
+    return fields | ({"activation": "swiglu"} if widening[0] == 2 * mlp_dim else {})
+
+
+def infer_positions(
+    archive: Mapping[str, Any], names: Names, fields: dict[str, Any], given: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Returns the fields of the positions.
+
+    Args:
+        archive: the file.
+        names: of its layout.
+        fields: patch_size and registers.
+        given: (height, width) of the images, if the user states it; else they are assumed to be square.
+
+    Raises:
+        UserError: the positions are not those of square images.
+    """
+    patch_size = fields["patch_size"]
+    if names.position not in archive:
+        default = max(1, 224 // patch_size) * patch_size
+        return {"position": "none", "resolution": given or (default, default)}
+    rows, class_tokens = _shape(archive, names.position)[-2], int(names.cls in archive)
+    kinds = {"all": class_tokens + fields["registers"], "patches": 0, "class": class_tokens}
+    for kind, grid in _grids(rows, kinds, patch_size, given):
+        height, width = (side * patch_size for side in grid)
+        return {"position": "learned", "position_rows": kind, "resolution": (height, width)}
+    raise UserError(
+        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
+    )
+
+
+def _grids(
+    rows: int, kinds: dict[str, int], patch_size: int, given: tuple[int, int] | None
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the grids of patches that so many rows may be of, those of square images first, with the kind of rows."""
+    for kind, before in kinds.items():
+        side = math.isqrt(max(rows - before, 0))
+        if side and side * side == rows - before:
+            yield kind, (side, side)
+    for kind, before in kinds.items():
+        if given and (given[0] // patch_size) * (given[1] // patch_size) == rows - before > 0:
+            yield kind, (given[0] // patch_size, given[1] // patch_size)
+
+
+def _shape(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Returns the shape of an array.
+
+    Raises:
+        UserError: it has fewer than two dimensions.
+    """
+    shape = archive[name].shape
+    if len(shape) < 2:
+        raise UserError(f"{name} has the shape {list(shape)}, from which no field can be inferred")
+    return shape

@@ -1,0 +1,82 @@
+"""The models of files of timm and transformers, from the arrays and from the configurations beside them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError
+from vit_jax.interop import class_names, huggingface_config, huggingface_layout, timm_config, timm_layout
+from vit_jax.interop.description import Format, ModelDescription
+
+
+def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
+    """Returns the form and the model of a timm file.
+
+    Raises:
+        UserError: the number of heads is stated nowhere, or an array is missing that determines a field.
+    """
+    stated = timm_config.read_folder(path.parent)
+    heads = given.get("num_heads") or stated.fields.get("num_heads")
+    fields = timm_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution, heads)
+    return form, _description(fields, _for_form(stated, form))
+
+
+def _for_form(stated: Any, form: str) -> Any:
+    """Returns what a configuration states of a model of this form: nothing but its use, if that is a BiT.
+
+    Raises:
+        UserError: a BiT's images have another mean or deviation than 0.5.
+    """
+    if form == "vit":
+        return stated
+    if {value for name in ("image_mean", "image_std") for value in stated.fields.get(name, ())} - {0.5}:
+        raise UserError("vit_jax has no BiT with another mean or std of images than 0.5")
+    return stated._replace(fields={})
+
+
+def describe_huggingface(
+    archive: Any, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
+) -> tuple[huggingface_layout.Form, ModelDescription]:
+    """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
+    stated = huggingface_config.read_folder(path.parent)
+    fields = huggingface_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution)
+    _require(form, stated.fields, given)
+    return form, _description(fields, stated)
+
+
+def _require(form: huggingface_layout.Form, stated: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated, **given}]
+    if missing:
+        words = " ".join(f"{key}=" for key in missing)
+        raise UserError(f"its config.json must be in the same folder; without it, give {words}")
+
+
+def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
+    """Returns the model: what the configuration states, else what follows from the arrays."""
+    gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
+    fields = fields | stated.fields | gated
+    if fields.get("pooling") in ("token", "token_gap"):  # which have a class token in any case
+        fields["class_token"] = "auto"
+    count = fields["num_classes"]
+    known = class_names.class_names(count)
+    names = stated.class_names if stated.class_names and len(stated.class_names) == count else known
+    loss = "sigmoid" if known and count > 1000 else "softmax"
+    return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, loss)
+
+
+TIMM = Format(
+    suffixes=(".safetensors",),
+    detect=timm_layout.detect_form,
+    describe=describe_timm,
+    read=timm_layout.read_layout,
+    write=timm_layout.to_layout,
+    describing_files=timm_config.describing_files,
+)
+HUGGINGFACE = Format(
+    suffixes=(".safetensors",),
+    detect=huggingface_layout.detect_form,
+    describe=describe_huggingface,
+    read=huggingface_layout.read_layout,
+    write=huggingface_layout.to_layout,
+    describing_files=huggingface_config.describing_files,
+)

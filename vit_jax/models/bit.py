@@ -1,0 +1,128 @@
+"""BiT (arXiv 1912.11370): a ResNet with GroupNorm and standardised convolutions, in the two forms of its authors.
+
+The pre-activation form is that of the released files; its arithmetic is that of google-research/big_vision,
+models/bit_paper.py. The post-activation form has the units of the hybrids (`resnet.py`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.models import resnet
+from vit_jax.models.bit_spec import BitRemat, BitSpec, Border, UnitKind
+from vit_jax.models.layers import Dense
+from vit_jax.models.resnet import FeatureMap, Kernel, Reduced, Stage, StdConv
+from vit_jax.sharding import constrain
+
+Images: TypeAlias = Float[Array, "batch height width 3"]  # pixels
+
+KERNEL_EPSILON, NORM_EPSILON = 1e-10, 1e-5  # of the pre-activation form, as released
+
+BORDERS: dict[Border, float] = {"zeros": 0.0, "lowest": -math.inf}
+
+
+def standardise(kernel: Kernel) -> Kernel:
+    """Returns (w - mean) / sqrt(variance + 1e-10), both of each filter."""
+    centred = kernel - kernel.mean((0, 1, 2))
+    return centred / jnp.sqrt((centred * centred).mean((0, 1, 2)) + KERNEL_EPSILON)
+
+
+def conv(filters: int, size: int, name: str, stride: int = 1) -> StdConv:
+    """Returns a convolution of the pre-activation form, padded by half of its kernel on each side."""
+    return StdConv(filters, size, stride, padding=size // 2, standardise=standardise, name=name)
+
+
+def norm(x: FeatureMap, name: str) -> FeatureMap:
+    """Returns `x` after GroupNorm and ReLU. The variance is computed as the mean of (x - mean)²."""
+    return nn.relu(resnet.group_norm(x, name, epsilon=NORM_EPSILON, fast_variance=False))
+
+
+class PreActivationRoot(nn.Module):
+    """A 7x7 convolution and 3x3 max pooling, each with stride 2, and no norm: that is the first unit's."""
+
+    spec: BitSpec
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> Reduced:
+        """Returns the root's channels at a quarter of the rows and columns."""
+        x = conv(self.spec.width, 7, "conv", stride=2)(x)
+        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=BORDERS[self.spec.border])
+        return nn.max_pool(x, (3, 3), (2, 2), "VALID")
+
+
+class PreActivationUnit(nn.Module):
+    """A residual bottleneck of norm, ReLU and convolution, three times; the sum is not activated.
+
+    A projection of the residual starts from the activated input, as in the second form of ResNets.
+    """
+
+    width: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> Reduced:
+        """Returns `4 * width` channels."""
+        residual, wide = x, 4 * self.width
+        x = norm(x, "norm1")
+        if self.stride > 1 or residual.shape[-1] != wide:
+            residual = conv(wide, 1, "conv_proj", self.stride)(x)
+        x = norm(conv(self.width, 1, "conv1")(x), "norm2")
+        x = norm(conv(self.width, 3, "conv2", self.stride)(x), "norm3")
+        return residual + conv(wide, 1, "conv3")(x)
+
+
+def post_activation_root(spec: BitSpec, name: str) -> nn.Module:
+    """Returns the root of the hybrids."""
+    return resnet.Root(spec.width, name=name)
+
+
+class Form(NamedTuple):
+    """The parts in which the two forms differ."""
+
+    root: Callable[..., nn.Module]
+    unit: type[nn.Module]
+    last: Callable[[FeatureMap, str], FeatureMap]  # after the units
+
+
+FORMS: dict[UnitKind, Form] = {
+    "pre_activation": Form(PreActivationRoot, PreActivationUnit, norm),
+    "post_activation": Form(post_activation_root, resnet.Unit, lambda x, name: x),
+}
+
+# What is computed again in the backward pass: nothing, or all units.
+REMATS: dict[BitRemat, Callable[[type[nn.Module]], type[nn.Module]]] = {"none": lambda unit: unit, "full": nn.remat}
+
+
+class BiT(nn.Module):
+    """The whole model: root, stages, the mean over the feature map, head."""
+
+    spec: BitSpec
+
+    @nn.compact
+    def __call__(
+        self, images: Images, capture: tuple[str, ...] = ()
+    ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
+        """Returns the logits in float32 and named intermediates; see `Model.apply`."""
+        del capture  # all intermediates are returned
+        spec = self.spec
+        form = FORMS[spec.unit]
+        unit = REMATS[spec.remat](form.unit)
+        x = constrain(images.astype(spec.dtype), resnet.DIMENSIONS)
+        x = form.root(spec, name="root")(x)
+        out = {"root": x}
+        for index, units in enumerate(spec.stages):
+            name = f"stage{index + 1}"
+            x = Stage(units, spec.width * 2**index, 2 if index else 1, unit=unit, name=name)(x)
+            out[name] = x
+        x = form.last(x, "norm")
+        out["tokens"] = x.reshape(len(x), -1, x.shape[-1])
+        x = out["pre_logits"] = constrain(x.mean((1, 2), dtype=jnp.float32), ("batch", "width"))
+        if spec.num_classes:
+            inits = (nn.initializers.zeros, nn.initializers.constant(spec.head_bias))
+            x = Dense(spec.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
+            x = constrain(x, ("batch", "classes"))
+        return x, out

@@ -1,0 +1,61 @@
+"""Rotary positions: implementations, with one signature, of what queries and keys are multiplied by."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.models.spec import ModelSpec, Rotary
+
+PerToken: TypeAlias = Float[Array, "batch rows heads head_dim"]  # the rows may be more than the tokens
+Rotation: TypeAlias = Callable[[PerToken], PerToken]
+
+TEMPERATURE = 10_000.0
+
+
+def none(spec: ModelSpec) -> Rotation:
+    """Returns the identity."""
+    del spec
+    return lambda x: x
+
+
+def axial(spec: ModelSpec) -> Rotation:
+    """Returns the rotation of the patches by row and column; class token and registers are not rotated.
+
+    As in EVA-02 (arXiv 2303.11331; RoFormer, 2104.09864, equation 34, for each axis): channels 2i and 2i + 1 of a head
+    are a point that is turned by an angle. In the first half of the channels the angle is the patch's row times
+    10000^(-i / quarter), in the second half its column times the same. Where `rotary_grid` is given, rows and columns
+    of every grid go from 0 to that number.
+    """
+    angles = axial_angles(spec.grid, spec.position.rotary_grid, spec.head_dim)
+    angles = np.pad(angles, ((spec.prefix_rows, 0), (0, 0)))
+    sin, cos = (function(angles).astype(np.float32)[:, None] for function in (np.sin, np.cos))
+
+    def rotate(x: PerToken) -> PerToken:
+        empty = ((0, x.shape[1] - len(angles)), (0, 0), (0, 0))
+        pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+        first, second, s, c = pairs[..., 0], pairs[..., 1], jnp.pad(sin, empty), jnp.pad(cos, empty)
+        turned = jnp.stack([first * c - second * s, second * c + first * s], axis=-1)
+        return turned.reshape(x.shape).astype(x.dtype)
+
+    return rotate
+
+
+def axial_angles(grid: tuple[int, int], reference: int, head_dim: int) -> Float[np.ndarray, "patches half"]:
+    """Returns the angle of each pair of channels for every patch in raster order.
+
+    Args:
+        grid: (rows, columns) of patches.
+        reference: patches on a side of the grid to which rows and columns are scaled; 0: not scaled.
+        head_dim: channels of a head.
+    """
+    quarter = head_dim // 4
+    places = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1).astype(np.float64)  # of rows, of columns
+    if reference:
+        places *= reference / np.array(grid, np.float64)[:, None, None]
+    return np.concatenate(list(places * TEMPERATURE ** -(np.arange(quarter) / quarter)), axis=1)
+
+
+ROTARIES: dict[Rotary, Callable[[ModelSpec], Rotation]] = {"none": none, "axial": axial}
