@@ -92,3 +92,9 @@ def test_with_both_each_mixes_half_of_the_steps():
     blended = np.mean([len(np.unique(images[1])) == 1 and images[1].flat[0] != 2 for images, _ in mixed])
     boxes = np.mean([len(np.unique(images[1])) == 2 for images, _ in mixed])
     assert 0.3 < blended < 0.5 and 0.25 < boxes < 0.5
+
+
+def test_images_without_a_label_are_left_out_and_logits_that_are_no_numbers_are_wrong():
+    logits = jnp.array([[9.0, 1, 0], [9, 1, 0], [jnp.nan] * 3, [0, 1, 9]])
+    sums = Classify(3).metric_sums(logits, jnp.array([0, -1, 0, 2]), jnp.array([1.0, 1, 1, 0]))
+    assert (sums["n"], sums["accuracy"], sums["top5"]) == (2, 1, 1)

@@ -61,7 +61,7 @@ class ClassMap(NamedTuple):
             names = class_names[0][:3] if class_names else ["without names"]
             raise UserError(
                 f"none of the data's classes ({shown(', '.join(names), 100)}, ...) is in the class map "
-                f"({shown(', '.join(self.names[:3]), 100)}, ...); choose another class map or data set."
+                f"({shown(', '.join(self.names[:3]) or 'empty', 100)}, ...); choose another class map or data set."
             )
         return np.where(labels >= 0, columns[labels], -1)
 
