@@ -4,8 +4,8 @@ Example:
   python -m benchmarks.agreement --python=../torch/bin/python
 
 `--python` is that of an environment with torch (its CPU build suffices), timm, transformers and numpy; our environment
-needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64 pixels, or 56
-for patches of 14. Prints the largest difference of the logits, relative to the largest logit.
+needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64 pixels, or
+56 for patches of 14. Prints the largest difference of the logits, relative to the largest logit.
 """
 
 import argparse
