@@ -4,10 +4,10 @@ Example:
   python -m benchmarks.load --model=ViT-L/16 --rounds=5
 
 Writes a file with random weights in each layout. An .npz file is compared with NumPy; a .safetensors file with its
-library and one transposed copy of each kernel, which PyTorch stores with other axes. Each measurement runs in a new process, both readers take turns, and
-the file is in the page cache. Only the call is measured: wall-clock and processor seconds, and the increase of the
-process's peak memory, in copies of the weights. A virtual machine may take seconds to allocate memory for either, so
-the minimum over the rounds shows the work itself best.
+library and one transposed copy of each kernel, which PyTorch stores with other axes. Each measurement runs in a new
+process, both readers take turns, and the file is in the page cache. Only the call is measured: wall-clock and processor
+seconds, and the increase of the process's peak memory, in copies of the weights. A virtual machine may take seconds to
+allocate memory for either, so the minimum over the rounds shows the work itself best.
 """
 
 import argparse
