@@ -3,7 +3,8 @@
 The mesh has four axes, the slowest links first: `slice` (TPU slices, connected by the data centre's network), `data`,
 `fsdp` and `tensor`. The batch is split over the first three. Over `fsdp`, the parameters, the optimizer state and the
 moving average are split too (ZeRO-3: parameters are gathered where they are used, gradients are scattered again). Over
-`tensor`, attention heads and MLPs are split, with their parameters. Models name dimensions of arrays, never mesh axes.
+`tensor`, attention heads and MLPs are split, with their parameters; a BiT has neither, and the devices repeat its work.
+Models name dimensions of arrays, never mesh axes.
 
 What a device exchanges in a step, in bytes of the whole arrays of its collectives (`planning/collectives.py` reads
 them). P is the size of the parameters that it computes with (its part of heads and MLPs), A that of its tokens [rows,

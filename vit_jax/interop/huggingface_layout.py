@@ -37,7 +37,7 @@ from vit_jax.interop.torch_arrays import (
     norm_leaves,
     patch_leaves,
 )
-from vit_jax.models import Model, ModelSpec, image_size
+from vit_jax.models import BitSpec, Model, ModelSpec, image_size
 
 
 class Form(NamedTuple):
@@ -62,12 +62,14 @@ def detect_form(names: Mapping[str, Any]) -> Form | None:
     return None
 
 
-def choose_form(spec: ModelSpec) -> Form:
+def choose_form(spec: ModelSpec | BitSpec) -> Form:
     """Returns the form in which a model is written: the first family to which it belongs.
 
     Raises:
         UserError: it belongs to none; names what the nearest family lacks.
     """
+    if isinstance(spec, BitSpec):
+        raise UserError(f"the huggingface layout does not support a BiT; {mapping.OTHER_LAYOUT}")
     value = Model("", spec).field
     differ = {
         family: [f"{field} {value(field)}" for field, allowed in rules.requires.items() if value(field) not in allowed]
@@ -145,7 +147,7 @@ def read_layout(file: Mapping[str, Any], form: Form, spec: ModelSpec, shapes: ma
     return mapping.read_parameters(renamed(file, form), parameter_table(spec, form), shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in the layout of the family to which the model belongs.
 
     Raises:

@@ -120,11 +120,11 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
         "num_heads": value("num_heads"),
         # timm rounds the product down.
         "mlp_ratio": (value("mlp_dim") * (2 if swiglu else 1) + 0.5) / value("width"),
-        "class_token": bool(model.spec.class_rows),
+        "class_token": value("pooling") == "token" or value("class_token") == "always",
         "global_pool": pooling,
         "fc_norm": value("final_norm") == "pooled",
         "reg_tokens": value("registers"),
-        "no_embed_class": model.spec.position_rows == 0,
+        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "pos_embed": "none" if value("position") == "none" else "learn",
         "qk_norm": value("qk_norm"),
         "init_values": value("layer_scale") or None,
@@ -141,21 +141,21 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
         args["mlp_ratio"] = (value("mlp_dim") + 0.5) / value("width")
     else:
         args["patch_size"] = value("patch_size")
-    return _files(model, architecture, pooling, args)
+    return _files(model, architecture, pooling, args, value("width"))
 
 
 def _bit_files(model: Any) -> dict[str, str]:
     if model.name not in BITS:
         raise UserError(f"timm has no {model.name}; use --layout=ours")
-    return _files(model, BITS[model.name], "avg", {})
+    return _files(model, BITS[model.name], "avg", {}, model.field("width") * 32)
 
 
-def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any]) -> dict[str, str]:
+def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
     value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
         "num_classes": value("num_classes"),
-        "num_features": value("width"),
+        "num_features": features,
         "global_pool": pooling,
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(model),
@@ -170,9 +170,7 @@ def _pretrained_cfg(model: Any) -> dict[str, Any]:
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
         prepared = pipes.read_pipe(model.preprocess)
-    mean, std = pipes.combine_range(
-        prepared.values, *(model.field(name) or STANDARD for name in ("image_mean", "image_std"))
-    )
+    mean, std = pipes.combine_range(prepared.values, *_colours(model))
     cropped = prepared.crop or (height, width)
     size = prepared.resize if prepared.resize is not None else cropped
     squash = isinstance(size, tuple)
@@ -192,6 +190,10 @@ def _pretrained_cfg(model: Any) -> dict[str, Any]:
         "first_conv": FIRST[model.field("stem")],
         "classifier": "head" if model.field("stem") else "head.fc",
     }
+
+
+def _colours(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return model.field("image_mean") or STANDARD, model.field("image_std") or STANDARD
 
 
 def _crop_share(target: int, side: int) -> float:
