@@ -1,12 +1,13 @@
-"""Loading a published checkpoint, compared with reading its file with NumPy: time, and memory beyond the weights.
+"""Loading a published checkpoint, compared with reading its file by the format's library: time, and memory.
 
 Example:
   python -m benchmarks.load --model=ViT-L/16 --rounds=5
 
-Writes a file with random weights in each layout. Each measurement runs in a new process, both readers take turns, and
-the file is in the page cache. Only the call is measured: wall-clock and processor seconds, and the increase of the
-process's peak memory, in copies of the weights. A virtual machine may take seconds to allocate memory for either, so
-the minimum over the rounds shows the work itself best.
+Writes a file with random weights in each layout. An .npz file is compared with NumPy; a .safetensors file with its
+library and one transposed copy of each kernel, which PyTorch stores with other axes. Each measurement runs in a new
+process, both readers take turns, and the file is in the page cache. Only the call is measured: wall-clock and processor
+seconds, and the increase of the process's peak memory, in copies of the weights. A virtual machine may take seconds to
+allocate memory for either, so the minimum over the rounds shows the work itself best.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-READERS = ("numpy", "vit_jax")
+READERS = ("library", "vit_jax")
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,13 +32,17 @@ def peak_memory():
 def measure(kind, path):
     """Prints the time and memory of one reading."""
     import numpy as np
+    import safetensors.numpy
 
     import vit_jax
     from vit_jax import checkpoint, interop, tree
 
     (interop.load, checkpoint.local_weights)  # noqa: B018 (imports are not measured)
     before, start, busy = peak_memory(), time.perf_counter(), time.process_time()
-    if kind == "numpy":
+    if kind == "library" and path.endswith(".safetensors"):
+        arrays = safetensors.numpy.load_file(path, backend="pread")
+        leaves = [np.ascontiguousarray(arrays.pop(name).T) for name in list(arrays)]
+    elif kind == "library":
         with np.load(path) as file:
             leaves = [file[name] for name in file.files]
     else:
@@ -59,13 +64,13 @@ def write_checkpoint(path, name, layout):
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), shapes)
-    vit_jax.save(path, model, params, layout=layout)
+    vit_jax.save(path if path.suffix == ".npz" else path.parent, model, params, layout=layout)
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ViT-L/16")
-    parser.add_argument("--layouts", default="google,big_vision,ours")
+    parser.add_argument("--layouts", default="google,big_vision,ours,timm,huggingface")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--read", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv[1:])
@@ -73,7 +78,9 @@ def main(argv):
         return measure(*args.read)
     with tempfile.TemporaryDirectory() as folder:
         for layout in args.layouts.split(","):
-            path = Path(folder) / f"{layout}.npz"
+            path = Path(folder) / (
+                f"{layout}/model.safetensors" if layout in ("timm", "huggingface") else f"{layout}.npz"
+            )
             write_checkpoint(path, args.model, layout)
             results = {kind: [] for kind in READERS}
             for _ in range(args.rounds):
@@ -82,14 +89,14 @@ def main(argv):
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
                     results[kind].append(json.loads(done.stdout))
             path.unlink()
-            print(f"{layout}, {results['numpy'][0]['bytes'] / 1e9:.2f} GB")
+            print(f"{layout}, {results['library'][0]['bytes'] / 1e9:.2f} GB")
             for what in ("seconds", "cpu", "copies"):
                 columns = [[one[what] for one in results[kind]] for kind in READERS]
-                ratios = [ours / numpys for numpys, ours in zip(*columns, strict=True)]
+                ratios = [ours / theirs for theirs, ours in zip(*columns, strict=True)]
                 middle = [statistics.median(column) for column in columns]
                 least = [min(column) for column in columns]
                 print(
-                    f"  {what:8} medians: numpy {middle[0]:.2f}, vit_jax {middle[1]:.2f}, "
+                    f"  {what:8} medians: library {middle[0]:.2f}, vit_jax {middle[1]:.2f}, "
                     f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}); "
                     f"least: {least[0]:.2f}, {least[1]:.2f}, ratio {least[1] / least[0]:.2f}"
                 )

@@ -46,13 +46,14 @@ def is_run(path: str | Path) -> bool:
     Raises:
         UserError: it is remote and cannot be read; or there is no such file, folder or name.
     """
-    if str(path).endswith((".npz", ".safetensors")):
+    if str(path).endswith((".npz", ".safetensors", ".safetensors.index.json")) or interop.is_download_name(str(path)):
         return False
     folder = checkpoint.local_workdir(path)
-    if not folder.exists() and str(path) not in {entry.name for entry in interop.list_models()}:
+    if not folder.exists():
         near = nearest_path(folder)
         raise UserError(f"there is no folder {path}{f'; did you mean {str(near)!r}?' if near else '.'}")
-    return (folder / "config.json").is_file()
+    # Folders of timm and transformers have a config.json too.
+    return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors*"))
 
 
 def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> LoadedModel:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import chex
+import fsspec
 import jax
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import vit_jax
 from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
-from vit_jax import UserError, models
+from vit_jax import UserError, loaded_model, models
 from vit_jax.interop import archives
 from vit_jax.interop.archives import safetensors_files
 
@@ -228,3 +229,41 @@ def test_bfloat16_is_read_exactly(tmp_path):
         read = np.empty(3, np.float32)
         archive.read_array("a", read)
     np.testing.assert_array_equal(read, values.astype(np.float32))
+
+
+def test_remote_folders_and_files_are_copied_with_their_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    store = fsspec.filesystem("memory")
+    for name, content in folder_files("huggingface").items():
+        store.pipe_file(f"/weights/{name}", content)
+    for path in ("memory://weights", "memory://weights/model.safetensors"):
+        chex.assert_trees_all_equal(vit_jax.load(path)[1], small()[1])
+
+
+def test_a_folder_of_weights_is_not_taken_for_a_run(tmp_path):
+    for layout in ("timm", "huggingface", "ours"):
+        vit_jax.save(tmp_path / layout, *small(), layout=layout)
+        assert not loaded_model.is_run(tmp_path / layout)
+    assert not loaded_model.is_run("hf-hub:owner/name") and not loaded_model.is_run("ViT-B/16-imagenet21k")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="it is the workdir of a run; choose another folder"):
+        vit_jax.save(tmp_path / "run", *small(), layout="timm")
+
+
+def test_a_pickled_model_is_refused_with_advice(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"only PyTorch can read; save the model there as model\.safetensors"):
+        vit_jax.load(tmp_path)
+
+
+def test_what_a_file_does_not_state_is_asked_for(tmp_path):
+    vit_jax.save(tmp_path / "x.safetensors", *small())
+    with pytest.raises(UserError, match="does not state the number of attention heads; give num_heads="):
+        vit_jax.load(tmp_path / "x.safetensors")
+    vit_jax.save(tmp_path / "y.safetensors", *small(), layout="huggingface")
+    with pytest.raises(UserError, match="without it, give num_heads= norm_epsilon= activation="):
+        vit_jax.load(tmp_path / "y.safetensors")
+    with pytest.raises(UserError, match=r"the google layout is written into \.npz files"):
+        vit_jax.save(tmp_path / "z.safetensors", *small(), layout="google")
+    with pytest.raises(UserError, match=r"give a local path that ends in \.npz or \.safetensors, or a folder"):
+        vit_jax.save(tmp_path / "z.pth", *small())

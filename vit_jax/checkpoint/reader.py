@@ -18,6 +18,9 @@ from vit_jax.checkpoint.directory import (
 from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.storage import filesystem
 
+SAFETENSORS = ".safetensors"
+INDEX = f"{SAFETENSORS}.index.json"
+
 
 def find_checkpoint(workdir: Path, best: bool = False) -> Path | None:
     """Returns the folder of the newest (or best) finished checkpoint of a local workdir, or None.
@@ -51,8 +54,8 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
 
 
 def local_weights(path: str | Path) -> Path:
-    """Returns a local path itself, or a local copy of what holds the weights of a remote npz file, checkpoint folder or
-    workdir (its `model.npz`, or else its newest checkpoint).
+    """Returns a local path itself, or a local copy of what holds the weights of a remote file of arrays, folder of
+    timm or transformers, checkpoint folder or workdir (its `model.npz`, or else its newest checkpoint).
 
     Raises:
         UserError: it is remote and cannot be read.
@@ -64,13 +67,27 @@ def local_weights(path: str | Path) -> Path:
         described = f"{place.removesuffix('.npz')}.json"
         beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []
         return Path(filesystem.local_copy(place, *beside))
+    if place.endswith((SAFETENSORS, INDEX)):
+        folder, _, name = place.rpartition("/")
+        return _copy_published(folder, SAFETENSORS if name.endswith(INDEX) else name) / name
     names = filesystem.list_files(place)
+    if "model.safetensors" in names or f"model{INDEX}" in names:
+        return _copy_published(place, SAFETENSORS)
     if "model.npz" in names:
         return Path(filesystem.local_copy(filesystem.join_path(place, "model.npz"), "model.json"))
     if FINISHED in names:
         return Path(filesystem.local_copy_of_folder(place))
     newest = latest_step(place)
     return _copy_workdir(place) if newest is None else _copy_workdir(place, newest)
+
+
+def _copy_published(folder: str, ending: str) -> Path:
+    """Returns a local copy of the files of a remote folder that end so, and of the JSON files beside them."""
+
+    def is_wanted(name: str) -> bool:
+        return "/" not in name and name.endswith((ending, ".json"))
+
+    return Path(filesystem.local_copy_of_folder(folder, is_wanted))
 
 
 def _copy_workdir(workdir: str, step: int | None = None) -> Path:

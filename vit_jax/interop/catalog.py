@@ -108,6 +108,11 @@ def find_entry(path: str) -> CatalogEntry | None:
     return _entries().get(path) or next(by_address, None)
 
 
+def is_published(name: str) -> bool:
+    """Returns whether this is the name of a checkpoint of the catalog or of AugReg's index."""
+    return name in _entries() or augreg.is_name(name)
+
+
 def suggest_name(name: str) -> str:
     """Returns a hint for a name that no published checkpoint has."""
     folded = {known.lower(): known for known in _entries()}

@@ -39,6 +39,11 @@ def locate_weights(path: str | Path) -> Located:
     return Located(local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local), entry)
 
 
+def is_download_name(name: str) -> bool:
+    """Returns whether a name stands for a published checkpoint or one of the hub."""
+    return hub.is_hub_name(name) or catalog.is_published(name)
+
+
 def _find_in_folder(folder: Path) -> Path:
     """Returns the file or checkpoint with the weights in a folder.
 

@@ -180,7 +180,7 @@ def _pretrained_cfg(model: Any) -> dict[str, Any]:
     return {
         "custom_load": False,
         "input_size": [3, height, width],
-        "fixed_input_size": True,
+        "fixed_input_size": bool(model.field("num_heads")),  # a BiT takes images of any size
         "interpolation": prepared.method,
         "crop_pct": _crop_share(target, side),
         "crop_mode": "squash" if squash else "center",

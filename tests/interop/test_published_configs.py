@@ -1,0 +1,162 @@
+"""Configurations of timm and transformers: what they state becomes fields, pipes and names, and is written again."""
+
+import dataclasses
+import json
+
+import pytest
+
+import vit_jax
+from tests.interop.test_safetensors import small
+from vit_jax import UserError
+from vit_jax.interop import huggingface_config, pipes, timm_config
+
+# As timm's hub states it for a ViT-B/16 of AugReg, with labels.
+TIMM = {
+    "architecture": "vit_base_patch16_224",
+    "num_classes": 2,
+    "global_pool": "token",
+    "pretrained_cfg": {
+        "input_size": [3, 224, 224],
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+    },
+    "label_names": ["n01", "n02"],
+    "label_descriptions": {"n01": "cat", "n02": "dog"},
+}
+
+
+def timm(**changed):
+    return TIMM | {"pretrained_cfg": TIMM["pretrained_cfg"] | changed}
+
+
+def test_timm_states_heads_preprocessing_and_names():
+    stated = timm_config.read_config(TIMM)
+    assert stated.fields == {
+        "num_heads": 12,
+        "activation": "gelu",
+        "norm_epsilon": 1e-6,
+        "pooling": "token",
+        "image_mean": (0.5,) * 3,
+        "image_std": (0.5,) * 3,
+    }
+    assert stated.preprocess == "torch_resize(248,'bicubic')|torch_center_crop(224)|value_range(-1,1)"
+    assert (stated.resolution, stated.class_names) == ((224, 224), ["cat", "dog"])
+    assert timm_config.read_config(TIMM | {"label_descriptions": {"n01": "cat"}}).class_names == ["n01", "n02"]
+    assert timm_config.read_config({"architecture": "vit_so400m_patch14_siglip_384"}).fields["num_heads"] == 16
+    assert timm_config.read_config({"architecture": "vit_giant_patch14_dinov2.lvd"}).fields["activation"] == "swiglu"
+    assert "num_heads" not in timm_config.read_config({"architecture": "vit_of_tomorrow"}).fields
+    args = {"num_heads": 3, "act_layer": "gelu_tanh"}
+    fields = timm_config.read_config(TIMM | {"model_args": args}).fields
+    assert (fields["num_heads"], fields["activation"]) == (3, "gelu_tanh")
+
+
+@pytest.mark.parametrize(
+    ("changed", "pipe"),
+    [
+        ({"crop_pct": 1.0}, "torch_resize(224,'bicubic')|torch_center_crop(224)"),
+        ({"crop_pct": 0.875, "interpolation": "bilinear"}, "torch_resize(256,'bilinear')|torch_center_crop(224)"),
+        ({"crop_mode": "squash", "crop_pct": 1.0}, "torch_resize((224,224),'bicubic')"),
+        ({"crop_mode": "squash"}, "torch_resize((248,248),'bicubic')|torch_center_crop(224)"),
+        ({"crop_mode": "border"}, None),
+    ],
+)
+def test_crops_of_timm(changed, pipe):
+    wanted = pipe and f"{pipe}|value_range(-1,1)"
+    assert timm_config.read_config(timm(**changed)).preprocess == wanted
+
+
+VIT = {"model_type": "vit", "id2label": {"0": "cat", "1": "dog"}, "image_size": 384, "layer_norm_eps": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "pipe", "mean"),
+    [
+        ({"feature_extractor_type": "ViTFeatureExtractor", "size": 384}, "torch_resize((384,384),'bilinear')", 0.5),
+        (
+            {
+                "image_processor_type": "BitImageProcessor",
+                "size": {"shortest_edge": 256},
+                "crop_size": {"height": 224, "width": 224},
+                "resample": 3,
+                "image_mean": [0.1, 0.1, 0.1],
+            },
+            "torch_resize(256,'bicubic')|torch_center_crop(224)",
+            0.1,
+        ),
+        (
+            {"feature_extractor_type": "DeiTFeatureExtractor", "size": 256, "crop_size": 224, "resample": 3},
+            "torch_resize((256,256),'bicubic')|torch_center_crop(224)",
+            0.5,
+        ),
+        (
+            {"image_processor_type": "SiglipImageProcessor", "size": {"height": 8, "width": 9}, "do_normalize": False},
+            "torch_resize((8,9),'bicubic')",
+            0.0,
+        ),
+        ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1.0}, None, 0.5),
+    ],
+)
+def test_transformers_states_preprocessing(preprocessor, pipe, mean):
+    stated = huggingface_config.read_config(VIT, preprocessor)
+    assert stated.preprocess == (pipe and f"{pipe}|value_range(-1,1)")
+    assert stated.fields["image_mean"] == (mean,) * 3 and stated.class_names == ["cat", "dog"]
+    assert (stated.fields["norm_epsilon"], stated.fields["num_heads"]) == (1e-3, 12)
+
+
+def test_defaults_of_transformers():
+    stated = huggingface_config.read_config({"vision_config": {}, "model_type": "siglip"}, {})
+    assert stated.fields == {"num_heads": 12, "norm_epsilon": 1e-6, "activation": "gelu_tanh"}
+    assert huggingface_config.read_config({"model_type": "vit"}, {}).fields["norm_epsilon"] == 1e-12
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"model_type": "bert"}, "model_type in its configuration must be one of vit, deit"),
+        ({"model_type": "vit", "hidden_act": "relu"}, "hidden_act in its configuration must be one of gelu"),
+        ({"model_type": "vit", "num_attention_heads": "3"}, "num_attention_heads .* must be a whole number"),
+        ({"model_type": "vit", "layer_norm_eps": None}, "layer_norm_eps .* must be a number"),
+    ],
+)
+def test_values_that_a_configuration_must_not_have(content, words):
+    with pytest.raises(UserError, match=words):
+        huggingface_config.read_config(content, {})
+
+
+@pytest.mark.parametrize("layout", ["timm", "huggingface"])
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        "torch_resize(18,'bicubic')|torch_center_crop(16)|value_range(-1,1)",
+        "torch_resize(17,'bilinear')|torch_center_crop(16)|value_range(-1,1)",
+        "torch_resize((16,16),'lanczos')|value_range(-1,1)",
+    ],
+)
+def test_a_folder_states_names_and_preprocessing(pipe, layout, tmp_path):
+    model, params = small()
+    model = dataclasses.replace(model, preprocess=pipe, class_names=tuple("abcde"))
+    vit_jax.save(tmp_path / "x", model, params, layout=layout)
+    again, _ = vit_jax.load(tmp_path / "x")
+    assert (again.spec, again.preprocess, again.class_names) == (model.spec, pipe, model.class_names)
+
+
+def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
+    model, params = small()
+    model = dataclasses.replace(model, preprocess="resize((16,16))|value_range(0,1)")
+    vit_jax.save(tmp_path / "x", model, params, layout="timm")
+    cfg = json.loads((tmp_path / "x" / "config.json").read_text())["pretrained_cfg"]
+    # The model takes pixel p in [0, 1] to p as if from [-1, 1]: ((p + 1) / 2 - 0.5) / 0.5 = p.
+    assert (cfg["mean"], cfg["std"]) == ([0.0] * 3, [1.0] * 3)
+    assert pipes.combine_range((-1.0, 1.0), (0.1, 0.2, 0.3), (0.5,) * 3) == ([0.1, 0.2, 0.3], [0.5] * 3)
+
+
+def test_what_no_library_states_is_refused(tmp_path):
+    model, params = small()
+    model = dataclasses.replace(model, preprocess="resize(16)|flip_lr|value_range(-1,1)")
+    for layout in ("timm", "huggingface"):
+        with pytest.raises(UserError, match="this layout cannot state the preprocessing"):
+            vit_jax.save(tmp_path / "x", model, params, layout=layout)
+    assert not (tmp_path / "x").exists()
