@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
-from vit_jax.interop import huggingface_layout, layouts, timm_bit_layout, timm_layout
+from vit_jax.interop import huggingface_layout, layouts, timm_layout
 from vit_jax.interop.archives import Archive, open_archive
 from vit_jax.interop.archives.arrays import Header
 
 HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2")
 ELSEWHERE = (
     *("timm_vit_token", "timm_vit_gap_fc_norm", "timm_vit_gap_no_class", "timm_deit3_layerscale", "timm_vit_qk_norm"),
-    *("timm_hybrid", "hf_vit"),
+    *("timm_hybrid", "timm_bit", "hf_vit"),
 )
-CONFIG = {"num_heads": 3, "activation": "gelu"}  # what no array states
-EPSILONS = {"hf_vit": 1e-3}
+CONFIG = {"num_heads": 3, "activation": "gelu", "norm_epsilon": 1e-6}  # what no array states
 
 
 class Arrays(Archive):
@@ -42,7 +42,11 @@ def fixture(name):
 
 
 def arrays_of(name):
-    with open_archive(fixture(name)[0]) as archive:
+    return read_arrays(fixture(name)[0])
+
+
+def read_arrays(path):
+    with open_archive(path) as archive:
         arrays = {key: np.empty(header.shape, np.float32) for key, header in archive.items()}
         for key, array in arrays.items():
             archive.read_array(key, array)
@@ -76,12 +80,8 @@ def read(arrays, **config):
 
 def logits_of(model, params, images):
     with jax.default_matmul_precision("highest"):
-        logits, out = jax.jit(model.apply)(tree.unflatten(params), images)
+        logits, out = jax.jit(model.apply)(params, images)
     return np.asarray(logits), np.asarray(out["pre_logits"])
-
-
-def write(name):
-    return timm_layout.to_layout if name.startswith("timm") else huggingface_layout.to_layout
 
 
 def assert_same_arrays(found, expected):
@@ -92,26 +92,18 @@ def assert_same_arrays(found, expected):
 
 
 @pytest.mark.parametrize("name", [*HERE, *(pytest.param(name, marks=pytest.mark.slow) for name in ELSEWHERE)])
-def test_logits_equal_the_authors_and_the_file_comes_back(name):
-    arrays, expected = arrays_of(name), fixture(name)[1]
-    model, params = read(arrays, norm_epsilon=EPSILONS.get(name, 1e-6))
-    found = logits_of(model, params, expected["images"])
-    for ours, key in zip(found, ("logits", "pre_logits"), strict=True):
-        assert abs(ours - expected[key]).max() < 1e-5 * abs(expected[key]).max()
-    arrays.pop("dinov2.embeddings.mask_token", None)  # of training
-    assert_same_arrays(write(name)(params, model.spec), arrays)
-
-
-@pytest.mark.slow
-def test_logits_of_bit_equal_the_authors():
-    arrays, expected = arrays_of("timm_bit"), fixture("timm_bit")[1]
-    archive = Arrays(arrays)
-    assert timm_bit_layout.detect_layout(archive) and not timm_layout.detect_layout(archive)
-    model = models.create("BiT", **timm_bit_layout.infer_fields(archive, 64))
-    params = timm_bit_layout.read_layout(archive, model.spec, shapes_of(model))
+def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
+    """Of a bare file of timm, which does not state the number of heads, and of a folder of transformers."""
+    layout = "timm" if name.startswith("timm") else "huggingface"
+    path, expected = fixture(name)
+    given = {"timm_bit": {"resolution": 64}, "hf_vit": {}, "hf_dinov2": {}}.get(name, {"num_heads": 3})
+    model, params = vit_jax.load(path if layout == "timm" else path.parent, **given)
     for ours, key in zip(logits_of(model, params, expected["images"]), ("logits", "pre_logits"), strict=True):
-        assert abs(ours - expected[key]).max() < 2e-5 * abs(expected[key]).max()
-    assert_same_arrays(timm_bit_layout.to_layout(params, model.spec), arrays)
+        assert abs(ours - expected[key]).max() < (2e-5 if name == "timm_bit" else 1e-5) * abs(expected[key]).max()
+    vit_jax.save(tmp_path / "x.safetensors", model, params, layout=layout)
+    arrays = read_arrays(path)
+    arrays.pop("dinov2.embeddings.mask_token", None)  # of training
+    assert_same_arrays(read_arrays(tmp_path / "x.safetensors"), arrays)
 
 
 def test_dinov2_with_registers_passes_between_the_layouts():

@@ -21,18 +21,18 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
-import html
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from vit_jax import UserError, models
-from vit_jax.interop import download
+from vit_jax import choose
+from vit_jax.interop import augreg, download
+from vit_jax.interop.table import Table
 
 CATALOG_FILE = Path(__file__).with_name("published.csv")
-COLUMNS = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")  # of a printed table
-RIGHT_ALIGNED = ("resolution", "head", "accuracy", "size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,8 @@ class CatalogEntry:
         preprocess_source: the source of that pipe.
     """
 
+    COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")
+
     name: str
     model: str
     layout: str
@@ -71,59 +73,32 @@ class CatalogEntry:
     preprocess: str
     preprocess_source: str
 
-    def check(self, layout: str, inferred: dict[str, Any]) -> None:
-        """Compares a file with this entry; patches and positions of FlexiViT's files may differ.
 
-        Raises:
-            UserError: it is another model.
-        """
-        wanted = models.create(self.model)
-        resized = inferred | ({"patch_size": wanted.field("patch_size")} if self.flexi else {})
-        fixed = inferred.get("position") != "learned" or self.flexi  # then no array determines the resolution
-        resolution = models.image_size(self.resolution) if fixed else inferred["resolution"]
-        found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
-        listed = (self.layout, wanted.name, models.image_size(self.resolution), self.head)
-        if found != listed:
-            words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
-            stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
-            raise UserError(
-                f"the file contains {stored}, but the catalog lists {words(*listed)}, so the file was not loaded"
-            )
+def list_models(pattern: str = "*", source: str = "published", **query: Any) -> Table:
+    """Returns the checkpoints whose names match a shell pattern, which is case-sensitive.
 
+    Examples: `list_models("ViT-B/16*384")`, `list_models(source="augreg", model="ViT-B/16", best=True)`.
 
-class CatalogTable(tuple[CatalogEntry, ...]):
-    """Entries that print as a table, in notebooks too."""
+    Args:
+        pattern: of the name.
+        source: published, the catalog of this file; or augreg, some 51,000 checkpoints whose index is downloaded.
+        **query: of augreg, see `augreg.list_checkpoints`.
 
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        if not self:
-            return "no published checkpoint has such a name"
-        rows = [COLUMNS, *map(_cells, self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            columns = zip(COLUMNS, row, widths, strict=True)
-            padded = [cell.rjust(width) if key in RIGHT_ALIGNED else cell.ljust(width) for key, cell, width in columns]
-            lines.append("  ".join(padded).rstrip())
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        def row(tag: str, cells: tuple[str, ...]) -> str:
-            sides = ("right" if key in RIGHT_ALIGNED else "left" for key in COLUMNS)
-            pairs = zip(cells, sides, strict=True)
-            return "".join(f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>' for cell, side in pairs)
-
-        body = "".join(f"<tr>{row('td', _cells(entry))}</tr>" for entry in self)
-        return f"<table><thead><tr>{row('th', COLUMNS)}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def list_models(pattern: str = "*") -> CatalogTable:
-    """Returns the published checkpoints whose names match a shell pattern, which is case-sensitive.
-
-    Example: `list_models("ViT-B/16*384")`.
+    Raises:
+        UserError: the source or a keyword is unknown, or the index cannot be downloaded.
     """
-    return CatalogTable(entry for entry in _entries().values() if fnmatch.fnmatchcase(entry.name, pattern))
+    search = SOURCES[choose("source", source, SOURCES)]
+    known = set(inspect.signature(search).parameters) - {"pattern"}
+    for keyword in query:
+        choose("keyword", keyword, known, f"the help of list_models(source={source!r})")
+    return search(pattern, **query)
+
+
+def _list_published(pattern: str) -> Table:
+    return Table(entry for entry in _entries().values() if fnmatch.fnmatchcase(entry.name, pattern))
+
+
+SOURCES: dict[str, Callable[..., Table]] = {"published": _list_published, "augreg": augreg.list_checkpoints}
 
 
 def find_entry(path: str) -> CatalogEntry | None:
@@ -151,6 +126,8 @@ def download_entry(name: str) -> Path | None:
     known = _entries().get(name)
     if known:
         return download.download_file(known.address, known.size or None)
+    if augreg.is_name(name):
+        return download.download_file(augreg.address(name))
     return download.download_file(name) if name.lower().startswith(("https://", "http://")) else None
 
 
@@ -169,8 +146,3 @@ def _parse_entry(row: dict[str, str]) -> CatalogEntry:
     accuracy = float(row["accuracy"]) if row["accuracy"] else None
     numbers = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
     return CatalogEntry(**(row | numbers | {"flexi": row["flexi"] == "yes"}))  # type: ignore[arg-type]
-
-
-def _cells(entry: CatalogEntry) -> tuple[str, ...]:
-    values = (getattr(entry, key) for key in COLUMNS)
-    return tuple("" if value is None else str(value) for value in values)

@@ -1,9 +1,15 @@
-"""The description of a model as JSON: in a file beside the arrays of our own layout, and in every checkpoint."""
+"""The description of a model as JSON: in a file beside the arrays of our own layout, and in every checkpoint.
+
+`Format` is what a layout can do; the description of a model is what its `describe` returns.
+"""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
 
 from vit_jax import UserError, models, user_errors
 from vit_jax.config_fields import EXECUTION
@@ -28,6 +34,13 @@ class ModelDescription:
     preprocess: str | None
     class_names: list | None
     loss: str
+
+    @classmethod
+    def of_fields(
+        cls, fields: dict[str, Any], preprocess: str | None, class_names: list | None, loss: str
+    ) -> "ModelDescription":
+        """Returns the description of the model with these fields, which decide its name."""
+        return cls(models.model_name(fields), fields, preprocess, class_names, loss)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -85,3 +98,30 @@ def description_file(path: Path) -> Path:
 def description_text(model: models.Model) -> str:
     """Returns the description of a model as the text of a JSON file."""
     return json.dumps(describe_model(model), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One layout. Functions take the arrays of an open file (`archives.Archive`), whose names and shapes decide.
+
+    Attributes:
+        suffixes: of the files that may contain it; the first is that of a folder's file.
+        detect: returns which form of the layout the arrays of a file have, or None: they have another layout.
+        describe: returns the form, complete, and the model of a file, from its arrays, their form, the path and the
+            fields that the user gave. Raises UserError if that is not enough.
+        read: returns the parameters from the arrays, their form, the spec of the model and the shapes of its
+            parameters. Raises UserError naming every array that is missing, unexpected, or of another shape or type.
+        write: returns the arrays of a file from the parameters and the spec of the model. Raises UserError if the
+            layout cannot express the model.
+        describing_files: returns the content of the files that describe a model, by name, from the name of the file
+            with the arrays and the model.
+        is_inferred: the model of a file is inferred from its arrays, so that it is printed.
+    """
+
+    suffixes: tuple[str, ...]
+    detect: Callable[[Any], Any]
+    describe: Callable[[Any, Any, Path, Mapping[str, Any]], tuple[Any, ModelDescription]]
+    read: Callable[[Any, Any, Any, dict[str, tuple[int, ...]]], dict[str, Any]]
+    write: Callable[[dict[str, np.ndarray], Any], dict[str, np.ndarray]]
+    describing_files: Callable[[str, models.Model], dict[str, str]] = lambda name, model: {}
+    is_inferred: bool = True

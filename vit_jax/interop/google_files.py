@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.interop import bit_layouts, layouts
-from vit_jax.interop.description import ModelDescription
-from vit_jax.interop.layout_format import Format
+from vit_jax.interop.description import Format, ModelDescription
 from vit_jax.models import BitSpec, model_name
 
 TABLES: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_layouts}  # by the form of a file

@@ -5,12 +5,22 @@ configuration_*.py and image_processing_*.py.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import huggingface_layout, pipes
-from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole
-from vit_jax.models import Model
+from vit_jax.interop.published_config import (
+    CONFIG_FILE,
+    PublishedConfig,
+    colours,
+    json_text,
+    name_list,
+    number,
+    read_json,
+    whole,
+    word,
+)
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation
@@ -35,39 +45,41 @@ HEADS, RESCALE = 12, 1 / 255  # where a configuration has none
 STANDARD = (0.5, 0.5, 0.5)
 
 
-def is_huggingface(config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration is transformers'."""
-    return isinstance(config.get("model_type"), str)
+def read_folder(folder: Path) -> PublishedConfig:
+    """Returns what the configurations in a folder state: nothing if there are none, or if they are not transformers'.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    content = read_json(folder / CONFIG_FILE)
+    if not isinstance(content.get("model_type"), str):
+        return PublishedConfig({})
+    return read_config(content, read_json(folder / PREPROCESSOR_FILE))
 
 
-def read_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PublishedConfig:
+def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PublishedConfig:
     """Returns what a configuration states.
 
     Args:
-        config: of the model.
-        preprocessor: of its images; empty if there is none.
+        content: of the model's configuration.
+        preprocessor: that of its images'; empty if there is none.
 
     Raises:
         UserError: a value has another type, or the model is one that vit_jax does not compute.
     """
-    labels = config
-    if isinstance(config.get("vision_config"), Mapping):  # of an image and a text model
-        config = {"model_type": "siglip_vision_model"} | dict(config["vision_config"])
-    kind = config["model_type"]
-    if kind not in DEFAULTS:
-        raise UserError(f"its model_type {kind!r} is not one of {', '.join(DEFAULTS)}")
+    labels = content
+    if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
+        content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
+    kind = word(content.get("model_type"), DEFAULTS, "model_type")
     epsilon, activation = DEFAULTS[kind]
-    word = config.get("hidden_act", activation)
-    if word not in ACTIVATIONS:
-        raise UserError(f"its activation {word!r} is not one of {', '.join(ACTIVATIONS)}")
-    if config.get("pooler_act", "tanh") != "tanh":
-        raise UserError(f"its pooler has the activation {config['pooler_act']!r}, not tanh")
+    activation = ACTIVATIONS[word(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
+    word(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
     fields: dict[str, Any] = {
-        "num_heads": whole(config.get("num_attention_heads", HEADS), "num_attention_heads"),
-        "norm_epsilon": number(config.get("layer_norm_eps", epsilon), "layer_norm_eps"),
-        "activation": "swiglu" if config.get("use_swiglu_ffn") is True else ACTIVATIONS[word],
+        "num_heads": whole(content.get("num_attention_heads", HEADS), "num_attention_heads"),
+        "norm_epsilon": number(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
+        "activation": "swiglu" if content.get("use_swiglu_ffn") is True else activation,
     }
-    size = config.get("image_size", 224)
+    size = content.get("image_size", 224)
     sides = size if isinstance(size, list) and len(size) == 2 else (size, size)
     height, width = (whole(side, "image_size") for side in sides)
     names = labels.get("id2label")
@@ -87,7 +99,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
     factor = preprocessor.get("rescale_factor", RESCALE)
     scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
-    if not isinstance(method, int) or not 0 <= method < len(pipes.FILTERS) or not scaled:
+    if type(method) is not int or not 0 <= method < len(pipes.FILTERS) or not scaled:
         return None
     resize = crop = None
     if preprocessor.get("do_resize", True):
@@ -106,19 +118,19 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
         return whole(size["shortest_edge"], "size")
     if isinstance(size, Mapping) and {"height", "width"} <= set(size):
         return whole(size["height"], "size"), whole(size["width"], "size")
-    if isinstance(size, int):
+    if type(size) is int:
         return (whole(size, "size"), size) if square else whole(size, "size")
     return None
 
 
-def describing_files(name: str, model: Model) -> dict[str, str]:
+def describing_files(name: str, model: Any) -> dict[str, str]:
     """Returns the content of both files for a model that `huggingface_layout` can write.
 
     Raises:
         UserError: the layout cannot express the model or its preprocessing.
     """
     value, kind = model.field, huggingface_layout.choose_form(model.spec).family
-    height, width = model.spec.position.image_size
+    height, width = model.image_size
     classes = value("num_classes")
     config: dict[str, Any] = {
         "architectures": [CLASSES[kind][bool(classes)]],
@@ -146,7 +158,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     return {"config.json": json_text(config), PREPROCESSOR_FILE: json_text(_preprocessor(model))}
 
 
-def _dinov2_keys(model: Model) -> dict[str, Any]:
+def _dinov2_keys(model: Any) -> dict[str, Any]:
     value = model.field
     width, mlp_dim, swiglu = value("width"), value("mlp_dim"), value("activation") == "swiglu"
 
@@ -160,8 +172,8 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
     return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
 
 
-def _preprocessor(model: Model) -> dict[str, Any]:
-    height, width = model.spec.position.image_size
+def _preprocessor(model: Any) -> dict[str, Any]:
+    height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
         prepared = pipes.read_pipe(model.preprocess)

@@ -20,7 +20,6 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
-from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
 from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
 
@@ -151,7 +150,7 @@ def _stacked(part: Part, depth: int, scanned: bool) -> Part:
     return Stack(0, [of_block(part, f"encoderblock_{index}", 1) for index in range(depth)])
 
 
-def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Any, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -219,7 +218,7 @@ def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
 class _Arrays:
     """The arrays of a file without the layout's prefix: which there are, and their shapes."""
 
-    def __init__(self, archive: Archive, layout: Layout):
+    def __init__(self, archive: Mapping[str, Any], layout: Layout):
         self.prefix = layout.prefix
         self.headers = {
             name.removeprefix(self.prefix): archive[name] for name in archive if name.startswith(self.prefix)
@@ -245,7 +244,7 @@ class _Arrays:
         return {match.groups() for match in found if match}
 
 
-def infer_fields(archive: Archive, layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
+def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout, complete, and the fields of the model whose arrays have these shapes.
 
     Args:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop.archives import Archive
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
 OTHER_LAYOUT = "use --layout=ours"  # which supports every model
@@ -39,11 +38,11 @@ ParameterTable = dict[str, Part]  # our name -> the arrays of the file
 Shapes = dict[str, tuple[int, ...]]
 
 
-def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
+def read_parameters(archive: Any, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
     """Returns our parameters by name, in float32. Each value is copied once, from the file to its final place.
 
     Args:
-        archive: the file.
+        archive: the open file, an `archives.Archive`.
         table: the arrays of the file that our parameters consist of.
         shapes: of our parameters.
         prefix: of all names in the file; arrays without it (an optimizer's state) are ignored.

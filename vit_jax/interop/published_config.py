@@ -4,7 +4,7 @@ The files may come from a stranger: their size is bounded, and each value is che
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,14 @@ def number(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not abs(value) < 1e6:
         raise UserError(f"{name} in its configuration must be a number, not {value!r}")
     return float(value)
+
+
+def word(value: Any, options: Iterable[str], name: str) -> str:
+    """Returns one of the words that vit_jax knows; raises as `whole`."""
+    known = list(options)
+    if value not in known:
+        raise UserError(f"{name} in its configuration must be one of {', '.join(known)}, not {value!r}")
+    return value
 
 
 def colours(value: Any, name: str) -> tuple[float, ...]:

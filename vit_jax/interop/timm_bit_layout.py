@@ -14,7 +14,6 @@ from vit_jax import UserError
 from vit_jax.interop import mapping
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.torch_arrays import convolution, norm_leaves
-from vit_jax.models import BitSpec, image_size
 
 ROOT, HEAD = "stem.conv.weight", "head.fc."
 UNIT = r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\."
@@ -41,11 +40,11 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
         "unit": "pre_activation",
         "border": "zeros",
         "num_classes": archive[head].shape[0] if head in archive else 0,
-        "resolution": (224, 224) if resolution is None else image_size(resolution),
+        "resolution": resolution or (224, 224),
     }
 
 
-def read_layout(archive: Any, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Any, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -54,7 +53,7 @@ def read_layout(archive: Any, spec: BitSpec, shapes: mapping.Shapes) -> dict[str
     return mapping.read_parameters(archive, parameter_table(spec), shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: BitSpec) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
@@ -66,7 +65,7 @@ def to_layout(params: dict[str, Any], spec: BitSpec) -> dict[str, np.ndarray]:
     return mapping.file_views(parameter_table(spec), params, prefix="")
 
 
-def parameter_table(spec: BitSpec) -> ParameterTable:
+def parameter_table(spec: Any) -> ParameterTable:
     """Returns the arrays of the layout that the parameters of a model consist of."""
     table = norm_leaves("norm", "norm.")
     table["root/conv/kernel"] = Leaf(ROOT, arrange=convolution)

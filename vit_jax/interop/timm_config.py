@@ -1,12 +1,9 @@
 """timm's `config.json`: what it states of a model, and the one of a model of ours.
 
 Keys: huggingface/pytorch-image-models, timm/models/_hub.py (save_config_for_hf), timm/data/config.py and
-timm/data/transforms_factory.py. `timm_models.csv` lists what the arrays of a timm 1.0.31 architecture do not tell, for
-those whose form is one of ours.
+timm/data/transforms_factory.py.
 """
 
-import csv
-import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +11,18 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import pipes
-from vit_jax.interop.published_config import PublishedConfig, colours, json_text, name_list, number, whole
-from vit_jax.models import Model
+from vit_jax.interop.published_config import (
+    CONFIG_FILE,
+    PublishedConfig,
+    colours,
+    json_text,
+    name_list,
+    number,
+    read_json,
+    whole,
+    word,
+)
+from vit_jax.interop.timm_architectures import architecture_fields
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
@@ -30,47 +37,49 @@ BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101
 GATED = "vit_giant_patch14_dinov2"  # the class of its MLP cannot be stated
 
 
-def is_timm(config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration is timm's."""
-    return isinstance(config.get("architecture"), str)
+def read_folder(folder: Path) -> PublishedConfig:
+    """Returns what the configuration in a folder states: nothing if there is none, or if it is not timm's.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    content = read_json(folder / CONFIG_FILE)
+    return read_config(content) if isinstance(content.get("architecture"), str) else PublishedConfig({})
 
 
-def read_config(config: Mapping[str, Any]) -> PublishedConfig:
+def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     """Returns what a configuration states.
 
     Raises:
         UserError: a value has another type, or the model is one that vit_jax does not compute.
     """
-    cfg, args = _dict(config.get("pretrained_cfg")), _dict(config.get("model_args"))
-    fields = dict(_architectures().get(str(config["architecture"]).partition(".")[0], {}))
+    source, args = _dict(content.get("pretrained_cfg")), _dict(content.get("model_args"))
+    fields = dict(architecture_fields(str(content["architecture"]).partition(".")[0]))
     if "num_heads" in args:
         fields["num_heads"] = whole(args["num_heads"], "num_heads")
     if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
-        if args["act_layer"] not in ACTIVATIONS:
-            raise UserError(f"its activation {args['act_layer']!r} is not one of {', '.join(ACTIVATIONS)}")
-        fields["activation"] = ACTIVATIONS[args["act_layer"]]
-    pooling = args.get("global_pool") or config.get("global_pool") or ""
-    if pooling not in (*POOLINGS, ""):
-        raise UserError(f"its pooling {pooling!r} is not one of {', '.join(POOLINGS)}")
+        act_layer = word(args["act_layer"], ACTIVATIONS, "act_layer")
+        fields["activation"] = ACTIVATIONS[act_layer]
+    pooling = args.get("global_pool") or content.get("global_pool") or ""
     if pooling:
-        fields["pooling"] = POOLINGS[pooling]
-    fields["image_mean"] = colours(cfg.get("mean") or IMAGENET_MEAN, "mean")
-    fields["image_std"] = colours(cfg.get("std") or IMAGENET_STD, "std")
-    size = cfg.get("input_size") or (3, 224, 224)
+        fields["pooling"] = POOLINGS[word(pooling, POOLINGS, "global_pool")]
+    fields["image_mean"] = colours(source.get("mean") or IMAGENET_MEAN, "mean")
+    fields["image_std"] = colours(source.get("std") or IMAGENET_STD, "std")
+    size = source.get("input_size") or (3, 224, 224)
     if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
         raise UserError(f"input_size in its configuration must be [3, height, width], not {size!r}")
     height, width = (whole(side, "input_size") for side in size[1:])
-    return PublishedConfig(fields, (height, width), _read_pipe(cfg, height, width), _read_names(config))
+    return PublishedConfig(fields, (height, width), _read_pipe(source, height, width), _read_names(content))
 
 
 def _dict(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _read_pipe(cfg: Mapping[str, Any], height: int, width: int) -> str | None:
+def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None:
     """Returns the pipe of an evaluation; None for one that no pipe of ours equals (borders around the image)."""
-    crop = number(cfg.get("crop_pct") or DEFAULT_CROP, "crop_pct")
-    method, mode = cfg.get("interpolation") or "bicubic", cfg.get("crop_mode") or "center"
+    crop = number(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
+    method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
     if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
         return None
     rows, columns = (math.floor(side / crop) for side in (height, width))
@@ -80,32 +89,19 @@ def _read_pipe(cfg: Mapping[str, Any], height: int, width: int) -> str | None:
     return pipes.write_pipe(pipes.Preparation(resize, (height, width), method))
 
 
-def _read_names(config: Mapping[str, Any]) -> list[str] | None:
+def _read_names(content: Mapping[str, Any]) -> list[str] | None:
     """Returns the descriptions of the classes where each has another one, else their names."""
-    count = config.get("num_classes")
-    names = config.get("label_names") or _dict(config.get("pretrained_cfg")).get("label_names")
+    count = content.get("num_classes")
+    names = content.get("label_names") or _dict(content.get("pretrained_cfg")).get("label_names")
     listed = name_list(names, count) if isinstance(count, int) else None
-    words = _dict(config.get("label_descriptions"))
+    words = _dict(content.get("label_descriptions"))
     if not listed or not all(isinstance(words.get(name), str) for name in listed):
         return listed
     described = [words[name] for name in listed]
     return described if len(set(described)) == len(described) else listed
 
 
-@functools.cache
-def _architectures() -> dict[str, dict[str, Any]]:
-    with Path(__file__).with_name("timm_models.csv").open(newline="", encoding="utf-8") as file:
-        return {
-            row["architecture"]: {
-                "num_heads": int(row["num_heads"]),
-                "activation": row["activation"],
-                "norm_epsilon": float(row["norm_epsilon"]),
-            }
-            for row in csv.DictReader(file)
-        }
-
-
-def describing_files(name: str, model: Model) -> dict[str, str]:
+def describing_files(name: str, model: Any) -> dict[str, str]:
     """Returns the content of `config.json` for a model that `timm_layout` can write.
 
     Raises:
@@ -124,11 +120,11 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         "num_heads": value("num_heads"),
         # timm rounds the product down.
         "mlp_ratio": (value("mlp_dim") * (2 if swiglu else 1) + 0.5) / value("width"),
-        "class_token": bool(model.spec.class_rows),
+        "class_token": value("pooling") == "token" or value("class_token") == "always",
         "global_pool": pooling,
         "fc_norm": value("final_norm") == "pooled",
         "reg_tokens": value("registers"),
-        "no_embed_class": model.spec.position_rows == 0,
+        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "pos_embed": "none" if value("position") == "none" else "learn",
         "qk_norm": value("qk_norm"),
         "init_values": value("layer_scale") or None,
@@ -145,21 +141,21 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         args["mlp_ratio"] = (value("mlp_dim") + 0.5) / value("width")
     else:
         args["patch_size"] = value("patch_size")
-    return _files(model, architecture, pooling, args)
+    return _files(model, architecture, pooling, args, value("width"))
 
 
-def _bit_files(model: Model) -> dict[str, str]:
+def _bit_files(model: Any) -> dict[str, str]:
     if model.name not in BITS:
         raise UserError(f"timm has no {model.name}; use --layout=ours")
-    return _files(model, BITS[model.name], "avg", {})
+    return _files(model, BITS[model.name], "avg", {}, model.field("width") * 32)
 
 
-def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any]) -> dict[str, str]:
+def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
     value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
         "num_classes": value("num_classes"),
-        "num_features": value("width"),
+        "num_features": features,
         "global_pool": pooling,
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(model),
@@ -169,14 +165,12 @@ def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any]) 
     return {"config.json": json_text(config)}
 
 
-def _pretrained_cfg(model: Model) -> dict[str, Any]:
+def _pretrained_cfg(model: Any) -> dict[str, Any]:
     height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
         prepared = pipes.read_pipe(model.preprocess)
-    mean, std = pipes.combine_range(
-        prepared.values, *(model.field(name) or STANDARD for name in ("image_mean", "image_std"))
-    )
+    mean, std = pipes.combine_range(prepared.values, *_colours(model))
     cropped = prepared.crop or (height, width)
     size = prepared.resize if prepared.resize is not None else cropped
     squash = isinstance(size, tuple)
@@ -196,6 +190,10 @@ def _pretrained_cfg(model: Model) -> dict[str, Any]:
         "first_conv": FIRST[model.field("stem")],
         "classifier": "head" if model.field("stem") else "head.fc",
     }
+
+
+def _colours(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return model.field("image_mean") or STANDARD, model.field("image_std") or STANDARD
 
 
 def _crop_share(target: int, side: int) -> float:

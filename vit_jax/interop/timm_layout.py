@@ -80,7 +80,7 @@ def infer_fields(
             not those of square images.
     """
     if form == "bit":
-        return timm_bit_layout.infer_fields(file, resolution)
+        return timm_bit_layout.infer_fields(file, None if resolution is None else image_size(resolution))
     archive = renamed(file)
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:

@@ -6,10 +6,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, huggingface_config, huggingface_layout, timm_config, timm_layout
-from vit_jax.interop.description import ModelDescription
-from vit_jax.interop.layout_format import Format
-from vit_jax.interop.published_config import CONFIG_FILE, PublishedConfig, read_json
-from vit_jax.models import model_name
+from vit_jax.interop.description import Format, ModelDescription
 
 
 def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
@@ -18,14 +15,13 @@ def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any])
     Raises:
         UserError: the number of heads is stated nowhere, or an array is missing that determines a field.
     """
-    config = read_json(path.parent / CONFIG_FILE)
-    stated = timm_config.read_config(config) if timm_config.is_timm(config) else PublishedConfig({})
+    stated = timm_config.read_folder(path.parent)
     heads = given.get("num_heads") or stated.fields.get("num_heads")
     fields = timm_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution, heads)
     return form, _description(fields, _for_form(stated, form))
 
 
-def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
+def _for_form(stated: Any, form: str) -> Any:
     """Returns what a configuration states of a model of this form: nothing but its use, if that is a BiT.
 
     Raises:
@@ -42,11 +38,7 @@ def describe_huggingface(
     archive: Any, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
 ) -> tuple[huggingface_layout.Form, ModelDescription]:
     """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
-    config = read_json(path.parent / CONFIG_FILE)
-    stated = PublishedConfig({})
-    if huggingface_config.is_huggingface(config):
-        preprocessor = read_json(path.parent / huggingface_config.PREPROCESSOR_FILE)
-        stated = huggingface_config.read_config(config, preprocessor)
+    stated = huggingface_config.read_folder(path.parent)
     fields = huggingface_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution)
     _require(form, stated.fields, given)
     return form, _description(fields, stated)
@@ -56,10 +48,10 @@ def _require(form: huggingface_layout.Form, stated: Mapping[str, Any], given: Ma
     missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated, **given}]
     if missing:
         words = " ".join(f"{key}=" for key in missing)
-        raise UserError(f"its {CONFIG_FILE} must be in the same folder; without it, give {words}")
+        raise UserError(f"its config.json must be in the same folder; without it, give {words}")
 
 
-def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
+def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
     """Returns the model: what the configuration states, else what follows from the arrays."""
     gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
     fields = fields | stated.fields | gated
@@ -69,7 +61,7 @@ def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescri
     known = class_names.class_names(count)
     names = stated.class_names if stated.class_names and len(stated.class_names) == count else known
     loss = "sigmoid" if known and count > 1000 else "softmax"
-    return ModelDescription(model_name(fields), fields, stated.preprocess, list(names) if names else None, loss)
+    return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, loss)
 
 
 TIMM = Format(

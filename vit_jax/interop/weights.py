@@ -100,12 +100,32 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
         layout = formats.FORMATS[name]
         form, stated = layout.describe(archive, form, path, given)
         if located.entry:
-            located.entry.check(name, stated.fields)
+            _check_entry(located.entry, name, stated.fields)
         model = _create_as_stored(stated.model, stated.keywords, given)
         params = layout.read(archive, form, model.spec, _parameter_shapes(model))
     if layout.is_inferred:
         print(f"{path.name}: {name} layout, {_summarise(model, params)}", file=sys.stderr)
     return model, params
+
+
+def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
+    """Compares a file with its entry in the catalog; patches and positions of FlexiViT's files may differ.
+
+    Raises:
+        UserError: it is another model.
+    """
+    wanted = models.create(entry.model)
+    resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
+    fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
+    resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
+    found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
+    listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
+    if found != listed:
+        words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
+        stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
+        raise UserError(
+            f"the file contains {stored}, but the catalog lists {words(*listed)}, so the file was not loaded"
+        )
 
 
 def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:

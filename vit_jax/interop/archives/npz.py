@@ -133,12 +133,12 @@ def open_archive(path: Path) -> Iterator[NpzArchive]:
         yield archive
 
 
-def write_archive(path: Path, arrays: Mapping[str, Any], dtype: np.dtype) -> None:
+def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str) -> None:
     """Writes an .npz file, array by array, from arrays or whatever NumPy converts to arrays, all in one dtype."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as file:
         for name, array in arrays.items():
             with file.open(f"{name}{SUFFIX}", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, convert_values(array, dtype), allow_pickle=False)
+                np.lib.format.write_array(stream, convert_values(array, DTYPES[dtype]), allow_pickle=False)
 
 
 def _read_header(file: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> tuple[Header, Entry]:

@@ -8,12 +8,11 @@ from typing import Any
 
 from vit_jax import UserError, user_errors
 from vit_jax.interop.archives import npz, safetensors_files
-from vit_jax.interop.archives.arrays import DTYPES, Archive
 
 WRITTEN_DTYPES = ("float32", "float16", "bfloat16")
 
 
-def open_archive(path: Path) -> AbstractContextManager[Archive]:
+def open_archive(path: Path) -> AbstractContextManager[Any]:
     """Opens the arrays of a file: .npz, .safetensors, or the index of several .safetensors files.
 
     Raises:
@@ -44,4 +43,4 @@ def write_archive(path: Path, temporary: Path, arrays: Mapping[str, Any], dtype:
     """
     write = npz.write_archive if path.suffix == ".npz" else safetensors_files.write_archive
     with user_errors(f"the weights cannot be written as {dtype}", FloatingPointError, advice="use another dtype"):
-        write(temporary, arrays, DTYPES[dtype])
+        write(temporary, arrays, dtype)

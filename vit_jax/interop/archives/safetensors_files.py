@@ -141,8 +141,8 @@ def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
     return stack.enter_context(safetensors.safe_open(path, "np", backend="pread"))
 
 
-def write_archive(path: Path, arrays: Mapping[str, Any], dtype: np.dtype) -> None:
+def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str) -> None:
     """Writes a .safetensors file from arrays or whatever NumPy converts to arrays, all in one dtype."""
-    values = {name: convert_values(array, dtype) for name, array in arrays.items()}
+    values = {name: convert_values(array, DTYPES[dtype]) for name, array in arrays.items()}
     # PyTorch's libraries refuse a file that does not state that its arrays are in their order of dimensions.
     safetensors.numpy.save_file(values, path, metadata={"format": "pt"})

@@ -1,0 +1,104 @@
+"""The part of `benchmarks.agreement` that runs where torch, timm and transformers are installed."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+import transformers
+
+SMALL = {"img_size": 64, "num_classes": 11, "depth": 3}
+TIMM = {
+    "timm vit_base_patch16_224": ("vit_base_patch16_224", SMALL),
+    "timm vit_base_patch16_224, GAP": (
+        "vit_base_patch16_224",
+        SMALL | {"class_token": False, "global_pool": "avg"},
+    ),
+    "timm vit_base_r50_s16_224": ("vit_base_r50_s16_224", SMALL),
+    "timm resnetv2_50x1_bit": ("resnetv2_50x1_bit", {"num_classes": 11}),
+    "timm deit3_base_patch16_224": ("deit3_base_patch16_224", SMALL),
+    "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56, "depth": 3}),
+    "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64, "depth": 3}),
+    "timm vit_so400m_patch14_siglip_378": ("vit_so400m_patch14_siglip_378", {"img_size": 56, "depth": 3}),
+}
+HF = {
+    "huggingface ViTForImageClassification": (transformers.ViTForImageClassification, {"image_size": 64}),
+    "huggingface ViTModel": (transformers.ViTModel, {"image_size": 64}),
+    "huggingface DeiTModel": (transformers.DeiTModel, {"image_size": 64}),
+    "huggingface Dinov2ForImageClassification": (transformers.Dinov2ForImageClassification, {"image_size": 56}),
+    "huggingface Dinov2WithRegistersForImageClassification": (
+        transformers.Dinov2WithRegistersForImageClassification,
+        {"image_size": 56, "patch_size": 14},
+    ),
+    "huggingface SiglipVisionModel": (transformers.SiglipVisionModel, {"image_size": 64}),
+}
+
+
+def inputs(images, mean, std):
+    """The images [batch, height, width, 3] in [-1, 1] as a library that normalises by mean and std would pass them."""
+    pixels = (images + 1) / 2
+    return torch.from_numpy(((pixels - np.float32(mean)) / np.float32(std)).transpose(0, 3, 1, 2).copy()).float()
+
+
+def logits_of(model, images):
+    with torch.no_grad():
+        result = model(images)
+    for key in ("logits", "pooler_output"):
+        if getattr(result, key, None) is not None:
+            return getattr(result, key).numpy()
+    return result.numpy()
+
+
+def read_folder(path):
+    """Loads a folder by the library for which it was written."""
+    config = json.loads((path / "config.json").read_text())
+    if "architecture" in config:
+        model = timm.create_model(f"local-dir:{path}", pretrained=True)
+        return model.eval(), model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+    model = getattr(transformers, config["architectures"][0]).from_pretrained(path)
+    processor = transformers.AutoImageProcessor.from_pretrained(path)
+    return model.eval(), processor.image_mean, processor.image_std
+
+
+def randomise(model):
+    for value in model.parameters():
+        value.data += 0.05 * torch.randn_like(value)
+    return model.eval()
+
+
+def write_models(folder):
+    """Writes models of both libraries with their logits, as the libraries write them."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    for name, (architecture, fields) in TIMM.items():
+        model = randomise(timm.create_model(architecture, **fields))
+        timm.models.save_for_hf(model, folder / name, model_args=fields, safe_serialization=True)
+        cfg = model.pretrained_cfg
+        size = fields.get("img_size", 64)
+        images = rng.uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
+        logits = logits_of(model, inputs(images, cfg["mean"], cfg["std"]))
+        np.savez(folder / name / "io.npz", images=images, logits=logits)
+    for name, (kind, fields) in HF.items():
+        labels = {"num_labels": 11} if "Classification" in name else {}
+        config = kind.config_class(**fields, **labels, num_hidden_layers=3)
+        model = randomise(kind(config))
+        model.save_pretrained(folder / name)
+        transformers.ViTImageProcessor().save_pretrained(folder / name)
+        images = rng.uniform(-1, 1, (2, fields["image_size"], fields["image_size"], 3)).astype(np.float32)
+        np.savez(folder / name / "io.npz", images=images, logits=logits_of(model, inputs(images, 0.5, 0.5)))
+
+
+def main(ours, theirs):
+    for path in sorted(Path(ours).iterdir()):
+        io = np.load(path / "io.npz")
+        model, mean, std = read_folder(path)
+        logits = logits_of(model, inputs(io["images"], mean, std))
+        difference = abs(logits - io["logits"]).max() / abs(io["logits"]).max()
+        print(f"{path.name}, written by us: {difference:.1e}", flush=True)
+    write_models(Path(theirs))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

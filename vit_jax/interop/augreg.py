@@ -1,0 +1,160 @@
+"""The checkpoints of "How to train your ViT?" (arXiv 2106.10270): all of them, by their authors' index.
+
+Its 21 columns are those of https://storage.googleapis.com/vit_models/augreg/index.csv; a row is a checkpoint that was
+pre-trained (`filename`) and then adapted to another data set (`adapt_filename`). Names: google-research/
+vision_transformer, vit_jax_augreg.ipynb and vit_jax/configs/augreg.py.
+"""
+
+import csv
+import dataclasses
+import fnmatch
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from vit_jax import UserError, user_errors
+from vit_jax.interop import download
+from vit_jax.interop.table import Table
+
+FOLDER = "https://storage.googleapis.com/vit_models/augreg"
+# In names of files -> as `vit_jax.create` takes it.
+MODELS = {f"{size}_{patch}": f"ViT-{size}/{patch}" for size in ("Ti", "S", "B", "L") for patch in (8, 16, 32)}
+MODELS |= {"R_Ti_16": "R+ViT-Ti/16", "R26_S_32": "R26+ViT-S/32", "R50_L_32": "R50+ViT-L/32"}
+NAME = re.compile(rf"({'|'.join(MODELS)})-(i1k|i21k|i21k_30)-\d+ep-[\w.-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class AugRegCheckpoint:
+    """A checkpoint of the index.
+
+    Attributes:
+        name: of its file; `vit_jax.load` takes it.
+        model: as `vit_jax.create` takes it.
+        data: that it was pre-trained on: i1k (ImageNet), i21k (ImageNet-21k) or i21k_30 (30 epochs of it).
+        final_val: accuracy of the pre-trained model on its validation images, as the index has it.
+        adapted_to: data set that it was then trained on, or "".
+        resolution: of the adapted model's images; None if it was not adapted.
+        adapted_val: accuracy of the adapted model on its validation images.
+        adapted_test: the same on its test images.
+        params: of the model.
+        images_per_sec: that the model classifies, as the index has it.
+    """
+
+    COLUMNS: ClassVar = (
+        "name",
+        "final_val",
+        "adapted_to",
+        "resolution",
+        "adapted_val",
+        "adapted_test",
+        "params",
+        "images_per_sec",
+    )
+
+    name: str
+    model: str
+    data: str
+    final_val: float
+    adapted_to: str
+    resolution: int | None
+    adapted_val: float | None
+    adapted_test: float | None
+    params: int | None
+    images_per_sec: float | None
+
+
+def list_checkpoints(
+    pattern: str = "*",
+    model: str | None = None,
+    data: str = "i21k",
+    adapted_to: str = "",
+    resolution: int | None = None,
+    max_params: float | None = None,
+    min_images_per_sec: float | None = None,
+    best: bool = False,
+) -> Table:
+    """Returns checkpoints of the index, the best first: by the pre-trained model's accuracy on its validation images,
+    by which the authors recommend to choose (section 4.5), then by that of the adapted model.
+
+    Args:
+        pattern: shell pattern of the name.
+        model: as `vit_jax.create` takes it, such as ViT-B/16.
+        data: that it was pre-trained on: i21k, i1k or i21k_30.
+        adapted_to: cifar100, imagenet2012, kitti, oxford_iiit_pet or resisc45; empty: as pre-trained.
+        resolution: of the adapted model's images.
+        max_params: most parameters of the model.
+        min_images_per_sec: least speed of the model, on the authors' hardware.
+        best: only the best of each model.
+
+    Raises:
+        UserError: the index cannot be downloaded, or has another form.
+    """
+    found = [
+        one
+        for one in _read_index(download.download_file(f"{FOLDER}/index.csv"))
+        if one.adapted_to == adapted_to
+        and fnmatch.fnmatchcase(one.name, pattern)
+        and model in (None, one.model)
+        and one.data == data
+        and resolution in (None, one.resolution)
+        and (max_params is None or (one.params is not None and one.params <= max_params))
+        and (min_images_per_sec is None or (one.images_per_sec or 0) >= min_images_per_sec)
+    ]
+    found.sort(key=lambda one: (one.final_val, one.adapted_val or 0), reverse=True)
+    if best:
+        found = list({one.model: one for one in reversed(found)}.values())[::-1]
+    return Table(found)
+
+
+def is_name(name: str) -> bool:
+    """Returns whether this is the name of a file of the index."""
+    return NAME.fullmatch(name) is not None
+
+
+def address(name: str) -> str:
+    """Returns the address of a file of the index."""
+    return f"{FOLDER}/{name}.npz"
+
+
+@functools.lru_cache(1)
+def _read_index(path: Path) -> tuple[AugRegCheckpoint, ...]:
+    """Returns both checkpoints of every row: the pre-trained one, once, and the adapted one."""
+    found: dict[str, AugRegCheckpoint] = {}
+    with (
+        user_errors(f"{path.name} has another form than expected", ValueError, KeyError, csv.Error),
+        path.open(newline="", encoding="utf-8") as file,
+    ):
+        for row in csv.DictReader(file):
+            for adapted in (False, True):
+                one = _parse_row(row, adapted)
+                if one and one.name not in found:
+                    found[one.name] = one
+    if not found:
+        raise UserError(f"{path.name} lists no checkpoint")
+    return tuple(found.values())
+
+
+def _parse_row(row: dict[str, str], adapted: bool) -> AugRegCheckpoint | None:
+    name = row["adapt_filename" if adapted else "filename"].rpartition("/")[2].removesuffix(".npz")
+    match = NAME.fullmatch(name)
+    if match is None:
+        return None
+
+    def number(column: str, kind: Callable = float):
+        text = row[column]
+        return kind(float(text)) if text else None
+
+    return AugRegCheckpoint(
+        name=name,
+        model=MODELS[match[1]],
+        data=match[2],
+        final_val=float(row["final_val"] or 0),
+        adapted_to=row["adapt_ds"] if adapted else "",
+        resolution=number("adapt_resolution", int) if adapted else None,
+        adapted_val=number("adapt_final_val") if adapted else None,
+        adapted_test=number("adapt_final_test") if adapted else None,
+        params=number("params", int),
+        images_per_sec=number("infer_samples_per_sec"),
+    )

@@ -1,0 +1,90 @@
+"""The names of the arrays of transformers' vision models, and what each family of models computes.
+
+Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip}.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Family(NamedTuple):
+    """Names of a family's arrays; those of a block are without the block's name, all without the model's prefix."""
+
+    prefix: str  # of all arrays but the classifier's
+    blocks: str  # prefix of the index
+    norms: tuple[str, str]
+    attention: tuple[str, str, str]  # query, key, value
+    out: str
+    dense: tuple[str, str]
+    gated: tuple[str, str]  # the same with SwiGLU
+    norm: str
+    patches: str
+    position: str
+    registers: str
+    requires: Mapping[str, tuple[Any, ...]]  # field -> the values with which a model belongs to the family
+
+
+# What every family computes.
+ALL: dict[str, tuple[Any, ...]] = {
+    "stem": ("patches",),
+    "embed_bias": (True,),
+    "position": ("learned",),
+    "rotary": ("none",),
+    "qk_norm": (False,),
+    "final_norm": ("tokens",),
+}
+PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh"), "class_token": ("auto",)}
+
+VIT = Family(
+    prefix="vit.",
+    blocks="encoder.layer.",
+    norms=("layernorm_before.", "layernorm_after."),
+    attention=("attention.attention.query.", "attention.attention.key.", "attention.attention.value."),
+    out="attention.output.dense.",
+    dense=("intermediate.dense.", "output.dense."),
+    gated=("", ""),
+    norm="layernorm.",
+    patches="embeddings.patch_embeddings.projection.",
+    position="embeddings.position_embeddings",
+    registers="",
+    requires=PLAIN | {"pooling": ("token",), "registers": (0,)},
+)
+DEIT = VIT._replace(
+    prefix="deit.",
+    registers="embeddings.distillation_token",
+    requires=PLAIN | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",)},
+)
+DINOV2 = VIT._replace(
+    prefix="dinov2.",
+    norms=("norm1.", "norm2."),
+    dense=("mlp.fc1.", "mlp.fc2."),
+    gated=("mlp.weights_in.", "mlp.weights_out."),
+    requires=ALL | {"pooling": ("token", "token_gap"), "registers": (0,), "pre_logits": (False,)},
+)
+DINOV2_WITH_REGISTERS = DINOV2._replace(
+    prefix="dinov2_with_registers.",
+    registers="embeddings.register_tokens",
+    requires=ALL | {"pooling": ("token", "token_gap"), "position_rows": ("class", "patches"), "pre_logits": (False,)},
+)
+SIGLIP = VIT._replace(
+    prefix="vision_model.",
+    blocks="encoder.layers.",
+    norms=("layer_norm1.", "layer_norm2."),
+    attention=("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
+    out="self_attn.out_proj.",
+    dense=("mlp.fc1.", "mlp.fc2."),
+    norm="post_layernorm.",
+    patches="embeddings.patch_embedding.",
+    position="embeddings.position_embedding.weight",
+    requires=PLAIN | {"pooling": ("map",), "registers": (0,), "pre_logits": (False,), "num_classes": (0,)},
+)
+FAMILIES = {
+    "vit": VIT,
+    "deit": DEIT,
+    "dinov2": DINOV2,
+    "dinov2_with_registers": DINOV2_WITH_REGISTERS,
+    "siglip_vision_model": SIGLIP,
+}
+
+CLS, CLASSIFIER, POOLER = "embeddings.cls_token", "classifier.", "pooler.dense."
+TEACHER = "distillation_classifier."  # of a second head

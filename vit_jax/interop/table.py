@@ -1,0 +1,45 @@
+"""Checkpoints as a table."""
+
+import html
+from typing import Any
+
+
+class Table(tuple[Any, ...]):
+    """Entries that print as a table, in notebooks too; `COLUMNS` of their class names the attributes shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no published checkpoint has such a name"
+        rows = [self[0].COLUMNS, *map(_cells, self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        right = _right_aligned(self)
+        lines = []
+        for row in rows:
+            columns = zip(row, widths, right, strict=True)
+            padded = [cell.rjust(width) if at_right else cell.ljust(width) for cell, width, at_right in columns]
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        sides = ["right" if at_right else "left" for at_right in _right_aligned(self)]
+
+        def row(tag: str, cells: tuple[str, ...]) -> str:
+            pairs = zip(cells, sides, strict=True)
+            return "".join(f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>' for cell, side in pairs)
+
+        head = row("th", self[0].COLUMNS) if self else ""
+        body = "".join(f"<tr>{row('td', _cells(entry))}</tr>" for entry in self)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(entry: Any) -> tuple[str, ...]:
+    values = (getattr(entry, key) for key in entry.COLUMNS)
+    return tuple("" if value is None else str(value) for value in values)
+
+
+def _right_aligned(entries: tuple[Any, ...]) -> list[bool]:
+    """Tells of each column whether it has numbers; a size, `393.69 MiB`, is one."""
+    columns = zip(*map(_cells, entries), strict=True)
+    return [all(cell[:1].isdecimal() or not cell for cell in column) for column in columns]
