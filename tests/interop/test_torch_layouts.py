@@ -1,5 +1,6 @@
 """timm's and Hugging Face's layouts: the logits of their own code, the arrays of the file again, and clear refusals."""
 
+import contextlib
 import re
 
 import jax
@@ -243,3 +244,18 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
     params = timm_layout.read_layout(Arrays(arrays), "vit", model.spec, shapes_of(model))
     logits, _ = logits_of(model, tree.unflatten(params), stored["images"])
     assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
+
+
+@pytest.mark.parametrize("name", [*HERE, pytest.param("timm_bit", marks=pytest.mark.slow)])
+def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
+    """Each array in turn without its first dimension, without any, and with no elements; or it does not matter."""
+    arrays = arrays_of(name)
+    form = huggingface_layout.detect_form(arrays)
+    for key, array in arrays.items():
+        for wrong in (array[0], np.float32(0).reshape(()), array[:0]):
+            archive = Arrays(arrays | {key: wrong})
+            with contextlib.suppress(UserError):
+                if form:
+                    huggingface_layout.infer_fields(archive, form)
+                else:
+                    timm_layout.infer_fields(archive, timm_layout.detect_form(archive), num_heads=3)
