@@ -23,7 +23,7 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, models
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.interop import catalog, class_names, download
+from vit_jax.interop import catalog, class_names, download, timm_architectures
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
 # Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
@@ -44,9 +44,12 @@ BACKBONES = {
     "R50+ViT-L/32": 327_969_856,
 }
 ALL = catalog.list_models()
+HUB = [one for one in ALL if one.address.startswith("hf-hub:")]
+BIT = [one for one in ALL if one.address.startswith("https://") and one.model.startswith("BiT-")]
+OWN = [one for one in ALL if one not in HUB and one not in BIT]  # of vision_transformer and big_vision
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", OWN, ids=lambda one: one.name)
 def test_the_list_is_consistent(one):
     assert re.fullmatch(r"(R\d*\+)?ViT-(Ti|S|B|L|H)/\d+", one.model)
     data = one.data.rpartition("+")[2]
@@ -61,7 +64,29 @@ def test_the_list_is_consistent(one):
 
 
 def test_names_and_addresses_are_unique():
-    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 75
+    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 174
+    assert (len(OWN), len(HUB), len(BIT)) == (75, 79, 20)
+
+
+def test_checkpoints_of_the_hub():
+    tags = {"imagenet2012", "imagenet21k", "imagenet21k+imagenet2012", "webli+imagenet2012"}
+    for one in HUB:
+        assert one.address == f"hf-hub:{one.name}" and one.data in tags and one.source
+        assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
+        architecture = one.name.partition("/")[2].partition(".")[0]
+        named = one.layout != "timm" or "_bit" in architecture or timm_architectures.architecture_fields(architecture)
+        assert named and models.create(one.model, resolution=one.resolution).name == one.model
+        assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
+        assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)
+        assert catalog.find_entry(one.name) == catalog.find_entry(one.address) == one
+
+
+def test_checkpoints_of_bit():
+    for one in BIT:
+        assert re.fullmatch(rf"{one.model}-(s|m|distilled)-imagenet(21k|2012-{one.resolution})", one.name)
+        assert re.fullmatch(r"https://storage\.googleapis\.com/bit_models/(distill/)?[\w-]+\.npz", one.address)
+        assert one.head == (21843 if one.name.endswith("21k") else 1000) and one.layout == "google"
+        assert models.create(one.model).name == one.model and (one.of == "") == (one.accuracy is None)
 
 
 @pytest.mark.parametrize("one", [one for one in ALL if one.size], ids=lambda one: one.name)
@@ -116,10 +141,10 @@ def test_the_list_says_how_images_are_preprocessed(one):
 
 def test_accuracies_stand_on_the_page_with_their_preprocessing():
     page = (ROOT / "docs" / "checkpoints.md").read_text()
-    told = re.findall(r"^\| (\S*ViT\S*) \| ([\d.]+) \| `(\S+)` \| (.+) \|$", page, re.M)
+    told = re.findall(r"^\| (\S*(?:ViT|BiT)\S*) \| ([\d.]+) \| `(\S+)` \| (.+) \|$", page, re.M)
     pipes = {one.name: one.preprocess.removesuffix("|value_range(-1,1)").replace("|", r"\|") for one in ALL}
     assert told == [
-        (one.name, f"{one.accuracy:g}", pipes[one.name], one.preprocess_source) for one in ALL if one.accuracy
+        (one.name, f"{one.accuracy:g}", pipes[one.name], one.preprocess_source) for one in [*OWN, *BIT] if one.accuracy
     ]
 
 

@@ -1,7 +1,8 @@
 """The checkpoints that the authors published: their names, accuracies and addresses.
 
-`published.csv` lists those of google-research/vision_transformer and of google-research/big_vision, with the source of
-each row. A name is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
+`published.csv` lists those of google-research/vision_transformer, big_vision and big_transfer (BiT), and those of timm
+and of Google on the Hugging Face hub, with the source of each row. One on the hub has the name that it has there. The
+name of another is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
 
   ViT-B/16-imagenet21k              of the paper, pre-trained: with `pre_logits` and 21,843 classes, at 224 px
   ViT-B/16-imagenet2012-384         of the paper, then fine-tuned on ImageNet
@@ -12,6 +13,8 @@ each row. A name is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set
   ViT-S/16-plain-90ep-...           big_vision's baseline (arXiv 2205.01580), ImageNet alone
   ViT-B/16-deit3-...                DeiT III (arXiv 2204.07118), converted by big_vision
   ViT-B/16-flexibase-...            the baselines of FlexiViT (arXiv 2212.08013); the files have larger patches
+  BiT-R50x1-s-..., -m-...           pre-trained on ImageNet and ImageNet-21k (BiT-S and BiT-M of arXiv 1912.11370)
+  timm/NAME.TAG, google/NAME        on the hub
 
 An accuracy is the one that the authors report, not one that we measured. A field is empty if no value was found.
 """
@@ -42,14 +45,14 @@ class CatalogEntry:
     Attributes:
         name: of the checkpoint.
         model: as `vit_jax.create` takes it; `R+ViT-Ti/16` has only the root of a ResNet as its stem.
-        layout: of the .npz file: `google` or `big_vision`.
+        layout: of the file: `google`, `big_vision`, `timm` or `huggingface`.
         data: the data sets that it was trained on.
         resolution: of the images that it was last trained on.
         head: number of classes; 0 means no head.
         accuracy: in percent, as its authors report it.
         of: what the accuracy refers to; "in the paper" is the paper's run, which need not be this file.
         size: as published, `393.69 MiB`, rounded to its last digit.
-        address: of the file.
+        address: of the file, or `hf-hub:OWNER/NAME`.
         source: of the address and the figures.
         flexi: the patches and positions in the file have other sizes and are resized when it is loaded.
         preprocess: the pipe of operations with which the accuracy was measured; without one, the authors' usual pipe.

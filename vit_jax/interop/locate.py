@@ -28,10 +28,11 @@ def locate_weights(path: str | Path) -> Located:
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
         entry = downloaded = None
-        if hub.is_hub_name(str(path)):
-            downloaded = hub.download_checkpoint(str(path))
-        elif not Path(path).expanduser().exists():
-            entry, downloaded = catalog.find_entry(str(path)), catalog.download_entry(str(path))
+        if hub.is_hub_name(str(path)) or not Path(path).expanduser().exists():
+            entry = catalog.find_entry(str(path))
+            address = entry.address if entry else str(path)
+            is_hub = hub.is_hub_name(address)
+            downloaded = hub.download_checkpoint(address) if is_hub else catalog.download_entry(str(path))
         local = downloaded or checkpoint.local_weights(path)
         exists = local.exists()
     if not exists:
