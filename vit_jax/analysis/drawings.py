@@ -138,7 +138,7 @@ def similarity(observations: Observations) -> Drawing:
         f"A square of {len(found)} x {len(found)} blocks, from {found.min():.2f} to 1; the first and the last block "
         f"have {found[0, -1]:.2f}.",
         "How similar the patches are represented after every two blocks, by linear CKA (arXiv 1905.00414): 1 is equal "
-        "up to rotation and scale. Where there are few patches for the width, all values are too large.",
+        "up to rotation and scale. With few patches for the width, all values are too large.",
         lambda: figures.layer_similarity(found),
     )
 

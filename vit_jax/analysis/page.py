@@ -19,11 +19,11 @@ img { max-width: 100%; height: auto; vertical-align: top } figure { margin: 0 }
 table { border-collapse: collapse; font-size: .875rem } th { text-align: left; font-weight: 600 }
 td, th { padding: .1rem .8rem .1rem 0; overflow-wrap: anywhere; vertical-align: top }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); gap: 1.2rem }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); gap: 1.2rem;
+  align-items: start }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .8rem; min-width: 0 }
 .card h3 { overflow-wrap: anywhere }
-.row { display: flex; flex-wrap: wrap; gap: .6rem; margin-bottom: .5rem }
-.row figure { flex: 1 1 7rem; max-width: 11rem }
+.row { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .6rem; margin-bottom: .5rem }
 .row img { width: 100%; border-radius: 4px } .pixels { image-rendering: pixelated }
 .figures { display: grid; margin-top: 2.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 2rem }

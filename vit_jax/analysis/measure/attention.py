@@ -41,9 +41,9 @@ def query_maps(weights: Weights, grid: Grid, class_token: bool) -> Float[Array, 
         grid: of the patches, in raster order.
         class_token: whether token 0 is one.
     """
-    before = weights.shape[-1] - math.prod(grid)
+    weights, before = jnp.asarray(weights), weights.shape[-1] - math.prod(grid)
     rows = weights[..., 0, before:] if class_token else weights[..., before:, before:].mean(axis=-2)
-    return jnp.reshape(rows, (*rows.shape[:-1], *grid))
+    return rows.reshape(*rows.shape[:-1], *grid)
 
 
 def attention_distance(weights: Weights, grid: Grid, patch_size: int) -> Float[Array, "*batch"]:
@@ -58,7 +58,7 @@ def attention_distance(weights: Weights, grid: Grid, patch_size: int) -> Float[A
         patch_size: pixels of the image between the centres of neighbours; in hybrids too.
     """
     patches = math.prod(grid)
-    among = weights[..., -patches:, -patches:]
+    among = jnp.asarray(weights)[..., -patches:, -patches:]
     distances = jnp.asarray(patch_distances(grid) * patch_size, among.dtype)
     return jnp.einsum("...qk,qk->...", among, distances, precision="highest") / patches
 

@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
 def class_saliency(
-    logits: Callable[[Array], Array], images: Float[Array, "batch rows columns 3"], classes: Int[Array, " batch"]
+    logits: Callable[[Array], Array],
+    images: Float[Array | np.ndarray, "batch rows columns 3"],
+    classes: Int[Array | np.ndarray, " batch"],
 ) -> Float[Array, "batch rows columns"]:
     """Returns the largest |d logit / d value| of the colours of each pixel (arXiv 1312.6034, section 3.1).
 
@@ -22,4 +25,4 @@ def class_saliency(
     def total(images: Array) -> Array:
         return jnp.take_along_axis(logits(images), classes[:, None], axis=1).sum()
 
-    return jnp.abs(jax.grad(total)(images)).max(axis=-1)
+    return jnp.abs(jax.grad(total)(jnp.asarray(images))).max(axis=-1)
