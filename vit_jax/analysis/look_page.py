@@ -12,13 +12,12 @@ from vit_jax.analysis import page
 from vit_jax.analysis.drawings import Drawing, list_drawings
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.overlays import attended, mosaic, stretch
-from vit_jax.analysis.plot import colour_map, encode_figure, theme
-from vit_jax.data.images import EncodeOptions, encode_jpeg
+from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, theme
 from vit_jax.models import Model
 
 SMALL = 96  # pixels: smaller pictures are PNG files, since JPEG would blur them
-QUALITY = 85  # of JPEG files
 HEAD_PIXELS = 56  # width of the map of a head on the page
+LEVELS = 24  # of brightness in it: with 256 the pages of 128 photographs are twice as large
 ON_PAGE = ("rollout", "rollout_all")  # drawings that the page has as photographs
 
 
@@ -114,18 +113,14 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
         values = seen.saliency[number]
         bright = np.minimum(values / max(np.quantile(values, 0.99), np.finfo(np.float32).tiny), 1)
         pictures.append(("saliency", colour_map(bright), f"the saliency of {short}"))
-    kind = 'class="pixels" loading="lazy"' if max(pixels.shape) <= SMALL else 'loading="lazy"'
+    small = max(pixels.shape) <= SMALL
+    kind, how = ("png", 'class="pixels" loading="lazy"') if small else ("jpeg", 'loading="lazy"')
     row = "".join(
-        f"<figure>{page.image(encode(array), text, kind)}<figcaption>{caption}</figcaption></figure>"
+        f"<figure>{page.image(encode_pixels(array, kind), text, how)}<figcaption>{caption}</figcaption></figure>"
         for caption, array, text in pictures
     )
     parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', classes(model, seen.logits[number], top)]
     return f'<article class="card">{"".join(parts)}{heads(model, seen.heads[number], short)}</article>'
-
-
-def encode(pixels: np.ndarray) -> bytes:
-    """Returns a file with a picture."""
-    return EncodeOptions()(pixels) if max(pixels.shape) <= SMALL else encode_jpeg(pixels, QUALITY)
 
 
 def classes(model: Model, logits: np.ndarray, top: int) -> str:
@@ -152,12 +147,12 @@ def heads(model: Model, maps: np.ndarray, name: str) -> str:
     whose = "class token" if model.spec.class_rows else "average patch"
     rows = []
     for block, of_block in enumerate(maps.astype(np.float32), 1):
-        tiles = np.stack([stretch(one) for one in of_block])
+        tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in of_block])
         strip = mosaic(tiles, len(tiles), gap=1)
         width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
         pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
         text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
-        drawn = page.image(EncodeOptions()(pixels), text, f'class="pixels" loading="lazy" width="{width}"')
+        drawn = page.image(encode_pixels(pixels, "png"), text, f'class="pixels" loading="lazy" width="{width}"')
         rows.append(f'<tr><th scope="row">{block}</th><td>{drawn}</td></tr>')
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import imsave
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
@@ -69,6 +70,14 @@ def encode_figure(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax"}):
         figure.savefig(file, format=kind, dpi=200, metadata=nothing)
+    return file.getvalue()
+
+
+def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], kind: str) -> bytes:
+    """Returns a picture as a `png` or `jpeg` file."""
+    file = io.BytesIO()
+    options: dict[str, Any] = {"metadata": {"Software": None}} if kind == "png" else {"pil_kwargs": {"quality": 85}}
+    imsave(file, pixels, format=kind, **options)
     return file.getvalue()
 
 
