@@ -171,7 +171,7 @@ def reader(place, monkeypatch):
 
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
 # Commands that repeat others on other data, and on whose results no other command builds.
-RARE = ("cifar5", "cifar10", "workdirs/packed", "workdirs/trial", "vit_jax.sweep", "tiny-imagenet-200")
+RARE = ("cifar5", "cifar10", "workdirs/packed", "workdirs/trial", "vit_jax.sweep", "tiny-imagenet-200", "look_photos")
 USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
 

@@ -144,6 +144,14 @@ def test_what_a_model_does_not_have_is_said(tmp_path):
     assert not page.all("meter") and not (tmp_path / "new" / "folder" / "position_similarity.svg").exists()
 
 
+def test_wrong_numbers_are_answered_before_anything_is_read():
+    with pytest.raises(UserError, match="the number of images must be at least 1, not 0"):
+        look.look("model.npz", [], "look")
+    with pytest.raises(UserError, match="top must be at least 1, not 0"):
+        look.look("model.npz", ["photo.png"], "look", top=0)
+
+
+@pytest.mark.slow
 def test_from_a_photograph_to_the_page(tmp_path, capsys):
     model = models.create("ViT-mu/8", resolution=16, num_classes=3, preprocess="resize(16)|value_range(-1,1)")
     image = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
@@ -155,7 +163,5 @@ def test_from_a_photograph_to_the_page(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == str(tmp_path / "look" / "index.html")
     assert "saliency" in check_page((tmp_path / "look" / "index.html").read_text()).text
-    with pytest.raises(UserError, match="the number of images must be at least 1"):
-        look.look(tmp_path / "model.npz", [], tmp_path / "look")
     with pytest.raises(UserError, match="cannot write to"):
         look.look(tmp_path / "model.npz", [tmp_path / "0.png"], tmp_path / "0.png" / "below")
