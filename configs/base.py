@@ -130,7 +130,7 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     config.every = placeholder(int)  # steps between two of this evaluation; unset: eval_every
     if kind == "predictions":
         config.labels = placeholder(str)  # ReaL's labels, real.json; unset: those of the data
-        config.class_map = placeholder(str)  # of data with some of ImageNet's classes: imagenet_a, objectnet, or a file
+        config.class_map = placeholder(str)  # how classes of the data are the model's: names, order, imagenet_a, a file
     if kind not in ("classify", "predictions"):
         config.train_split = "train"  # split that the classifier on frozen features learns from
     if kind == "fewshot":

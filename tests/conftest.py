@@ -84,14 +84,16 @@ def tfds_folder(tmp_path):
     return tmp_path
 
 
-def write_tfds(folder, name, version, classes, counts):
-    """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate."""
+def write_tfds(folder, name, version, classes, counts, file_name=None):
+    """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate.
+
+    `file_name` is the pattern of a feature of that name, if any.
+    """
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    features = tfds.features.FeaturesDict(
-        {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=classes)}
-    )
+    described = {"image": tfds.features.Image(encoding_format="png"), "label": tfds.features.ClassLabel(names=classes)}
+    features = tfds.features.FeaturesDict(described | ({"file_name": tfds.features.Text()} if file_name else {}))
     where = folder / name / version
     where.mkdir(parents=True)
     serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
@@ -100,7 +102,9 @@ def write_tfds(folder, name, version, classes, counts):
         for number in range(count):
             encoded = io.BytesIO()
             Image.fromarray(np.full((6, 8, 3), number % 256, np.uint8)).save(encoded, "PNG")
-            writer.write(serializer.serialize_example({"image": encoded.getvalue(), "label": number % len(classes)}))
+            example = {"image": encoded.getvalue(), "label": number % len(classes)}
+            named = {"file_name": file_name.format(number + 1).encode()} if file_name else {}
+            writer.write(serializer.serialize_example(example | named))
         writer.close()
     features.save_metadata(where)
     (where / "features.json").write_text(json.dumps(features.to_json()))

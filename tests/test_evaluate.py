@@ -7,17 +7,19 @@ import types
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.hosts import Hosts, metrics
 from configs import base
-from tests.conftest import ROOT
-from vit_jax import UserError, cli, data, evals, evaluate, interop, train
+from tests.conftest import ROOT, write_tfds
+from vit_jax import UserError, cli, data, evals, evaluate, interop, models, train
 from vit_jax.config import check_config, load_config, save_config
 from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.eval_requests import request_evaluations
-from vit_jax.evals.features import read_features
+from vit_jax.evals.outputs import read_outputs
+from vit_jax.evals.saved import write_confusion
 from vit_jax.inference import make_inference
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh
@@ -32,6 +34,25 @@ def get_config():
     config.checkpoint.best_metric = "few/5shot"
     return config
 """
+WNIDS = interop.class_wnids(1000)
+# A recipe with every kind of evaluation, some on part of the images.
+EVERY_KIND = """
+from configs import base, smoke
+
+SHORT = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
+
+def get_config():
+    config = smoke.get_config()
+    config.task.mixup = 0.0
+    for kind in ("predictions", "fewshot", "knn", "probe", "probe_sgd"):
+        learns = {} if kind == "predictions" else {"train_split": "train[:300]"}
+        with config.unlocked():
+            config.evals[kind] = base.evaluation(
+                kind, preprocess=config.evals.test.preprocess, **learns, **SHORT.get(kind, {})
+            )
+    return config
+"""
+REAL = ("loss", "calibration_error")  # metrics that are no counts
 FEW = ("few/1shot", "few/1shot_std", "few/5shot", "few/5shot_std", "few/n")
 
 
@@ -39,6 +60,14 @@ def add(config, name, kind, **fields):
     with config.unlocked():
         config.evals[name] = base.evaluation(kind, preprocess=config.evals.test.preprocess, **fields)
     return config
+
+
+@pytest.fixture
+def every_kind(tmp_path):
+    """The file of a recipe with every kind of evaluation."""
+    path = tmp_path / "every_kind.py"
+    path.write_text(EVERY_KIND)
+    return path
 
 
 @pytest.fixture
@@ -144,6 +173,7 @@ def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run):
     assert evaluate.evaluate(run, best=True)["few/5shot"] == lines[best]["few/5shot"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_measures_the_same(run, few, tmp_path, monkeypatch):
     """Killed as the few-shot evaluation of step 15 begins, which its checkpoint precedes."""
     evaluate_all, calls = evals.run_evaluators, []
@@ -183,34 +213,44 @@ def test_data_of_other_classes_suit_what_does_not_use_the_head(quick, tmp_path):
 # Features.
 
 
-def test_features_are_those_of_each_image_once_in_order(run):
-    """On one device and on eight; 359 images in batches of 64 and of 100 leave rows to pad."""
+@pytest.mark.parametrize("probes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_kind_is_the_same_on_one_device_and_on_eight(run, every_kind, probes):
+    """359 images in batches of 100 and of 64 leave rows to pad; features are those of each image once, in order."""
     model, params = interop.load(run)
     config = load_config(run / "config.json")
-    results = []
+    all_kinds = parse_command_line(["main.py", f"--config={every_kind}"])[0].evals
+    with config.unlocked():
+        config.evals = {name: one for name, one in all_kinds.items() if name == "test" or ("probe" in name) == probes}
+    metrics, features = [], []
     for batch, devices in ((100, 1), (64, 8)):
         config.batch_eval, config.mesh.data = batch, devices
-        mesh = make_mesh(config, jax.devices()[:devices])
-        program = make_inference(model, mesh, params)
-        batches = data.eval_batches(config, "test", program.batch_sharding)
-        results.append(read_features(program.features, params, batches, {}, lambda: None))
+        program = make_inference(model, make_mesh(config, jax.devices()[:devices]), params)
+        batches, cache = data.eval_batches(config, "test", program.batch_sharding), {}
+        features.append(read_outputs(program, "features", params, batches, cache))
+        metrics.append(evals.run_evaluators(evals.make_evaluators(config, program), params, cache=cache))
+    one, eight = metrics
+    assert one.keys() == eight.keys() and len(one) > 2 * len(config.evals)
+    for name, value in one.items():
+        assert eight[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
     images = np.stack([data.load_image(row["image"], model.preprocess) for row in batches.source])
     _, out = jax.jit(model.apply)(params, images)
-    for found in results:
-        np.testing.assert_allclose(found.features, out["pre_logits"], rtol=1e-5, atol=1e-5)
-        assert found.labels.tolist() == [row["label"] for row in batches.source]
+    for found, labels in features:
+        np.testing.assert_allclose(found, out["pre_logits"], rtol=1e-5, atol=1e-5)
+        assert labels.tolist() == [row["label"] for row in batches.source]
 
 
 @pytest.mark.slow
-def test_two_hosts_find_what_one_finds(run, few, tmp_path):
-    few.total_steps, few.mesh.data = 0, 8
-    with Hosts(tmp_path / "two", 2, 4, f"--config={run.parent}/few.py", "--config.total_steps=0", slow=0) as pair:
+def test_two_hosts_find_what_one_finds(every_kind, tmp_path):
+    words = [f"--config={every_kind}", "--config.total_steps=0"]
+    with Hosts(tmp_path / "two", 2, 4, *words, slow=0) as pair:
         assert pair.wait() == [0, 0], pair.output()
-    few.batch, few.optim.ema_decay = 120, 0.9
-    train.train(few, tmp_path / "one")
-    two, one = ([line for line in metrics(tmp_path / name) if "few/n" in line] for name in ("two", "one"))
-    assert {name: two[0][name] for name in FEW} == {name: one[0][name] for name in FEW}
-    assert two[0]["test/accuracy"] == one[0]["test/accuracy"]
+    config, _ = parse_command_line(["main.py", *Hosts.words, *words])
+    config.mesh.data = 8
+    train.train(config, tmp_path / "one")
+    two, one = (next(line for line in metrics(tmp_path / name) if "test/n" in line) for name in ("two", "one"))
+    assert two.keys() == one.keys() >= {f"{kind}/n" for kind in EVAL_KINDS if kind != "classify"}
+    for name, value in one.items():
+        assert two[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
 
 
 # The command.
@@ -242,13 +282,86 @@ def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passe
         assert set(arrays) == {"features", "labels", "names", "class_names"}
 
 
-def test_predictions_are_saved_with_names(run, tmp_path):
-    found = evaluate.evaluate(run, requests=["test"], save="predictions", save_dir=tmp_path)
+def test_predictions_are_saved_with_names_from_one_pass(run, passes, tmp_path):
+    found = evaluate.evaluate(run, requests=["test", "again=predictions"], save="predictions", save_dir=tmp_path)
+    assert passes == ["test"]
     with np.load(tmp_path / "test.test.predictions.npz") as arrays:
         accuracy = np.mean(arrays["logits"].argmax(axis=1) == arrays["labels"])
         assert accuracy == found["test/accuracy"] and len(arrays["names"]) == 359
+    plain = evaluate.evaluate(run / "checkpoints" / "20", source="digits", requests=["test=classify"])
+    for metric, value in plain.items():
+        assert found[metric] == pytest.approx(value, rel=1e-6)
+    assert all(found[f"test/{metric}"] == plain[f"test/{metric}"] for metric in ("accuracy", "top5", "n"))
     with pytest.raises(UserError, match="--save=predictions needs an evaluation of the head"):
         evaluate.evaluate(run, requests=["few"], save="predictions", save_dir=tmp_path)
+
+
+def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypatch):
+    evaluate.evaluate(run, requests=["test:split=test[:50]"], save="confusion", save_dir=tmp_path)
+    start = tmp_path / "test.test_0_50.confusion"
+    rows = [line.split(",") for line in start.with_name(f"{start.name}.csv").read_text().splitlines()]
+    assert sum(int(count) for row in rows[1:] for count in row[1:-1]) == 50
+    assert start.with_name(f"{start.name}.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
+    source = types.SimpleNamespace(class_names=None)
+    model = types.SimpleNamespace(class_names=("a", "b"))
+    write_confusion(tmp_path / "plain", base.evaluation("classify"), source, model, np.eye(2), np.array([0, 1]))
+    assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
+
+
+def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog):
+    splits = "split=test[:50],train_split=test[40:]"
+    evaluate.evaluate(run, requests=[f"knn:k=1,{splits}"], save="features", save_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "knn.test_0_50.features.npz",
+        "knn.test_40_359.features.npz",
+    ]
+    assert "evals.knn learns from images that it is tested on" in caplog.text
+
+
+def test_a_cache_that_is_full_or_damaged_costs_no_evaluation(run, passes, tmp_path, monkeypatch, caplog):
+    words = {"source": "digits", "requests": ["knn:k=1"]}
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    expected = evaluate.evaluate(run / "model.npz", **words)
+    for file in tmp_path.rglob("outputs.npz"):
+        file.write_bytes(b"no archive")
+    assert evaluate.evaluate(run / "model.npz", **words) == expected
+    assert "cannot read" in caplog.text and "remove the folder" in caplog.text
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "full"))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "1e-9")
+    assert evaluate.evaluate(run / "model.npz", **words) == expected
+    assert "more than the 1e-09 GB" in caplog.text and passes == ["train", "test"] * 3
+
+
+def test_real_labels_go_by_the_file_names_of_tfds(tmp_path):
+    write_tfds(tmp_path, "imagenet2012", "5.1.0", WNIDS, {"validation": 5}, "ILSVRC2012_val_{:08}.JPEG")
+    model = models.create("ViT-mu/4", num_classes=1000, resolution=8, preprocess="resize(8)|value_range(-1,1)")
+    weights = model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), np.float32))
+    weights["head"]["bias"] = jax.nn.one_hot(7, 1000) * 100  # it predicts class 7 whatever it sees
+    interop.save(tmp_path / "model.npz", model, jax.device_get(weights))
+    (tmp_path / "real.json").write_text("[[7], [3, 7], [], [3], [3]]")
+    words = f"source=tfds:imagenet2012,split=validation[1:],labels={tmp_path}/real.json"
+    found = evaluate.evaluate(
+        tmp_path / "model.npz", requests=[f"real=predictions:{words}"], data_dir=str(tmp_path), batch=8
+    )
+    assert (found["real/accuracy"], found["real/n"]) == (pytest.approx(1 / 3), 3)
+
+
+def test_classes_of_other_names_are_refused_with_a_way_out(run, tmp_path):
+    """A head that knows the digits as words, or in another order, and data that have them as folders."""
+    for label in range(10):
+        folder = tmp_path / "photos" / f"class {9 - label}"
+        folder.mkdir(parents=True)
+        Image.fromarray(np.full((20, 20, 3), 25 * label, np.uint8)).save(folder / "0.png")
+    names = [f"class {label}" for label in range(10)]
+    model, params = interop.load(run / "model.npz", class_names=names[::-1])
+    interop.save(tmp_path / "model.npz", model, params)
+    words = f"source=folder:{tmp_path}/photos,split=train"
+    with pytest.raises(UserError, match=r"whose class 0 is 'class 9', but .* 10 of 10 names are in both"):
+        evaluate.evaluate(tmp_path / "model.npz", requests=[f"classify:{words}"])
+    requests = [f"{kind}=predictions:{words},class_map={kind}" for kind in ("names", "order")]
+    found = evaluate.evaluate(tmp_path / "model.npz", requests=requests)
+    assert found["names/n"] == found["order/n"] == 10
 
 
 def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):
@@ -301,6 +414,8 @@ def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
         ({"best": True, "requests": ["knn"]}, "--best and --split are for runs"),
         ({"requests": ["knn:source=digits,preprocess=resize(8)|value_range(-1,1)"]}, r"images of \(8, 8, 3\)"),
         ({"requests": [f"classify:source=folder:{ROOT}/tests/none"]}, "tests/none"),
+        ({"requests": ["predictions:source=digits,class_map=imagenet_a"]}, "covers 200 classes that the model lacks"),
+        ({"requests": ["predictions:source=digits,labels=real.json"]}, "for models with the 1,000 classes of ImageNet"),
     ):
         with pytest.raises(UserError, match=sentence):
             evaluate.evaluate(file, **words)

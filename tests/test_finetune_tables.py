@@ -48,6 +48,7 @@ def words(tmp_path, *more):
     return ["", recipe, *MODEL, f"--config.data.data_dir={tmp_path}/data", f"--workdir={tmp_path}/runs", *more]
 
 
+@pytest.mark.slow
 def test_the_whole_protocol_once(trained, tmp_path, capsys):
     argv = words(tmp_path, "--table=2", "--sweep.base_lr=0.01,0.02,2", "--datasets=cifar10,cifar100")
     finetune.main(argv)

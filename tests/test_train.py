@@ -166,6 +166,7 @@ def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
 
 
 def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(cli, "join_cluster", lambda: None)
     monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})

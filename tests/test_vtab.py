@@ -137,6 +137,7 @@ def test_a_task_is_tuned_then_trained_on_all_and_not_run_again(place, capsys, mo
         run(place, capsys, *words, "--config.grad_norm_clip=2")
 
 
+@pytest.mark.slow
 def test_frozen_features(place, capsys, monkeypatch):
     told = run(place, capsys, "--tasks=cifar10", "--frozen=fewshot")["tasks"]["cifar10"]
     chosen = float(told["setting"].removeprefix("l2="))

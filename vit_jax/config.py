@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def _check_value(name: str, value: Any, field: Field) -> None:
     if bounded and not all(field.least <= number <= field.most for number in numbers):
         bounds = f"at least {field.least}" + (f" and at most {field.most}" if field.most < math.inf else "")
         raise UserError(f"{name}={value} must be {bounds}.")
+    if field.whole and not all(isinstance(number, int) for number in numbers):
+        raise UserError(f"{name}={value} must be whole numbers.")
 
 
 def unset_other_durations(config: ConfigDict, given: set[str]) -> None:
@@ -262,3 +265,10 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return a == b or (math.isnan(a) and math.isnan(b))
     return a == b
+
+
+def source_label(source: str) -> str:
+    """Returns a data source as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
+    kind, colon, rest = source.partition(":")
+    rest = rest.rstrip("/").rpartition("/")[2] if kind in ("folder", "array_record") else rest
+    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")

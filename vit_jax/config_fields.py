@@ -33,6 +33,7 @@ class Field:
         optional: it may be unset.
         on_resume: None: as its group, see `GROUPS`.
         renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
+        whole: a number that must have no fraction.
         kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
         when_missing: (value,) with which a run does what it did before the field existed; for a `config.json` that is
             older than the field. Empty: every `config.json` has the field.
@@ -44,6 +45,7 @@ class Field:
     optional: bool = False
     on_resume: OnResume | None = None
     renamed_from: str | None = None
+    whole: bool = False
     kinds: tuple[str, ...] = ()
     when_missing: tuple[Any, ...] = ()
 
@@ -168,13 +170,13 @@ FIELDS: Mapping[str, Field] = {
     "evals.*.labels": Field(optional=True, kinds=("predictions",)),
     "evals.*.class_map": Field(optional=True, kinds=("predictions",)),
     "evals.*.train_split": Field(kinds=FROZEN),
-    "evals.*.shots": Field(1, MOST, kinds=("fewshot",)),
+    "evals.*.shots": Field(1, MOST, whole=True, kinds=("fewshot",)),
     "evals.*.seeds": Field(1, MOST, kinds=("fewshot",)),
     "evals.*.l2": Field(0, MOST, kinds=("fewshot", "probe")),
     "evals.*.rates": Field(0, MOST, kinds=("probe_sgd",)),
     "evals.*.epochs": Field(1, MOST, kinds=("probe_sgd",)),
     "evals.*.validation": Field(0, 1, kinds=("probe", "probe_sgd")),
-    "evals.*.k": Field(1, MOST, kinds=("knn",)),
+    "evals.*.k": Field(1, MOST, whole=True, kinds=("knn",)),
     "evals.*.temperature": Field(1e-3, MOST, kinds=("knn",)),
     "checkpoint.keep_last": Field(1, MOST),
     "checkpoint.keep_best": Field(0, MOST),
@@ -207,8 +209,8 @@ def eval_fields(kind: str) -> list[str]:
 
 def has_classes_of_head(eval_config: ConfigDict) -> bool:
     """Returns whether the data of an evaluation must have the classes of the model's head."""
-    mapped = eval_config.kind == "predictions" and eval_config.class_map
-    return EVAL_KINDS[eval_config.kind].uses_head and not mapped
+    other = eval_config.kind == "predictions" and (eval_config.labels or eval_config.class_map)
+    return EVAL_KINDS[eval_config.kind].uses_head and not other
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:

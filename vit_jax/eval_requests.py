@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, data
-from vit_jax.config import check_evaluations
+from vit_jax.config import check_evaluations, source_label
 from vit_jax.config_fields import EVAL_KINDS, eval_fields, first_evaluation
 from vit_jax.config_flags import default_evaluation, parse_command_line, parse_value
 
@@ -94,13 +94,13 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
         start = default_evaluation(choose("evaluation or kind of evaluation", what, [*own, *EVAL_KINDS]))
         start.preprocess = preprocess or start.preprocess
     given = parse_fields(match["fields"] or "", start)
-    label = name or "_".join([what, *(_short(value[0]) for field, value in given.items() if field == "source")])
+    label = name or "_".join([what, *(source_label(value[0]) for field, value in given.items() if field == "source")])
     several = [field for field, values in given.items() if len(values) > 1]
     for values in itertools.product(*given.values()):
         evaluation, chosen = ConfigDict(start), dict(zip(given, values, strict=True))
         for field, value in chosen.items():
             evaluation[field] = parse_value(start, field, value, "in --evals, ")
-        parts = [name or what, *(_short(chosen[field]) for field in several)]
+        parts = [name or what, *(source_label(chosen[field]) for field in several)]
         yield "_".join(parts) if several else label, evaluation
 
 
@@ -113,7 +113,7 @@ def parse_fields(text: str, evaluation: ConfigDict) -> dict[str, list[str]]:
     given = {}
     for part in re.split(r",(?=\w+=)", text) if text else ():
         field, equals, value = part.partition("=")
-        if not equals:
+        if not (equals and value):
             raise UserError(f"cannot read {part!r} in --evals; write FIELD=VALUE.")
         known = [one for one in eval_fields(evaluation.kind) if one != "kind"]
         choose(f"field of the {evaluation.kind} evaluation", field, known)
@@ -126,10 +126,3 @@ def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:
     config, _ = parse_command_line(["", f"--config={recipe}"])
     for name, evaluation in config.evals.items():
         yield name, ConfigDict({**evaluation, "source": evaluation.source or config.data.source})
-
-
-def _short(value: str) -> str:
-    """Returns a value as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
-    kind, colon, rest = value.partition(":")
-    rest = rest.rstrip("/").rpartition("/")[2] if kind in ("folder", "array_record") else rest
-    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else value).strip("_")

@@ -15,6 +15,7 @@ that is given several, as source above, stands for one evaluation with each.
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,12 +80,12 @@ def evaluate(
     config.data.workers = choose_workers(config) if workers is None else workers
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
     weights = loaded.read()
-    # Other hosts may have features that this one lacks, while all must read them together.
-    cache: evals.FeatureCache = evals.FeatureFiles(program.model, weights) if jax.process_count() == 1 else {}
+    # Other hosts may have outputs that this one lacks, while all must read them together.
+    cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
     weights = jax.device_put(weights, program.params_shardings)
-    metrics = evals.run_evaluators(evaluators, weights, cache=cache)
-    if save:
+    if save:  # first, as the evaluations use the logits that it leaves in the cache
         evals.save_outputs(save, Path(save_dir), config, program, weights, cache)
+    metrics = evals.run_evaluators(evaluators, weights, cache=cache)
     return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 
 
@@ -123,6 +124,8 @@ def main(argv: list[str]) -> None:
     if not all(models) or len(models) < 1 or (args.workdir and len(models) > 1):
         raise UserError("give a run or other weights to evaluate: python -m vit_jax.evaluate WORKDIR.")
     cli.join_hosts()
+    for model in models:
+        is_run(model)  # before any is evaluated: there must be something of each name
     chosen = {"batch": args.batch, "workers": args.workers, "split": args.split, "data_dir": args.data_dir}
     rows = []
     for number, model in enumerate(models):
@@ -132,10 +135,15 @@ def main(argv: list[str]) -> None:
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": model} if len(models) > 1 else {}
         rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
-        if args.json:
-            print(json.dumps(rows[-1]), flush=True)
-    if not args.json:
+        if args.json and jax.process_index() == 0:
+            print(json.dumps({key: finite(value) for key, value in rows[-1].items()}), flush=True)
+    if not args.json and jax.process_index() == 0:
         print(format_table(rows) if len(rows) > 1 else format_list(rows[0]))
+
+
+def finite(value: float | str) -> float | str | None:
+    """Returns a value of a row, or None for a number that JSON has not: infinite, or none."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_list(row: dict[str, float | str]) -> str:

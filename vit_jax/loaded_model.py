@@ -14,7 +14,7 @@ from vit_jax import UserError, checkpoint, data, interop, nearest_path
 from vit_jax.config import load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
-from vit_jax.program import make_inference_mesh, make_inference_program
+from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -75,6 +75,8 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     config.data.source = source or config.data.source
     wanted = data.eval_batch_size(config)
     program = make_inference_program(config, fsdp, check_kernels)
+    names = checkpoint.read_about(folder)["model"]["class_names"]
+    program = describe_program(program, None, tuple(names) if names else None, config.task.loss)
     return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, int(folder.name))
 
 

@@ -132,7 +132,16 @@ def prepare(config: ConfigDict, check: ModelCheck | None = None) -> tuple[Config
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)
-    return config, info, make_program(config, mesh, data.spec(config), check)
+    program = make_program(config, mesh, data.spec(config), check)
+    return config, info, describe_program(program, info.preprocess, info.class_names, config.task.loss)
+
+
+def describe_program(
+    program: Program, preprocess: str | None, class_names: tuple[str, ...] | None, loss: str
+) -> Program:
+    """Returns the program of a model that also states how its images are made, its classes and its loss."""
+    model = dataclasses.replace(program.model, preprocess=preprocess, class_names=class_names, loss=loss)
+    return dataclasses.replace(program, model=model)
 
 
 def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:

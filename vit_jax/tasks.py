@@ -80,11 +80,14 @@ class Classify:
         """Returns `n`, `accuracy`, `top5` and `loss`, each summed over the rows whose `mask` is 1.
 
         The loss is computed from the labels without smoothing or mixing. For an image with several labels, any of them
-        counts as correct.
+        counts as correct. Where images have one label, a negative one is none, and the row is left out. Logits that are
+        no numbers are wrong.
         """
+        mask = mask * (labels >= 0) if labels.ndim == 1 else mask
         plain = dataclasses.replace(self, label_smoothing=0.0)
         _, best = jax.lax.top_k(logits, min(5, self.num_classes))
         hits = best == labels[:, None] if labels.ndim == 1 else (best[..., None] == labels[:, None]).any(axis=-1)
+        hits &= ~jnp.isnan(logits).any(axis=1, keepdims=True)
         losses = plain.losses(logits, plain.targets(labels))
         return {
             "n": mask.sum(),

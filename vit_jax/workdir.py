@@ -1,7 +1,6 @@
 """The folder of a run: its configuration, checkpoints, logs and, at the end, the exported model."""
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,11 +56,8 @@ class Workdir:
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
-        self._model = dataclasses.replace(
-            program.model, preprocess=info.preprocess, class_names=info.class_names, loss=config.task.loss
-        )
         self._notes = info.notes
-        self._about = {"model": interop.describe_model(self._model), "data": info.fingerprint}
+        self._about = {"model": interop.describe_model(program.model), "data": info.fingerprint}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -223,7 +219,7 @@ class Workdir:
         if self._history:
             self._history.write(self._config.total_steps)
         if jax.process_index() == 0:
-            interop.save(self.path / interop.MODEL_FILE, self._model, weights)
+            interop.save(self.path / interop.MODEL_FILE, self._program.model, weights)
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)

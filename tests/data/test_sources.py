@@ -1,5 +1,6 @@
 import hashlib
 import io
+import os
 import pickle
 import socket
 import sys
@@ -15,7 +16,7 @@ from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
 from configs.base import get_config
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_tfds
 from vit_jax import MissingData, UserError, data
 from vit_jax.data.images import decode
 from vit_jax.data.sources import kinds, splits
@@ -178,6 +179,22 @@ def test_tfds_without_tensorflow(tfds_folder):
     assert "1.2.3" in source.name and "tensorflow" not in sys.modules
     with pytest.raises(UserError, match="unknown split 'validation'; choose from test, train"):
         open_source("tfds:tiny", "validation", data_dir=str(tfds_folder))
+
+
+def test_tfds_names_its_images_where_it_can(tfds_folder):
+    write_tfds(tfds_folder, "named", "1.0.0", ["a", "b"], {"train": 3}, "ILSVRC2012_val_{:08}.JPEG")
+    source = open_source("tfds:named", "train[1:]", data_dir=str(tfds_folder))
+    assert [source.example_name(row) for row in (0, 1)] == [f"ILSVRC2012_val_0000000{row}.JPEG" for row in (2, 3)]
+    assert open_source("tfds:tiny", "test", data_dir=str(tfds_folder)).example_name(0) == "test/0"
+
+
+def test_files_of_tfds_that_change_are_noticed(tfds_folder):
+    source = open_source("tfds:tiny", "test", data_dir=str(tfds_folder))
+    before, same = source.file_stamp("test", []), source.file_stamp("test", [])
+    os.utime(tfds_folder / "tiny" / "1.2.3" / "tiny-test.array_record-00000-of-00001", (1, 1))
+    assert before == same != source.file_stamp("test", [])
+    again = open_source("tfds:tiny", "test", data_dir=str(tfds_folder))
+    assert again.fingerprint == source.fingerprint  # a copy is the same data
 
 
 def test_tfds_that_is_absent(tmp_path):

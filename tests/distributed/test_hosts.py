@@ -38,6 +38,7 @@ def test_a_lost_host_ends_the_others_and_is_named(lost):
     assert "most recent call first" in text and "_watch" in text
 
 
+@pytest.mark.slow
 def test_killed_while_saving_and_resumed_on_another_mesh_it_has_the_same_losses(lost, tmp_path):
     workdir = shutil.copytree(lost, tmp_path / "other")
     config, _ = parse_command_line(["main.py", f"--config={ROOT}/configs/smoke.py", *Hosts.words, *WORDS[1:]])

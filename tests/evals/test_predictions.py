@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from vit_jax import UserError, interop
+from vit_jax import UserError, interop, models
 from vit_jax.evals import predictions
 
 WNIDS = interop.class_wnids(1000)
@@ -23,15 +23,19 @@ class Source:
         return self.names[index]
 
 
+def score(evaluation, source, logits, labels):
+    """By a model with as many classes as there are logits."""
+    model = models.create("ViT-mu/4", num_classes=logits.shape[1])
+    return predictions.score_predictions(evaluation, source, model, logits, labels)
+
+
 def one_hot(classes, count=1000):
     return 5 * np.eye(count, dtype=np.float32)[classes]
 
 
 def test_scores_of_the_labels_that_the_data_have():
     logits, labels = one_hot([0, 1, 1, 2], 3), np.array([0, 1, 2, 2], np.int32)
-    found = predictions.score_predictions(
-        base.evaluation("predictions"), Source(["a", "b", "c", "d"]), logits, labels, "softmax"
-    )
+    found = score(base.evaluation("predictions"), Source(["a", "b", "c", "d"]), logits, labels)
     confidence = np.exp(5) / (np.exp(5) + 2)
     assert found == {
         "accuracy": 0.75,
@@ -46,9 +50,7 @@ def test_real_counts_any_label_and_leaves_out_images_without(tmp_path):
     (tmp_path / "real.json").write_text("[[], [970, 795], [230], [809]]")
     names = [f"val/ILSVRC2012_val_{number:08}.JPEG" for number in (4, 2, 1, 3)]
     evaluation = base.evaluation("predictions", labels=str(tmp_path / "real.json"))
-    found = predictions.score_predictions(
-        evaluation, Source(names), one_hot([809, 795, 7, 1]), np.zeros(4, np.int32), "softmax"
-    )
+    found = score(evaluation, Source(names), one_hot([809, 795, 7, 1]), np.zeros(4, np.int32))
     assert (found["accuracy"], found["n"]) == (pytest.approx(2 / 3), 3) and "class_accuracy" not in found
 
 
@@ -58,17 +60,29 @@ def test_a_class_map_compares_shared_classes_only(tmp_path):
     logits = one_hot([1, 999, 10])
     logits[1, 10] = 1
     evaluation = base.evaluation("predictions", class_map=str(tmp_path / "map.json"))
-    source = Source(["a", "b", "c"], class_names=("bird", "stone", "fish"))
-    found = predictions.score_predictions(evaluation, source, logits, np.array([2, 0, 1], np.int32), "softmax")
+    source, labels = Source(["a", "b", "c"], class_names=("bird", "stone", "fish")), np.array([2, 0, 1], np.int32)
+    found = score(evaluation, source, logits, labels)
     assert (found["accuracy"], found["class_accuracy"], found["n"]) == (1.0, 1.0, 2)
-    text = predictions.format_predictions(evaluation, source, logits, np.array([2, 0, 1], np.int32))
-    assert text.splitlines()[1:] == ["fish,1,0,1", "bird,0,1,1"]
-    with pytest.raises(UserError, match="1,000 classes of ImageNet, not 10"):
-        predictions.score_predictions(evaluation, source, logits[:, :10], np.array([2, 0, 1], np.int32), "softmax")
+    assert (found["accuracy_all"], found["top5_all"]) == (0.5, 1.0)  # of the second image, class 999 comes first
+    of_imagenet = models.create("ViT-mu/4", num_classes=1000)
+    counted = predictions.map_predictions(evaluation, source, of_imagenet, logits, labels)
+    assert predictions.count_confusion(counted)[1].splitlines()[1:] == ["fish,1,0,1", "bird,0,1,1"]
+    with pytest.raises(UserError, match=r"covers 3 classes that the model lacks, such as n0\d+; the model's classes"):
+        score(evaluation, source, logits[:, :10], labels)
+
+
+def test_labels_that_do_not_suit_the_model_are_refused(tmp_path):
+    (tmp_path / "real.json").write_text("[[1]]")
+    labels, source = np.zeros(1, np.int32), Source(["ILSVRC2012_val_00000001.JPEG"])
+    real = {"labels": str(tmp_path / "real.json")}
+    with pytest.raises(UserError, match="for models with the 1,000 classes of ImageNet"):
+        score(base.evaluation("predictions", **real), source, one_hot([1], 10), labels)
+    with pytest.raises(UserError, match="leave out class_map, or labels"):
+        score(base.evaluation("predictions", **real, class_map="names"), source, one_hot([1]), labels)
+    with pytest.raises(UserError, match="none of the images has a label"):
+        score(base.evaluation("predictions"), source, one_hot([1]), labels - 1)
 
 
 def test_a_confusion_matrix_needs_one_label_an_image():
     with pytest.raises(UserError, match="one label an image"):
-        predictions.format_predictions(
-            base.evaluation("classify"), Source(["a"]), one_hot([1]), np.array([[1, -1]], np.int32)
-        )
+        predictions.count_confusion(predictions.Predictions(one_hot([1]), np.array([[1, -1]], np.int32), ["a"]))

@@ -51,29 +51,33 @@ def test_the_picture_of_a_confusion_matrix_is_in_per_cent_of_each_class():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["tench", "ray", "hen"]
 
 
+def test_the_mean_over_classes_is_that_of_the_confusion_matrix():
+    random = np.random.default_rng(0)
+    labels, predicted = random.choice([0, 1, 3], 50), random.integers(0, 4, 50)
+    accuracies = scores.class_accuracies(scores.confusion_matrix(predicted, labels, 4))
+    assert scores.mean_class_accuracy(predicted == labels, labels) == pytest.approx(np.nanmean(accuracies))
+
+
 def test_the_calibration_error_is_the_mean_distance_of_the_bins():
-    confidences = np.array([0.55, 0.6, 0.95, 0.9, 1.0])
-    probabilities = np.stack([confidences, 1 - confidences], axis=1)
-    labels = np.array([0, 1, 0, 0, 1])
+    confidences, hits = np.array([0.55, 0.6, 0.95, 0.9, 1.0]), np.array([True, False, True, True, False])
     # With 5 bins: 0.55 and 0.6 are in (0.4, 0.6], half of them right; 0.95, 0.9 and 1.0 in (0.8, 1], two right.
     expected = (2 * abs(0.5 - 0.575) + 3 * abs(2 / 3 - 2.85 / 3)) / 5
-    assert scores.calibration_error(probabilities, labels, bins=5) == pytest.approx(expected, abs=1e-12)
-    without = np.vstack([probabilities, [[0.5, 0.5]]])
-    assert scores.calibration_error(without, np.append(labels, -1), bins=5) == pytest.approx(expected, abs=1e-12)
-    assert np.isnan(scores.calibration_error(probabilities, np.full(5, -1)))
+    assert scores.calibration_error(confidences, hits, bins=5) == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(scores.calibration_error(np.empty(0), np.empty(0, bool)))
 
 
 def test_a_calibrated_model_has_no_calibration_error():
     random = np.random.default_rng(0)
     confidences = random.uniform(0.5, 1, 200_000)
-    labels = (random.uniform(size=200_000) > confidences).astype(int)
-    probabilities = np.stack([confidences, 1 - confidences], axis=1)
-    assert scores.calibration_error(probabilities, labels) < 0.005
-    assert scores.calibration_error(np.stack([confidences**0.5, 1 - confidences**0.5], axis=1), labels) > 0.08
+    hits = random.uniform(size=200_000) < confidences
+    assert scores.calibration_error(confidences, hits) < 0.005
+    assert scores.calibration_error(confidences**0.5, hits) > 0.08
 
 
-def test_probabilities_are_finite_for_any_logits():
-    logits = np.array([[0, 1000, -1000], [1, 2, 3]], np.float32)
-    np.testing.assert_allclose(scores.class_probabilities(logits, "softmax").sum(axis=1), 1)
-    np.testing.assert_allclose(scores.class_probabilities(logits, "sigmoid")[0], [0.5, 1, 0])
-    np.testing.assert_allclose(scores.class_probabilities(logits, "sigmoid")[1], 1 / (1 + np.exp([-1.0, -2, -3])))
+def test_confidences_are_finite_for_any_logits_and_do_not_depend_on_the_blocks(monkeypatch):
+    monkeypatch.setattr(scores, "ROWS", 2)
+    logits = np.array([[0, 1000, -1000], [1, 2, 3], [-1000, -900, -1000]], np.float32)
+    sigmoid = 1 / (1 + np.exp(-3.0))
+    np.testing.assert_allclose(scores.top_confidences(logits, "sigmoid"), [1, sigmoid, 0], atol=1e-12)
+    softmax = 1 / (1 + np.exp(-1.0) + np.exp(-2.0))
+    np.testing.assert_allclose(scores.top_confidences(logits, "softmax"), [1, softmax, 1])

@@ -11,7 +11,16 @@ from configs import base, finetune
 from tests.conftest import ROOT
 from vit_jax import UserError, interop, record
 from vit_jax.config import save_config
-from vit_jax.results import PaperNumber, Record, find_paper_number, format_page, make_record, page, read_records
+from vit_jax.results import (
+    PaperNumber,
+    Record,
+    find_paper_number,
+    format_page,
+    make_record,
+    page,
+    read_records,
+    transfer,
+)
 from vit_jax.results.paper import find_pretraining, read_paper_numbers
 from vit_jax.results.record import without_folders
 
@@ -120,6 +129,39 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
         if sentence:
             with pytest.raises(UserError, match=sentence):
                 record.main(["record", *words])
+
+
+def test_frozen_features_stand_beside_runs_on_the_same_data():
+    def run(name, source, weights, metrics, seed=0):
+        config = {"data": {"source": source}, "init_from": weights, "seed": seed}
+        return Record(name, config, 10, metrics, [])
+
+    frozen = {"test/accuracy": 0.9, "fewshot_b/5shot": 0.25, "knn_b/20nn": 0.5, "probe_sgd_b/accuracy": 0.75}
+    records = [
+        run("start", "folder:a", None, frozen),
+        *(
+            run(f"tuned{seed}", "folder:data/b", "runs/start/", {"test/accuracy": 0.5 + seed}, seed)
+            for seed in (0, 0.25)
+        ),
+        run("scratch", "folder:data/b", None, {"test/accuracy": 0.125}),
+        run("other_seed", "folder:data/b", None, {"test/accuracy": 1.0}, seed=5),
+        run("other_weights", "folder:data/b", "runs/else", {"test/accuracy": 1.0}),
+        run("other_data", "folder:data/c", "runs/start", {"test/accuracy": 1.0}),
+    ]
+    [line] = transfer.transfer_lines(records)
+    found = {heading: cell for heading, cell in zip(transfer.HEADINGS, line, strict=True) if cell}
+    assert found == {
+        "weights": "[start](../results/start.json)",
+        "data": "b",
+        "5-shot": "25.00",
+        "20 neighbours": "50.00",
+        "probe by SGD": "75.00",
+        "trained from scratch": "12.50",
+        "fine-tuned": "62.50",
+    }
+    assert page.format_metrics(Record("start", {"data": {"num_classes": 10}}, 10, frozen, [])) == [
+        "test/accuracy 90.00 %"
+    ]
 
 
 def test_the_paper_agrees_with_the_recipe():

@@ -377,7 +377,8 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     assert closed and finished("s3://bkt/silent") == [1]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.slow), "gs"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kind, tmp_path):
     run = f"{BUCKETS[kind]}/damaged"
     quick.mesh.data, quick.total_steps, quick.warmup_steps = 8, 2, 0

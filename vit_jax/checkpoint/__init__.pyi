@@ -5,4 +5,5 @@ from .reader import latest_step as latest_step
 from .reader import local_weights as local_weights
 from .reader import local_workdir as local_workdir
 from .restore import Restored as Restored
+from .restore import read_about as read_about
 from .restore import read_weights as read_weights

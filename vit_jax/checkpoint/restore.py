@@ -125,6 +125,18 @@ def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[s
     return sentences
 
 
+def read_about(path: Path) -> dict[str, Any]:
+    """Returns the manifest of one checkpoint folder: its step, `model`, `data` and the table of its arrays.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return read_manifest(path)
+    except DamagedCheckpoint as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
+
+
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
     optimizer's state, and the manifest.

@@ -128,7 +128,7 @@ class EvalBatches:
         """Returns the number of batches."""
         return -(-len(self.source) // self.batch)
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
         """A text that differs when the examples or their preprocessing do."""
         parts = self.source.parts if self.source.file_stamp else ()

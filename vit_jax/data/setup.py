@@ -223,12 +223,11 @@ def open_eval_sources(
         found = {key: opened.get(key) or sources.open_source(config, key[1], key[0] or None) for key in keys}
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
-    evaluated, *learnt = (found[key] for key in keys)
-    learnt_from = {"data.split": [train], "its train_split": learnt}
-    for words, others in learnt_from.items():
-        if any(evaluated.name == other.name and evaluated.overlaps(other) for other in others):
-            text = "evals.%s contains training images: its split overlaps with %s"
-            logging.getLogger(__name__).warning(text, name, words)
+    evaluated = found[keys[0]]
+    elsewhere = evaluated.name == "folder" and (eval_config.source or config.data.source) != config.data.source
+    if evaluated.name == train.name and not elsewhere and evaluated.overlaps(train):
+        text = "evals.%s contains training images: its split overlaps with data.split"
+        logging.getLogger(__name__).warning(text, name)
     differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
     if has_classes_of_head(eval_config) and differ:
         raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")

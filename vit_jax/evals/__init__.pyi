@@ -3,8 +3,8 @@ from .evaluators import check_fits as check_fits
 from .evaluators import due_evaluators as due_evaluators
 from .evaluators import make_evaluators as make_evaluators
 from .evaluators import run_evaluators as run_evaluators
-from .feature_files import FeatureFiles as FeatureFiles
-from .features import FeatureCache as FeatureCache
+from .output_files import OutputFiles as OutputFiles
+from .outputs import OutputCache as OutputCache
 from .saved import OUTPUTS as OUTPUTS
 from .saved import save_outputs as save_outputs
 from .vtab import TaskResult as TaskResult

@@ -1,27 +1,29 @@
-"""Which of a model's classes are the classes of a data set that shares only some of them.
+"""Which of a model's classes are the classes of a data set: all, in the same order, or only some of them.
 
-A class map is a JSON file: the data's name of each shared class -> WordNet ids of the model's classes that it covers.
-Those in this folder are the lists in the authors' own evaluations:
+A class map is a JSON file: the data's name of each shared class -> the model's classes that it covers, by WordNet id or
+by name. Those in this folder are the lists in the authors' own evaluations:
 
 * `imagenet_a`, `imagenet_r`: the 200 classes of ImageNet-A (arXiv 1907.07174) and ImageNet-R (arXiv 2006.16241).
 * `imagenet_v2`: ImageNet-V2 (arXiv 1902.10811), whose folders are named by the number of the class.
 * `objectnet`: the 113 folders of ObjectNet (NeurIPS 2019) that overlap with 125 classes of ImageNet.
 
-ImageNet-Sketch has all classes under their WordNet ids and needs no map.
+ImageNet-Sketch has all classes under their WordNet ids and needs no map. Two maps are no files: `names`, of the classes
+that have the same name in both, and `order`, of data whose classes are the model's in the same order, however named.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
-from vit_jax import UserError, choose, shown, user_errors
+from vit_jax import UserError, choose, interop, shown, user_errors
 
 FOLDER = Path(__file__).parent
+WITHOUT_FILE = ("names", "order")
+Names: TypeAlias = tuple[str, ...]
 
 
 class ClassMap(NamedTuple):
@@ -32,7 +34,7 @@ class ClassMap(NamedTuple):
         members: the model's classes that each covers.
     """
 
-    names: tuple[str, ...]
+    names: Names
     members: tuple[tuple[int, ...], ...]
 
     def map_logits(self, logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n shared"]:
@@ -40,44 +42,60 @@ class ClassMap(NamedTuple):
         starts = np.cumsum([0, *map(len, self.members)])[:-1]
         return np.maximum.reduceat(logits[:, np.concatenate(self.members)], starts, axis=1)
 
-    def map_labels(self, labels: Int[np.ndarray, " n"], class_names: Sequence[str]) -> Int64[np.ndarray, " n"]:
-        """Returns the shared classes of labels, -1 for images of other classes.
+    def map_labels(
+        self, labels: Int[np.ndarray, " n *most"], *class_names: Sequence[str]
+    ) -> Int64[np.ndarray, " n *most"]:
+        """Returns the shared classes of labels, -1 for images of other classes and for what pads.
 
         Args:
             labels: as the data has them.
-            class_names: the name of each label.
+            *class_names: the name of each label; the data may have several kinds of names.
 
         Raises:
             UserError: none of the data's classes is shared.
         """
         shared = {name: number for number, name in enumerate(self.names)}
-        columns = np.array([shared.get(name, -1) for name in class_names], np.int64)
+        kinds = [np.array([shared.get(name, -1) for name in names], np.int64) for names in class_names]
+        columns = max(kinds, key=lambda found: np.count_nonzero(found >= 0), default=np.empty(0))
         if not (columns >= 0).any():
+            names = class_names[0][:3] if class_names else ["without names"]
             raise UserError(
-                f"none of the data's classes ({shown(', '.join(class_names[:3]), 100)}, ...) is in the class map "
+                f"none of the data's classes ({shown(', '.join(names), 100)}, ...) is in the class map "
                 f"({shown(', '.join(self.names[:3]), 100)}, ...); choose another class map or data set."
             )
-        return columns[labels]
+        return np.where(labels >= 0, columns[labels], -1)
+
+    def list_members(self, labels: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "n most"]:
+        """Returns all the model's classes that the shared class of each label covers, padded by -1."""
+        most = max(map(len, self.members))
+        rows = [(*columns, *[-1] * (most - len(columns))) for columns in (*self.members, ())]
+        return np.array(rows, np.int64)[labels]
 
 
 def list_class_maps() -> tuple[str, ...]:
     """Returns the names of the class maps that the package has."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+    return (*sorted(path.stem for path in FOLDER.glob("*.json")), *WITHOUT_FILE)
 
 
-def read_class_map(name: str | os.PathLike, wnids: Sequence[str]) -> ClassMap:
+def read_class_map(name: str, model: Any, source: Any) -> ClassMap:
     """Returns the class map of a name, or of a JSON file.
 
     Args:
-        name: one of `list_class_maps`, or a path that ends in `.json`.
-        wnids: the WordNet ids of the model's classes, in the order of its logits.
+        name: one of `list_class_maps` but `order`, or a path that ends in `.json`.
+        model: whose classes are mapped, `models.Model`.
+        source: whose classes are mapped, `data.sources.Source`.
 
     Raises:
         UserError: there is no such map, the file is none, or it has a class that the model lacks.
     """
+    if name == "names":
+        own, other = same_names(model, source) or ((), ())
+        return ClassMap(
+            tuple(one for one in own if one in other), tuple((i,) for i, one in enumerate(own) if one in other)
+        )
     path = Path(name)
     if path.suffix != ".json":
-        path = FOLDER / f"{choose('class map', str(name), list_class_maps())}.json"
+        path = FOLDER / f"{choose('class map', name, list_class_maps())}.json"
     with user_errors(f"cannot read {path}", OSError, ValueError):
         entries = json.loads(path.read_text(encoding="utf-8"))
     valid = isinstance(entries, dict) and all(
@@ -85,11 +103,55 @@ def read_class_map(name: str | os.PathLike, wnids: Sequence[str]) -> ClassMap:
     )
     if not valid or not entries:
         raise UserError(f'{path} is no class map: an object of lists such as {{"banana": ["n07753592"]}} is expected.')
-    columns = {wnid: column for column, wnid in enumerate(wnids)}
-    missing = {wnid for ids in entries.values() for wnid in ids} - columns.keys()
+    known = [names for names in (model.class_names, model_wnids(model)) if names]
+    columns = {one: column for names in known for column, one in enumerate(names)}
+    missing = {one for ids in entries.values() for one in ids} - columns.keys()
     if missing:
         raise UserError(
             f"the class map {path.stem} covers {len(missing):,} classes that the model lacks, such as "
-            f"{shown(min(missing), 20)}; it needs a model with the classes of ImageNet."
+            f"{shown(min(missing), 20)}; the model's classes must be ImageNet's, or have the names that the map states."
         )
-    return ClassMap(tuple(entries), tuple(tuple(columns[wnid] for wnid in ids) for ids in entries.values()))
+    return ClassMap(tuple(entries), tuple(tuple(columns[one] for one in ids) for ids in entries.values()))
+
+
+def model_wnids(model: Any) -> Names | None:
+    """Returns the WordNet ids of a model's classes, if they are those of ImageNet or ImageNet-21k."""
+    return interop.class_wnids(model.spec.head.num_classes, model.class_names)
+
+
+def same_names(model: Any, source: Any) -> tuple[Names, Names] | None:
+    """Returns the names of a model's classes and of a data set's: of both kinds that each has, those most alike.
+
+    Kinds are words and ids, such as WordNet's. Returns None if either has no names; numbers that count are none.
+
+    Args:
+        model: `models.Model`.
+        source: `data.sources.Source`.
+    """
+    of_model = _without_numbers(model_wnids(model), model.class_names)
+    of_data = _without_numbers(source.class_ids, source.class_names)
+    pairs = [(own, other) for own in of_model for other in of_data]
+    return max(pairs, key=lambda pair: (pair[0] == pair[1], len(set(pair[0]) & set(pair[1]))), default=None)
+
+
+def check_names(model: Any, source: Any, evaluation: str, where: str) -> None:
+    """Compares the classes of a model's head with those of the data that it is evaluated on.
+
+    Raises:
+        UserError: both have names, and these differ or are in another order.
+    """
+    own, other = same_names(model, source) or ((), ())
+    if own == other:
+        return
+    first = next(index for index, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1])
+    common = len(set(own) & set(other))
+    by_name = "predictions:class_map=names compares the classes of equal names; " if common else ""
+    raise UserError(
+        f"{evaluation} evaluates the model's head, whose class {first} is {shown(own[first], 50)!r}, but that of "
+        f"{where} is {shown(other[first], 50)!r}, and {common:,} of {len(own):,} names are in both. {by_name}"
+        "predictions:class_map=order takes both for the same classes in the same order, under other names."
+    )
+
+
+def _without_numbers(*named: Names | None) -> list[Names]:
+    return [tuple(names) for names in named if names and tuple(names) != tuple(map(str, range(len(names))))]

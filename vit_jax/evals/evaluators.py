@@ -1,6 +1,8 @@
 """The evaluators of a run: how they are built, checked and run."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -10,73 +12,106 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, reason
 from vit_jax.config_fields import FROZEN, has_classes_of_head
 from vit_jax.evals import classify
-from vit_jax.evals.features import FeatureCache, Tick, read_features, read_outputs
+from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
-from vit_jax.evals.predictions import score_predictions
-from vit_jax.inference import Inference
+from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
+from vit_jax.evals.predictions import check_predictions, score_predictions
 
-Evaluator: TypeAlias = Callable[[Any, Tick, FeatureCache], dict[str, float]]
+Evaluator: TypeAlias = Callable[[Any, Tick, OutputCache], dict[str, float]]
 
 
 def make_evaluators(
-    config: ConfigDict, program: Inference, opened: Mapping[tuple[str, str], Any] | None = None
+    config: ConfigDict, program: Any, opened: Mapping[tuple[str, str], Any] | None = None
 ) -> dict[str, Evaluator]:
     """Returns, by name, functions from parameters to metrics `<name>/<metric>`.
 
-    They call their second argument after each batch, and keep features in the third; `opened` is as for
-    `data.eval_batches`.
+    They call their second argument after each batch, and keep what the model gives in the third. `program` is an
+    `Inference`, `opened` is as for `data.eval_batches`.
     """
     return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
-def make_evaluator(
-    config: ConfigDict, name: str, program: Inference, opened: Mapping[tuple[str, str], Any]
-) -> Evaluator:
+def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[tuple[str, str], Any]) -> Evaluator:
     """Returns the evaluator of one evaluation; see `make_evaluators`."""
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
     eval_config = config.evals[name]
     if eval_config.kind == "classify":
-        return lambda params, tick, cache: classify.evaluate(program.eval_step, batches, name, params, tick)
+        return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
     if eval_config.kind == "predictions":
-        return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick)
+        return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick, cache)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
+    if batches.source.overlaps(train_batches.source):
+        logging.getLogger(__name__).warning("evals.%s learns from images that it is tested on: see its splits", name)
 
-    def evaluate(params: Any, tick: Tick, cache: FeatureCache) -> dict[str, float]:
-        parts = [read_features(program.features, params, one, cache, tick) for one in (train_batches, batches)]
+    def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
+        parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
-        return evaluate_frozen(config, name, *parts)
+        with named_errors(name):
+            return evaluate_frozen(config, name, *parts)
 
     return evaluate
 
 
-def evaluate_predictions(
-    config: ConfigDict, name: str, program: Inference, batches: Any, params: Any, tick: Tick
+def evaluate_head(
+    name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
 ) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same."""
-    logits, labels = read_outputs(program.logits, params, batches, tick)
-    metrics = score_predictions(config.evals[name], batches.source, logits, labels, program.task.loss)
+    """Returns `<name>/<metric>` of the head's predictions, from the cache's logits if it has them."""
+    if (known := cache.get(output_key("logits", batches))) is None:
+        return classify.evaluate(program.eval_step, batches, name, params, tick)
+    sums = jax.jit(lambda params, batch: program.task.metric_sums(batch["logits"], batch["label"], batch["mask"]))
+    return classify.evaluate(sums, classify.split_logits(*known, batches.batch), name, params, tick)
+
+
+def evaluate_predictions(
+    config: ConfigDict, name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
+) -> dict[str, float]:
+    """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same.
+
+    Raises:
+        UserError: see `predictions.score_predictions`.
+    """
+    logits, labels = read_outputs(program, "logits", params, batches, cache, tick)
+    with named_errors(name):
+        metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
-def check_labels(config: ConfigDict, name: str, program: Inference, source: Any) -> None:
+def check_labels(config: ConfigDict, name: str, program: Any, source: Any) -> None:
     """Compares the labels of a source with what an evaluation needs.
 
     Raises:
         UserError: they are not those of the model's head, or have a form that the evaluation does not know.
     """
-    where, classes = config.evals[name].source or config.data.source, program.task.num_classes
-    if config.evals[name].kind in FROZEN:
+    eval_config, classes = config.evals[name], program.task.num_classes
+    where = eval_config.source or config.data.source
+    if eval_config.kind in FROZEN:
         if source.max_labels:
             raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
-    elif has_classes_of_head(config.evals[name]) and source.num_classes != classes:
+        return
+    in_order = has_classes_of_head(eval_config)
+    if (in_order or eval_config.class_map == "order") and source.num_classes != classes:
         raise UserError(
             f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "
-            f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes."
+            f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes, and "
+            "predictions:class_map=names the classes that have the same names."
         )
+    if in_order:
+        check_names(program.model, source, f"evals.{name}", where)
+    with named_errors(name):
+        check_predictions(eval_config, source, program.model)
 
 
-def choose_step(program: Inference, kind: str) -> Callable[..., Any]:
+@contextlib.contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Adds the name of an evaluation to the errors inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"in evals.{name}: {error}") from None
+
+
+def choose_step(program: Any, kind: str) -> Callable[..., Any]:
     """Returns the function of a batch that a kind of evaluation runs."""
     return {"classify": program.eval_step, "predictions": program.logits}.get(kind, program.features)
 
@@ -88,7 +123,7 @@ def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step
     return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
 
 
-def check_fits(config: ConfigDict, program: Inference, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
+def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
     """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
     A batch that is too large is so found before training. Evaluations run the same compiled step.
@@ -116,7 +151,7 @@ def check_fits(config: ConfigDict, program: Inference, batch: Mapping[str, jax.S
 
 
 def run_evaluators(
-    evaluators: Mapping[str, Evaluator], params: Any, tick: Tick = lambda: None, cache: FeatureCache | None = None
+    evaluators: Mapping[str, Evaluator], params: Any, tick: Tick = lambda: None, cache: OutputCache | None = None
 ) -> dict[str, float]:
     """Returns the metrics of all evaluations together.
 
@@ -124,7 +159,7 @@ def run_evaluators(
         evaluators: by name.
         params: the parameters to evaluate.
         tick: called after each batch that is dispatched.
-        cache: of features of these parameters; by default, evaluations share features until all are done.
+        cache: of what the model gives with these parameters; by default, evaluations share them until all are done.
     """
     cache = {} if cache is None else cache
     return {key: value for evaluate in evaluators.values() for key, value in evaluate(params, tick, cache).items()}

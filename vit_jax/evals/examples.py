@@ -19,11 +19,15 @@ def check_examples(train: Examples, test: Examples) -> None:
     """Checks what no evaluation on frozen features can do without.
 
     Raises:
-        UserError: a split is empty, or has features that are infinite or no number.
+        UserError: a split is empty, or has images without a label, or features that are infinite or no number.
     """
-    for what, (features, _) in {"training": train, "test": test}.items():
+    for what, (features, labels) in {"training": train, "test": test}.items():
         if not len(features):
             raise UserError(f"there are no {what} examples to evaluate features on; choose another split.")
+        if unlabelled := np.count_nonzero(labels < 0):
+            raise UserError(
+                f"{unlabelled:,} of {len(labels):,} {what} images have no label (-1); choose another split."
+            )
         bad = np.count_nonzero(~np.isfinite(features).all(axis=1))
         if bad:
             raise UserError(

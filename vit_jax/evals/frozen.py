@@ -47,14 +47,17 @@ def probe_sgd(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[
 METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn, "probe": probe, "probe_sgd": probe_sgd}
 
 
-def evaluate_frozen(config: ConfigDict, name: str, train: Examples, test: Examples) -> dict[str, float]:
-    """Returns `<name>/<metric>` of a classifier that learns from some examples and is tested on others.
+def evaluate_frozen(
+    config: ConfigDict, name: str, learnt: tuple[np.ndarray, np.ndarray], tested: tuple[np.ndarray, np.ndarray]
+) -> dict[str, float]:
+    """Returns `<name>/<metric>` of a classifier that learns from some features and labels and is tested on others.
 
     Every host computes them; those of the first host count, so that all agree to the last bit.
 
     Raises:
         UserError: the features are not finite, or the examples do not suit the method.
     """
+    train, test = Examples(*learnt), Examples(*tested)
     metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
     metrics = {f"{name}/{metric}": value for metric, value in metrics.items()} | {f"{name}/n": len(test.labels)}
     if jax.process_count() == 1:

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32, Float64, Int, Int32, PRNGKeyArray
 
+from vit_jax import UserError
 from vit_jax.evals.examples import Examples, check_examples, measure_scale, permute_classes
 
 TOLERANCE = 1e-6  # of the greatest element of the mean loss's gradient
@@ -58,7 +59,8 @@ def evaluate_probe(
         seed: see above.
 
     Raises:
-        UserError: a split is empty or has features that are not finite.
+        UserError: a split is empty or has features that are not finite; or there are several settings, and no class
+            has two training examples.
     """
     check_examples(train, test)
     mean, scale = (array.astype(np.float32) for array in measure_scale(train.features))
@@ -68,6 +70,11 @@ def evaluate_probe(
     chosen, accuracies = settings[0], np.empty(0)
     if len(settings) > 1:
         held_out = select_validation(labels, validation, seed)
+        if not len(held_out):
+            raise UserError(
+                "every class has a single training example, which leaves none to choose among "
+                f"{', '.join(f'{one:g}' for one in settings)}; give one value."
+            )
         rows = np.setdiff1d(np.arange(len(labels)), held_out)
         heads = fit(features, labels, rows, settings)
         accuracies = _measure_accuracies(heads, features[held_out], labels[held_out])

@@ -1,7 +1,8 @@
-"""Features and predictions of every example as .npz files, and the confusion matrix as CSV."""
+"""Features and predictions of every example as .npz files, and the confusion matrix as CSV and as a picture."""
 
-import io
+import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, user_errors
-from vit_jax.evals.features import FeatureCache, read_features, read_outputs
-from vit_jax.evals.predictions import format_predictions
+from vit_jax.evals.outputs import OutputCache, read_outputs
+from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.storage import atomic_write
 
 OUTPUTS = ("features", "predictions", "confusion")
 
 
-def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, params: Any, cache: FeatureCache) -> None:
-    """Writes `<evaluation>.<split>.<what>.npz`, or `.csv`, for each split that the evaluations read.
+def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, params: Any, cache: OutputCache) -> None:
+    """Writes `<evaluation>.<split>.<what>.npz`, or `.csv` and `.png`, for each split that the evaluations read.
 
     An .npz file has `names`, those of the images where the data have them, `labels`, `class_names` if they are known,
     and `features`, the model's pre_logits, or `logits`: float32, in the order of the data. The .csv file is
-    `scores.format_confusion`'s.
+    `scores.format_confusion`'s; the picture needs matplotlib. What is computed is kept in the cache.
 
     Args:
         what: features; or predictions or confusion: of evaluations of the head.
@@ -30,7 +31,7 @@ def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, para
         config: with the evaluations.
         program: `Inference`.
         params: on the devices.
-        cache: of features of these parameters.
+        cache: of these parameters.
 
     Raises:
         UserError: no evaluation has predictions, or images have several labels; an image cannot be read, or the folder
@@ -39,39 +40,73 @@ def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, para
     parts = list_parts(config, program, what)
     if not parts:
         raise UserError(f"--save={what} needs an evaluation of the head, for example --evals=classify.")
+    if jax.process_index() == 0:
+        with user_errors(f"cannot write to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)  # before anything is computed
+    kind = "features" if what == "features" else "logits"
     for (name, split), batches in parts.items():
-        if what == "features":
-            arrays = read_features(program.features, params, batches, cache, lambda: None)._asdict()
-        else:
-            logits, labels = read_outputs(program.logits, params, batches, lambda: None)
-            arrays = {"logits": logits, "labels": labels}
+        outputs, labels = read_outputs(program, kind, params, batches, cache)
+        if jax.process_index() > 0:
+            continue
+        start = folder / f"{name}.{split}.{what}"
         if what == "confusion":
-            suffix, content = "csv", format_predictions(config.evals[name], batches.source, logits, labels).encode()
+            write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
         else:
-            suffix, content = "npz", pack_arrays(arrays, batches.source)
-        if jax.process_index() == 0:
-            with user_errors(f"cannot write to {folder}"):
-                folder.mkdir(parents=True, exist_ok=True)
-                with atomic_write(folder / f"{name}.{split}.{what}.{suffix}") as temporary:
-                    temporary.write_bytes(content)
+            write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
 
 
-def pack_arrays(arrays: dict[str, np.ndarray], source: Any) -> bytes:
-    """Returns an .npz file of arrays and of the names of the images and classes of their source."""
-    named = arrays | {"names": np.array([source.example_name(index) for index in range(len(source))])}
-    if source.class_names:
-        named["class_names"] = np.array(source.class_names)
-    content = io.BytesIO()
-    np.savez(content, **named)
-    return content.getvalue()
+def write_confusion(
+    start: Path, eval_config: ConfigDict, source: Any, model: Any, logits: np.ndarray, labels: np.ndarray
+) -> None:
+    """Writes a confusion matrix to `<start>.csv` and, where matplotlib is installed, to `<start>.png`.
+
+    Raises:
+        UserError: images have several labels; or see `map_predictions`.
+    """
+    counted = map_predictions(eval_config, source, model, logits, labels)
+    matrix, text = count_confusion(counted)
+    write_file(f"{start}.csv", lambda file: file.write(text.encode()))
+    if importlib.util.find_spec("matplotlib"):
+        from vit_jax.analysis import plot
+
+        figure = plot.confusion(matrix, counted.names)
+        write_file(f"{start}.png", lambda file: figure.savefig(file, format="png"))
+
+
+def write_arrays(path: str, arrays: dict[str, Any]) -> None:
+    """Writes an .npz file; raises as `write_file`."""
+    write_file(path, lambda file: np.savez(file, **arrays))
+
+
+def write_file(path: str, write: Callable[[Any], Any]) -> None:
+    """Writes a file, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with user_errors(f"cannot write {path}"), atomic_write(path) as temporary, temporary.open("wb") as file:
+        write(file)
+
+
+def list_names(source: Any) -> dict[str, np.ndarray]:
+    """Returns the `names` of the images of a source and, if they are known, its `class_names`."""
+    names = {"names": np.array([source.example_name(index) for index in range(len(source))])}
+    return names | ({"class_names": np.array(source.class_names)} if source.class_names else {})
 
 
 def list_parts(config: ConfigDict, program: Any, what: str) -> dict[tuple[str, str], Any]:
     """Returns the batches to read, by evaluation and split."""
     parts = {}
-    for name in config.evals:
-        of_head = "train_split" not in config.evals[name]
-        for part in range(1 if of_head else 2) if of_head or what == "features" else ():
+    for name, eval_config in config.evals.items():
+        splits = [eval_config.split, *([eval_config.train_split] if "train_split" in eval_config else [])]
+        for part, split in enumerate(splits) if what == "features" or len(splits) == 1 else ():
             batches = data.eval_batches(config, name, program.batch_sharding, {}, part)
-            parts[name, re.sub(r"\W+", "_", "+".join(name for name, _ in batches.source.parts))] = batches
+            parts[name, split_label(split, batches.source.parts)] = batches
     return parts
+
+
+def split_label(split: str, parts: tuple[tuple[str, range], ...]) -> str:
+    """Returns a split as a part of a file's name: test -> test, train[:800] -> train_0_800."""
+    if "[" in split:
+        return "_".join(f"{name}_{rows.start}_{rows.stop}" for name, rows in parts)
+    return re.sub(r"\W+", "_", split)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int64
 
+ROWS = 4096  # images whose probabilities are in memory at once
+
 
 def top_k_hits(
     logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n *most"], k: int
@@ -31,7 +33,7 @@ def top_k_hits(
 
 def top_k_accuracy(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n *most"], k: int = 1) -> float:
     """Returns the fraction of the images with labels that `top_k_hits` finds; nan without any."""
-    labelled = _labelled(labels)
+    labelled = has_label(labels)
     return float(top_k_hits(logits, labels, k)[labelled].mean()) if labelled.any() else float("nan")
 
 
@@ -50,6 +52,12 @@ def class_accuracies(matrix: Int64[np.ndarray, "label prediction"]) -> Float64[n
     return np.divide(np.diag(matrix), counts, where=counts > 0, out=np.full(len(matrix), np.nan))
 
 
+def mean_class_accuracy(hits: Bool[np.ndarray, " n"], labels: Int[np.ndarray, " n"]) -> float:
+    """Returns the mean over the classes that occur of the accuracy on their images, all of which have a label."""
+    counts, right = np.bincount(labels), np.bincount(labels, weights=hits)
+    return float((right[counts > 0] / counts[counts > 0]).mean())
+
+
 def format_confusion(matrix: Int64[np.ndarray, "label prediction"], names: Sequence[str]) -> str:
     """Returns a confusion matrix as CSV: a line of names, then for each class its name, its row and its accuracy."""
     text = io.StringIO()
@@ -60,33 +68,32 @@ def format_confusion(matrix: Int64[np.ndarray, "label prediction"], names: Seque
     return text.getvalue()
 
 
-def class_probabilities(logits: Float[np.ndarray, "n classes"], loss: str) -> Float64[np.ndarray, "n classes"]:
-    """Returns the softmax or the sigmoid of logits in float64, depending on the loss of the training."""
-    logits = logits.astype(np.float64)
+def top_confidences(logits: Float[np.ndarray, "n classes"], loss: str) -> Float64[np.ndarray, " n"]:
+    """Returns the largest probability of each image in float64: softmax or sigmoid, as the loss of the training."""
+    largest = logits.max(axis=1).astype(np.float64)
     if loss == "sigmoid":
-        return 0.5 * (1 + np.tanh(logits / 2))  # exp would overflow
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+        return 0.5 * (1 + np.tanh(largest / 2))  # exp would overflow
+    found: np.ndarray = np.empty(len(logits))
+    for start in range(0, len(logits), ROWS):
+        block = slice(start, start + ROWS)
+        found[block] = 1 / np.exp(logits[block].astype(np.float64) - largest[block, None]).sum(axis=1)
+    return found
 
 
-def calibration_error(
-    probabilities: Float64[np.ndarray, "n classes"], labels: Int[np.ndarray, " n *most"], bins: int = 15
-) -> float:
+def calibration_error(confidences: Float64[np.ndarray, " n"], hits: Bool[np.ndarray, " n"], bins: int = 15) -> float:
     """Returns the expected calibration error of the most probable class (Guo et al., arXiv 1706.04599, equation 3).
 
     Confidences in (i / bins, (i + 1) / bins] are one bin, 0 is in the first. The error is the mean over images of the
-    distance between accuracy and mean confidence in their bin; nan without labelled images.
+    distance between accuracy and mean confidence in their bin; nan without images.
     """
-    labelled = _labelled(labels)
-    if not labelled.any():
+    if not len(hits):
         return float("nan")
-    confidences = probabilities[labelled].max(axis=1)
-    hits = top_k_hits(probabilities[labelled], labels[labelled], 1)
     edges = np.arange(1, bins) / bins
     rows = np.searchsorted(edges, confidences)  # the first edge that is not smaller
     excess = np.bincount(rows, weights=hits - confidences, minlength=bins)
     return float(np.abs(excess).sum() / len(hits))
 
 
-def _labelled(labels: Int[np.ndarray, " n *most"]) -> Bool[np.ndarray, " n"]:
+def has_label(labels: Int[np.ndarray, " n *most"]) -> Bool[np.ndarray, " n"]:
+    """Returns which images have a label."""
     return (labels.reshape(len(labels), -1) >= 0).any(axis=1)

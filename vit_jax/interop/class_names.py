@@ -8,6 +8,7 @@ and lemmas are those of ImageNet and WordNet, as timm 1.0.31 lists them in `imag
 
 import collections
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 SYNSET_FILES = {1000: "imagenet2012.txt", 21843: "imagenet21k.txt"}  # by the number of classes
@@ -23,10 +24,21 @@ def class_names(num_classes: int) -> tuple[str, ...] | None:
     return tuple(words if count[words] == 1 else f"{words} ({wnid})" for wnid, words in synsets)
 
 
-def class_wnids(num_classes: int) -> tuple[str, ...] | None:
-    """Returns the synsets of the same classes, as ImageNet names its folders: `n01440764`; None for another number."""
+def class_wnids(num_classes: int, names: Sequence[str] | None = None) -> tuple[str, ...] | None:
+    """Returns the synsets of the same classes, as ImageNet names its folders: `n01440764`; None for another number.
+
+    Where the model or the data state the names of their classes, None too if these are not the same classes: neither
+    synsets, nor, for most of them, words that begin with the same lemma.
+    """
     synsets = _read_synsets(num_classes)
-    return None if synsets is None else tuple(wnid for wnid, _ in synsets)
+    if synsets is None:
+        return None
+    wnids = tuple(wnid for wnid, _ in synsets)
+    if names is None or tuple(names) == wnids:
+        return wnids
+    lemmas = [[words.partition(",")[0].lower() for words in column] for column in (names, [one for _, one in synsets])]
+    same = sum(one == other for one, other in zip(*lemmas, strict=True))
+    return wnids if 2 * same > num_classes else None
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError
+from vit_jax import UserError, reason
 
 
 class WandbRun:
@@ -35,7 +35,7 @@ class WandbRun:
             self._run = wandb.init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")
         except (wandb.errors.Error, OSError) as error:
             advice = "log in with `wandb login`, or set WANDB_MODE=offline"
-            raise UserError(f"Weights & Biases does not start: {error}; {advice}.") from error
+            raise UserError(f"Weights & Biases does not start: {reason(error)}; {advice}.") from error
         # Our steps, as its own may not go back when a run resumes from an earlier checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vit_jax.results.paper import PaperNumber, find_paper_number, read_paper_numbers
 from vit_jax.results.record import Record
+from vit_jax.results.transfer import HEADINGS, frozen_metrics, transfer_lines
 
 HEAD = """# Results
 
@@ -18,6 +19,12 @@ python -m vit_jax.record workdirs/digits
 
 adds the record of a finished run: its configuration, its metrics at the end, how long it took (with compiling and
 evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json` printed of it.
+"""
+TRANSFER = """## Frozen features beside fine-tuning
+
+Test accuracy in percent on data other than the run's. 1- to 25-shot is the mean over draws of that many images of each
+class; neighbours, probes and training use all training images.
+
 """
 FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
 # Data set -> pattern of the source, split and steps of the paper's fine-tuning (Table 4, B.1.1). A shortened run is not
@@ -51,7 +58,8 @@ def format_page(records: Sequence[Record]) -> str:
     tables = [
         f"## Table {number}: {title}\n\n{format_paper_table(number, records)}" for number, title in TITLES.items()
     ]
-    return "\n".join([HEAD, "## Runs\n", format_runs(records), *tables])
+    transfer = TRANSFER + format_table([HEADINGS, *transfer_lines(records)])
+    return "\n".join([HEAD, "## Runs\n", format_runs(records), transfer, *tables])
 
 
 def format_runs(records: Sequence[Record]) -> str:
@@ -75,9 +83,11 @@ def format_runs(records: Sequence[Record]) -> str:
 
 
 def format_metrics(record: Record) -> list[str]:
-    """Returns a text for each accuracy of a run; top-5 only with more than ten classes."""
+    """Returns a text for each accuracy of a run but those of frozen features; top-5 only with more than ten classes."""
     few = record.config["data"]["num_classes"] <= 10
-    shown = [name for name in record.metrics if FRACTION.search(name) and not (few and name.endswith("/top5"))]
+    elsewhere = frozen_metrics(record)
+    shown = [name for name in record.metrics if FRACTION.search(name) and name not in elsewhere]
+    shown = [name for name in shown if not (few and name.endswith("/top5"))]
     values = {name: record.metrics[name] for name in shown}
     return [f"{name} {100 * value:.2f} %" for name, value in values.items() if value is not None]
 

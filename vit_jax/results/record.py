@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, shown
-from vit_jax.config import parse_config
+from vit_jax.config import parse_config, source_label
 from vit_jax.monitoring import read_history
 from vit_jax.storage import filesystem
 
@@ -37,6 +37,11 @@ class Record:
     def seconds(self) -> float:
         """Returns how long the processes trained, up to their last saves, compiling and evaluations included."""
         return sum(process["seconds"] for process in self.processes)
+
+    @property
+    def dataset(self) -> str:
+        """Returns the data that it was trained on, as names of evaluations have it."""
+        return source_label(self.config["data"]["source"])
 
     def distinct(self, field: str) -> list[str]:
         """Returns the values that a field has in the processes, each once."""

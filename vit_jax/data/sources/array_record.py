@@ -25,7 +25,7 @@ import bisect
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int32
@@ -33,7 +33,7 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
@@ -106,6 +106,10 @@ class ArrayRecords:
         """Returns which of a split's shards contains example `index`."""
         return bisect.bisect_right(self.starts[split], index) - 1
 
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes with the sizes or times of a split's shards, where they are local."""
+        return stamp_files(shard.path for shard in self.shards[split])
+
     def check_cache_room(self, parts: Iterable[tuple[str, range]]) -> None:
         """Raises UserError if the remote shards that contain these rows of splits do not fit into the cache."""
         ends = [(name, self.shard_number(name, rows[0]), self.shard_number(name, rows[-1])) for name, rows in parts]
@@ -145,6 +149,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         class_names=records.class_names,
         digest=records.digest,
         max_labels=records.max_labels,
+        file_stamp=records.file_stamp,
     )
 
 

@@ -12,7 +12,7 @@ from vit_jax import UserError
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
-from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
@@ -153,20 +153,9 @@ class ImageFolder:
         return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes with the sizes or times of these files; empty if they are remote.
-
-        It is not part of the digest: a copy of the folder is the same data.
-        """
-        if filesystem.is_remote(self.root):
-            return ""
-        digest = hashlib.sha256()
-        for path in (self.path(split, index) for index in indices):
-            try:
-                status = os.stat(path)
-                digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
-            except OSError:  # reported when the file is read
-                digest.update(b"none\n")
-        return digest.hexdigest()[:16]
+        """Returns a short text that changes with the sizes or times of these files; empty if they are remote."""
+        remote = filesystem.is_remote(self.root)
+        return "" if remote else stamp_files(self.path(split, index) for index in indices)
 
     def path(self, split: str, index: int) -> str:
         """Returns the path of file `index` of a split."""

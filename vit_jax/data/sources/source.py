@@ -7,7 +7,8 @@ them.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,8 +56,8 @@ class Source:
         digest: of what the name does not identify, such as the list of files.
         max_labels: the most labels of an image in multi-label data, where a label is an array of this length, each
             class once, padded with -1; None: every image has one label.
-        file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change; None
-            where the digest covers the contents.
+        file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change, see
+            `stamp_files`; None where the digest covers the contents.
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
         read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None.
@@ -122,3 +123,18 @@ class Source:
         names = self.class_ids or self.class_names
         identity = repr((self.name, self.parts, len(self), self.num_classes, names, self.digest))
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def stamp_files(paths: Iterable[str]) -> str:
+    """Returns a short text that changes with the sizes or times of local files.
+
+    It is not part of a fingerprint: a copy of the files is the same data.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = os.stat(path)
+            digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
+        except OSError:  # reported when the file is read
+            digest.update(b"none\n")
+    return digest.hexdigest()[:16]

@@ -9,7 +9,7 @@ import re
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import jax
 
 from vit_jax import MissingData, UserError, storage
 from vit_jax.data.images import EncodedImage
-from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples
 from vit_jax.storage import filesystem
 
+FILE_NAME = "file_name"  # the feature that names an image, as ImageNet's does
 CONNECT_TIMEOUT = 10.0  # seconds for the server of a download to answer at all
 
 
@@ -31,15 +32,25 @@ class TfdsSplits:
     Attributes:
         name: of the data set.
         data: split -> TFDS's data source, images not decoded.
+        files: split -> its files.
     """
 
     name: str
     data: dict[str, Any]
+    files: dict[str, list[str]]
 
     def read_example(self, split: str, index: int) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split."""
         example = self.data[split][index]
         return EncodedImage(example["image"], f"{self.name} {split} {index}"), int(example["label"])
+
+    def read_name(self, split: str, index: int) -> str:
+        """Returns the feature `file_name` of example `index` of a split; its whole record is read."""
+        return self.data[split][index][FILE_NAME].decode()
+
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes with the sizes or times of the files of a split."""
+        return stamp_files(self.files[split])
 
 
 def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -55,7 +66,15 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
     parts = tuple(select_examples(split, {name: info.splits[name].num_examples for name in info.splits}))
     data = open_whole_splits(builder, [part for part, _ in parts])
     class_names = tuple(label.names) if label.names else None
-    return Source(f"tfds:{data.name}", parts, data.read_example, label.num_classes, class_names)
+    return Source(
+        name=f"tfds:{data.name}",
+        parts=parts,
+        read_example=data.read_example,
+        num_classes=label.num_classes,
+        class_names=class_names,
+        file_stamp=data.file_stamp,
+        read_name=data.read_name if FILE_NAME in info.features else None,
+    )
 
 
 def list_tfds_splits(source_config: SourceConfig, name: str) -> list[str]:
@@ -72,7 +91,8 @@ def open_whole_splits(builder: Any, names: list[str]) -> TfdsSplits:
     skip = {name: tfds.decode.SkipDecoding() for name in images}
     existing = {name: resolve_name(name, list(builder.info.splits)) for name in names}
     opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in existing.items()}
-    return TfdsSplits(builder.info.full_name, opened)
+    files = {name: [str(path) for path in builder.info.splits[split].filepaths] for name, split in existing.items()}
+    return TfdsSplits(builder.info.full_name, opened, files)
 
 
 def find_builder(name: str, data_dir: str | None) -> Any:

@@ -54,7 +54,14 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
     examples = VtabExamples(open_whole_splits(builder, [name for name, _ in parts]), task)
     classes = builder.info.features[task.feature] if task.label == "class" else None
     names = tuple(classes.names) if classes and classes.names else None
-    return Source(f"vtab:{name} {builder.info.full_name}", parts, examples.read_example, task.classes, names)
+    return Source(
+        name=f"vtab:{name} {builder.info.full_name}",
+        parts=parts,
+        read_example=examples.read_example,
+        num_classes=task.classes,
+        class_names=names,
+        file_stamp=examples.splits.file_stamp,
+    )
 
 
 def check_record(features: Any, task: VtabTask) -> None:

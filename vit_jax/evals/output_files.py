@@ -1,0 +1,82 @@
+"""Features and logits kept on this machine's disk from one command to the next, in the cache of limited size."""
+
+import functools
+import hashlib
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from vit_jax import UserError, user_errors
+from vit_jax.distributed import source_digest
+from vit_jax.storage import cache
+
+Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # as of an `OutputCache`
+PACKAGE = Path(__file__).parents[1]
+DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
+
+
+class OutputFiles:
+    """What one model with one set of weights gives; an `OutputCache`.
+
+    What was read or written once stays in memory too. A cache that cannot be used costs no evaluation: a warning says
+    why, and nothing more is read or written there.
+    """
+
+    def __init__(self, model: Any, weights: Any):
+        """Takes the model on the devices of this process, and its weights as NumPy arrays."""
+        self._model, self._weights = model, weights
+        self._known, self._is_usable = dict[str, Arrays](), True
+
+    def get(self, key: str) -> Arrays | None:
+        """Returns the outputs of an `output_key`, or None."""
+        if key not in self._known and self._is_usable:
+            try:
+                folder = cache.cached_folder(self._name(key), "the outputs", 0, _fail)
+                errors = user_errors(f"cannot read {folder}", *DAMAGE, advice="remove the folder")
+                with errors, np.load(folder / "outputs.npz") as arrays:
+                    self._known[key] = arrays["outputs"], arrays["labels"]
+            except KeyError:
+                return None
+            except UserError as error:
+                self._give_up(error)
+        return self._known.get(key)
+
+    def __setitem__(self, key: str, arrays: Arrays) -> None:
+        """Keeps the outputs of an `output_key`."""
+        self._known[key] = outputs, labels = arrays
+        if not self._is_usable:
+            return
+
+        def write(folder: Path) -> None:
+            np.savez(folder / "outputs.npz", outputs=outputs, labels=labels)
+
+        try:
+            size = outputs.nbytes + labels.nbytes
+            cache.cached_folder(self._name(key), f"what the model gives for {len(labels):,} images", size, write)
+        except UserError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: UserError) -> None:
+        self._is_usable = False
+        logging.getLogger(__name__).warning("%s Nothing is kept for the next command.", f"{error}".rstrip(".") + ".")
+
+    def _name(self, key: str) -> str:
+        return "outputs-" + hashlib.sha256(f"{self._digest} {key}".encode()).hexdigest()[:32]
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Identifies the weights and what computes with them: other code may give other outputs."""
+        code = source_digest(PACKAGE), jax.__version__
+        digest = hashlib.sha256(repr((self._model.spec, jax.devices()[0].device_kind, code)).encode())
+        for path, leaf in jax.tree_util.tree_flatten_with_path(self._weights)[0]:
+            digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
+            digest.update(np.ascontiguousarray(leaf).data)
+        return digest.hexdigest()
+
+
+def _fail(folder: Path) -> None:
+    raise KeyError(folder)
