@@ -39,7 +39,7 @@ CAPTIONS = {
     "interop": "weights in and out of files",
     "results": "records, the paper's numbers",
     "planning": "compile for absent TPUs",
-    "analysis": "pictures in notebooks",
+    "analysis": "the inside of a model, plots",
     "compiler_options": "by kind of device",
     "cli": "exit codes",
     "kernels": "for one kind of chip",

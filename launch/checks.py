@@ -41,6 +41,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.vtab": Output("workdir", bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
+    "vit_jax.look": Output("out"),
     "benchmarks.architecture": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.plans": Output("write"),

@@ -178,9 +178,20 @@ def test_a_live_picture_shows_what_there_is():
 
 
 def test_pictures_without_matplotlib_say_what_to_install():
-    program = "import sys; sys.modules['matplotlib'] = None; from vit_jax.analysis import plot"
-    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True).stderr
-    assert said.endswith("ModuleNotFoundError: pictures need matplotlib: pip install -e '.[notebook]'\n")
+    advice = "pictures need matplotlib: pip install -e '.[plot]'"
+    program = """
+import sys
+sys.modules["matplotlib"] = None
+from vit_jax import UserError, look
+try:
+    look.look("model.npz", ["photo.png"], "look")
+except UserError as error:
+    print(error)
+from vit_jax.analysis import plot
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout == f"cannot draw: {advice}\n"
+    assert ended.stderr.endswith(f"ModuleNotFoundError: {advice}\n")
 
 
 def test_attention_is_drawn_on_the_grid_of_patches():

@@ -24,7 +24,7 @@ def test_a_real_run_in_good_health(capsys):
     assert messages["devices"] == "8 x cpu (cpu)"
     shown = {*packages.ALWAYS_SHOWN, *packages.FEATURES, "Python", "vit_jax", "memory", "cache"}
     assert shown <= messages.keys()
-    assert messages["notebooks and pictures"] == "[notebook]"
+    assert messages["pictures"] == "[plot]"
 
 
 def test_what_is_broken_ends_with_code_2_and_states_the_remedy(capsys):

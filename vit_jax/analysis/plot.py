@@ -1,22 +1,25 @@
 """Plots of metrics during training, of predictions and of attention. Only this file uses matplotlib."""
 
+import contextlib
 import io
 import os
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 try:
+    import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import imsave
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[notebook]'", name=error.name) from error
+    raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
 from vit_jax import models
 from vit_jax.data.images import read_image
@@ -30,6 +33,15 @@ MAX_NAMES = 40  # beside a confusion matrix
 # Label of the axis -> suffix of the metrics plotted there, factor.
 PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "learning rate": ("/lr", 1)}
 
+Theme = Literal["light", "dark"]
+
+# Theme -> background, text and lines, grid, first colours of data. The colours are Okabe and Ito's, which colour-blind
+# readers can tell apart.
+THEMES: dict[Theme, tuple[str, str, str, tuple[str, ...]]] = {
+    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73")),
+    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73")),
+}
+
 
 class NotebookFigure(Figure):
     """A figure that notebooks display without a plotting backend."""
@@ -39,6 +51,39 @@ class NotebookFigure(Figure):
         self.savefig(file, format="png", dpi=2 * self.dpi)  # sharp on high-density screens
         width, height = self.get_size_inches() * self.dpi
         return file.getvalue(), {"width": round(width), "height": round(height)}
+
+
+@contextlib.contextmanager
+def theme(name: Theme) -> Iterator[None]:
+    """Gives figures that are made inside the colours of a theme."""
+    background, text, grid, data = THEMES[name]
+    texts = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    colours = dict.fromkeys(texts, text) | dict.fromkeys(["figure.facecolor", "axes.facecolor"], background)
+    cycle = {"axes.prop_cycle": f"cycler('color', {list(data)})", "grid.color": grid}
+    with matplotlib.rc_context({**colours, **cycle, "legend.facecolor": background, "svg.hashsalt": "vit_jax"}):
+        yield
+
+
+def encode_figure(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
+    """Returns a file with the figure; equal figures give equal files."""
+    file = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
+    with matplotlib.rc_context({"svg.hashsalt": "vit_jax"}):
+        figure.savefig(file, format=kind, dpi=200, metadata=nothing)
+    return file.getvalue()
+
+
+def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], kind: str) -> bytes:
+    """Returns a picture as a `png` or `jpeg` file."""
+    file = io.BytesIO()
+    options: dict[str, Any] = {"metadata": {"Software": None}} if kind == "png" else {"pil_kwargs": {"quality": 85}}
+    imsave(file, pixels, format=kind, **options)
+    return file.getvalue()
+
+
+def colour_map(values: Float[np.ndarray, "*shape"]) -> np.ndarray:
+    """Returns RGB uint8 [*shape, 3] of values from 0 to 1: viridis, which is as even without colours."""
+    return matplotlib.colormaps["viridis"](values, bytes=True)[..., :3]
 
 
 class Live:

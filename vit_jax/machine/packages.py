@@ -24,7 +24,8 @@ FEATURES = {
     "reading JPEGs faster, exactly": ("fast",),
     "gs:// paths": ("gcs",),
     "s3:// paths": ("s3",),
-    "notebooks and pictures": ("notebook",),
+    "pictures": ("plot",),
+    "notebooks": ("notebook",),
 }
 
 

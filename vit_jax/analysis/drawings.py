@@ -1,0 +1,153 @@
+"""Which figures a model has, and the words that go with each."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax.analysis import figures, measure
+from vit_jax.analysis.observe import Observations
+from vit_jax.analysis.plot import NotebookFigure
+from vit_jax.models import ModelSpec
+
+FIXED = {
+    "none": "This model has no position embeddings.",
+    "sincos2d": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
+    "sincos2d_moco": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A figure with its words; or, without `draw`, why the model has none.
+
+    Attributes:
+        name: of its files.
+        title: a heading.
+        text: what is to be seen, for readers who do not see it.
+        caption: what it means.
+        draw: makes it, in the colours of the theme around.
+    """
+
+    name: str
+    title: str
+    text: str
+    caption: str
+    draw: Callable[[], NotebookFigure] | None = None
+
+
+def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observations) -> list[Drawing]:
+    """Returns the figures of a model.
+
+    Args:
+        spec: of the model.
+        params: its parameters, as NumPy arrays.
+        observations: what it did with images.
+    """
+    return [
+        filters(spec, params),
+        positions(spec, params),
+        *attention(spec, observations),
+        similarity(observations),
+        *rollouts(observations),
+    ]
+
+
+def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
+    """Returns the filters of the patches; of a hybrid, those of the first convolution, which reads the pixels."""
+    title = "Embedding filters"
+    kernel, where = np.asarray(params["embed"]["kernel"], np.float32), "the projection of the patches (Figure 7 left)"
+    if spec.stem.kind == "resnet":
+        kernel = standardised(np.asarray(params["stem"]["root"]["conv"]["kernel"], np.float32))
+        where = "the first convolution of the ResNet, since the patches of a hybrid are not of pixels"
+    components, shares = measure.embedding_filters(kernel)
+    size, number = "x".join(map(str, kernel.shape[:2])), kernel.shape[-1]
+    return Drawing(
+        "embedding_filters",
+        title,
+        f"{len(components)} small colour pictures of {size} pixels.",
+        f"The first {len(components)} principal components of the {number} filters of {where}. Together they explain "
+        f"{shares.sum():.0%} of the variance. Each component has its own scale of brightness, and its sign means "
+        "nothing.",
+        lambda: figures.embedding_filters(components),
+    )
+
+
+def standardised(kernel: Float[np.ndarray, "rows columns channels filters"]) -> np.ndarray:
+    """Returns the filters as the ResNet uses them: each with mean 0 and deviation 1."""
+    axes = (0, 1, 2)
+    return (kernel - kernel.mean(axes)) / np.maximum(kernel.std(axes), np.finfo(np.float32).tiny)
+
+
+def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
+    """Returns the similarity of the position embeddings."""
+    title, (rows, columns) = "Similarity of position embeddings", spec.grid
+    if spec.position.kind != "learned":
+        return Drawing("position_similarity", title, "", FIXED[spec.position.kind])
+    found = measure.position_similarity(np.asarray(params["position"], np.float32), spec.grid)
+    flat = found.reshape(rows * columns, -1)
+    others = flat[~np.eye(len(flat), dtype=bool)]
+    between = f"{others.min():.2f} to {others.max():.2f}" if others.size else "1"
+    return Drawing(
+        "position_similarity",
+        title,
+        f"{rows} x {columns} small maps of {rows} x {columns} patches; similarities of two patches are {between}.",
+        "Each small map belongs to the patch at its place in the image, and shows how similar the position embeddings "
+        "of all patches are to that patch's own (Figures 7 centre and 10).",
+        lambda: figures.position_similarity(found),
+    )
+
+
+def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
+    """Yields distance and entropy of the heads."""
+    distance, entropy, size = observations.distance, observations.entropy, spec.stem.patch_size
+    heads = f"{spec.attention.num_heads} heads in each of {spec.depth} blocks"
+    images = "1 image" if observations.count == 1 else f"{observations.count:,} images"
+    tokens = spec.class_rows + math.prod(spec.grid)
+    yield Drawing(
+        "attention_distance",
+        "Attention distance",
+        f"Dots for {heads}, from {distance.min():.0f} to {distance.max():.0f} pixels; the mean goes from "
+        f"{distance[0].mean():.0f} in the first block to {distance[-1].mean():.0f} in the last.",
+        f"How far, in pixels, each head looks from a patch, averaged over {images} (Figures 7 right and 11). Patches "
+        f"are {size} pixels apart."
+        + (" The class token is left out; attention to it counts as 0 pixels." if spec.class_rows else ""),
+        lambda: figures.attention_distance(distance, measure.uniform_distance(spec.grid, size)),
+    )
+    yield Drawing(
+        "attention_entropy",
+        "Attention entropy",
+        f"Dots for {heads}, from {entropy.min():.1f} to {entropy.max():.1f} nats; the mean goes from "
+        f"{entropy[0].mean():.1f} in the first block to {entropy[-1].mean():.1f} in the last.",
+        f"How widely each head spreads its attention, averaged over the tokens of {images}: 0 is attention to a single "
+        f"token, {math.log(tokens):.2f} nats is equal attention to all {tokens}.",
+        lambda: figures.attention_entropy(entropy, math.log(tokens)),
+    )
+
+
+def similarity(observations: Observations) -> Drawing:
+    """Returns the similarity of the representations of the blocks."""
+    found = observations.similarity
+    return Drawing(
+        "layer_similarity",
+        "Similarity of representations",
+        f"A square of {len(found)} x {len(found)} blocks, from {found.min():.2f} to 1; the first and the last block "
+        f"have {found[0, -1]:.2f}.",
+        "How similar the patches are represented after every two blocks, by linear CKA (arXiv 1905.00414): 1 is equal "
+        "up to rotation and scale. With few patches for the width, all values are too large.",
+        lambda: figures.layer_similarity(found),
+    )
+
+
+def rollouts(observations: Observations) -> Iterator[Drawing]:
+    """Yields the photographs seen through the attention."""
+    pixels, found = list(observations.pixels), list(observations.rollout)
+    text = "Each photograph, and beside it the same, dark where the attention is low."
+    caption = "Photographs, and what they look like through the attention of all blocks"
+    for name, figure, draw in (("rollout", 6, figures.rollout_pairs), ("rollout_all", 14, figures.rollout_mosaic)):
+        drawn = functools.partial(draw, pixels, found)
+        yield Drawing(name, "Attention of photographs", text, f"{caption} (Figure {figure}).", drawn)

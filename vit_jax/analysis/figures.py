@@ -1,0 +1,145 @@
+"""The figures of the paper that show the inside of a model, from the arrays of `measure` and `observe`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from vit_jax.analysis.overlays import attended, mosaic, stretch
+from vit_jax.analysis.plot import NotebookFigure
+from vit_jax.data.images import resize_pixels
+
+PAIRS = 6  # of photograph and attention, in Figure 6
+TILE = 64  # largest side of a photograph in Figure 14, in pixels
+TICKS = 14  # most numbers along an axis
+
+
+def embedding_filters(components: Float[np.ndarray, "components rows columns 3"]) -> NotebookFigure:
+    """Returns the principal components of RGB filters as small pictures, each with its own scale (Figure 7 left)."""
+    columns = min(7, len(components))
+    tiles = np.stack([stretch(component) for component in components])
+    picture = mosaic(np.kron(tiles, np.ones((1, 4, 4, 1))), columns)
+    width = 4.8 * columns / 7
+    figure = NotebookFigure(figsize=(width, width * picture.shape[0] / picture.shape[1]), layout="constrained")
+    _show(figure.subplots(), picture)
+    return figure
+
+
+def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns"]) -> NotebookFigure:
+    """Returns a small map for each patch, at its place: how similar all positions are to its own (Figures 7, 10)."""
+    rows, columns = similarity.shape[:2]
+    tiles = similarity.reshape(-1, rows, columns)
+    figure = NotebookFigure(figsize=(5.6, 4.6 * rows / columns), layout="constrained")
+    axes = figure.subplots()
+    artist = axes.imshow(mosaic(tiles, columns, gap=1), vmin=-1, vmax=1, interpolation="nearest")
+    for name, number in (("x", columns), ("y", rows)):
+        chosen = _ticks(number)
+        inside = (columns if name == "x" else rows) + 1
+        places = [i * inside + (inside - 2) / 2 for i in chosen]  # a tile is as many pixels wide as there are columns
+        axes.set(**{f"{name}ticks": places, f"{name}ticklabels": [i + 1 for i in chosen]})
+    axes.set(xlabel="column of the patch", ylabel="row of the patch")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.colorbar(artist, ax=axes, label="cosine similarity", aspect=25)
+    return figure
+
+
+def attention_distance(distance: Float[np.ndarray, "depth heads"], uniform: float) -> NotebookFigure:
+    """Returns the mean attention distance of each head over the blocks (Figures 7 right and 11).
+
+    Args:
+        distance: in pixels.
+        uniform: that of equal attention to all patches.
+    """
+    return _head_dots(distance, "mean attention distance (pixels)", uniform)
+
+
+def attention_entropy(entropy: Float[np.ndarray, "depth heads"], uniform: float) -> NotebookFigure:
+    """Returns the entropy of the attention of each head over the blocks.
+
+    Args:
+        entropy: in nats.
+        uniform: that of equal attention to all tokens.
+    """
+    return _head_dots(entropy, "attention entropy (nats)", uniform)
+
+
+def layer_similarity(similarity: Float[np.ndarray, "depth depth"]) -> NotebookFigure:
+    """Returns how similar the representations after every two blocks are."""
+    figure = NotebookFigure(figsize=(4.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    artist = axes.imshow(similarity, vmin=0, vmax=1, origin="lower", interpolation="nearest")
+    chosen = _ticks(len(similarity))
+    axes.set(xticks=chosen, yticks=chosen, xlabel="block", ylabel="block")
+    axes.set(xticklabels=[i + 1 for i in chosen], yticklabels=[i + 1 for i in chosen])
+    figure.colorbar(artist, ax=axes, label="linear CKA")
+    return figure
+
+
+def rollout_pairs(
+    pixels: Sequence[UInt8[np.ndarray, "height width 3"]], rollouts: Sequence[Float[np.ndarray, "rows columns"]]
+) -> NotebookFigure:
+    """Returns photographs, each beside what it looks like through the attention (Figure 6)."""
+    shown = list(zip(pixels, rollouts, strict=True))[:PAIRS]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    height = pixels[0].shape[0] / pixels[0].shape[1]
+    figure = NotebookFigure(figsize=(3.0 * columns, 1.5 * rows * height + 0.3), layout="constrained")
+    grid = figure.subplots(rows, 2 * columns, squeeze=False).reshape(-1, 2)
+    for pair in grid:
+        for axes in pair:
+            axes.set_axis_off()
+    for number, (pair, (photograph, rollout)) in enumerate(zip(grid, shown, strict=False)):
+        for axes, picture, title in zip(
+            pair, (photograph, attended(photograph, rollout)), ("input", "attention"), strict=True
+        ):
+            axes.imshow(picture)
+            if number < columns:
+                axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def rollout_mosaic(
+    pixels: Sequence[UInt8[np.ndarray, "height width 3"]], rollouts: Sequence[Float[np.ndarray, "rows columns"]]
+) -> NotebookFigure:
+    """Returns all photographs, small, each beside what it looks like through the attention (Figure 14)."""
+    height, width = (max(1, round(side * min(1, TILE / max(pixels[0].shape[:2])))) for side in pixels[0].shape[:2])
+    pairs = []
+    for photograph, rollout in zip(pixels, rollouts, strict=True):
+        both = (photograph, attended(photograph, rollout))
+        small = [resize_pixels(picture, height, width, "area", antialias=False) for picture in both]
+        pairs.append(np.concatenate(small, axis=1) / 255)
+    picture = mosaic(np.stack(pairs), columns=max(1, round(np.sqrt(len(pairs) / 2))))
+    inches = min(8.0, picture.shape[1] / TILE)
+    figure = NotebookFigure(figsize=(inches, inches * picture.shape[0] / picture.shape[1]), layout="constrained")
+    _show(figure.subplots(), picture)
+    return figure
+
+
+def _head_dots(values: Float[np.ndarray, "depth heads"], label: str, uniform: float) -> NotebookFigure:
+    depth = len(values)
+    figure = NotebookFigure(figsize=(4.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    blocks = np.arange(1, depth + 1)
+    axes.plot(blocks, values, linestyle="", marker="o", markersize=4, color="C0", alpha=0.6)
+    [mean] = axes.plot(blocks, values.mean(axis=1), color="C1", linewidth=1.5)
+    limit = axes.axhline(uniform, color="C2", linestyle="--", linewidth=1.5)
+    dots, names = axes.lines[0], ("one head", "mean of the heads", "equal attention to all")
+    figure.legend([dots, mean, limit], names, loc="outside upper center", ncols=3, fontsize="small", frameon=False)
+    axes.set(xlabel="block", ylabel=label, ylim=(0, 1.08 * max(uniform, values.max())))
+    axes.set(xticks=[i + 1 for i in _ticks(depth)], xlim=(0.5, depth + 0.5))
+    axes.grid(alpha=0.4, axis="y")
+    return figure
+
+
+def _show(axes: Any, picture: np.ndarray) -> None:
+    """Shows an RGB picture from 0 to 1, transparent where it is NaN, without axes."""
+    alpha = ~np.isnan(picture).any(axis=-1, keepdims=True)
+    axes.imshow(np.concatenate([np.nan_to_num(picture), alpha], axis=-1), interpolation="nearest")
+    axes.set_axis_off()
+
+
+def _ticks(number: int) -> list[int]:
+    """Returns at most `TICKS` of the places 0 to number - 1, evenly spaced from the first."""
+    return list(range(0, number, -(-number // TICKS)))

@@ -1,0 +1,164 @@
+"""The page and the files that `vit_jax.look` writes: photographs with the attention beside them, and figures."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax import shown, tree
+from vit_jax.analysis import page
+from vit_jax.analysis.drawings import Drawing, list_drawings
+from vit_jax.analysis.observe import Observations
+from vit_jax.analysis.overlays import attended, mosaic, stretch
+from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, theme
+from vit_jax.models import Model
+
+SMALL = 96  # pixels: smaller pictures are PNG files, since JPEG would blur them
+HEAD_PIXELS = 56  # width of the map of a head on the page
+LEVELS = 24  # of brightness in it: with 256 the pages of 128 photographs are twice as large
+ON_PAGE = ("rollout", "rollout_all")  # drawings that the page has as photographs
+
+
+def write_look(
+    folder: Path,
+    checkpoint: str,
+    model: Model,
+    params: dict[str, Any],
+    names: Sequence[str],
+    seen: Observations,
+    top: int,
+) -> list[Path]:
+    """Writes the figures, the numbers behind them and the page; returns the files, the page first.
+
+    Args:
+        folder: created if necessary.
+        checkpoint: what the page calls the weights.
+        model: the model.
+        params: its parameters, as NumPy arrays.
+        names: of the images of `seen`.
+        seen: what the model did with them.
+        top: number of classes of each image.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, files = [], [folder / "index.html"]
+    for drawing in list_drawings(model.spec, params, seen):
+        parts.append(write_drawing(folder, drawing, files))
+    numbers = {name: getattr(seen, name) for name in ("rollout", "rollout_alone", "distance", "entropy", "similarity")}
+    np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
+    files.append(folder / "measures.npz")
+    body = [head(checkpoint, model, params, names, seen), '<div class="cards">']
+    body += [card(model, str(name), number, seen, top) for number, name in enumerate(names)]
+    body += ["</div>", '<div class="figures">', *parts, "</div>"]
+    files[0].write_text(page.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
+    return files
+
+
+def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
+    """Writes a figure as PNG and SVG, whose paths it appends to `files`, and returns its part of the page."""
+    title, words = f"<h2>{escape(drawing.title)}</h2>", f"<p>{escape(drawing.caption)}</p>"
+    if drawing.draw is None:
+        return f"<section>{title}{words}</section>"
+    with theme("light"):
+        figure = drawing.draw()
+        light = encode_figure(figure, "svg")
+        for suffix, content in ((".png", encode_figure(figure, "png")), (".svg", light)):
+            files.append(folder / f"{drawing.name}{suffix}")
+            files[-1].write_bytes(content)
+    if drawing.name in ON_PAGE:
+        return ""
+    with theme("dark"):
+        dark = encode_figure(drawing.draw(), "svg")
+    return f"<section>{title}{page.picture(light, dark, drawing.text)}{words}</section>"
+
+
+def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
+    """Returns the top of the page: which model this is, and what the photographs show."""
+    spec = model.spec
+    (height, width), (rows, columns) = spec.position.image_size, spec.grid
+    facts = [
+        ("model", f"{model.name}, {tree.count(params):,} parameters"),
+        ("weights", shown(checkpoint)),
+        ("images", f"{seen.count:,}" + (f", the first {len(names):,} shown" if len(names) < seen.count else "")),
+        ("input", f"{height} x {width} pixels, {rows} x {columns} patches of {spec.stem.patch_size} pixels"),
+        ("encoder", f"{spec.depth} blocks of {spec.attention.num_heads} heads, width {spec.width}"),
+    ]
+    whose = "the class token" if spec.class_rows else "the average patch, since this model has no class token,"
+    words = (
+        f"Rollout: how much of each patch reaches {whose} through all blocks, where each block's attention is averaged "
+        "over its heads and half of each token passes unchanged (the residual connection), as in Figures 6 and 14. "
+        "Attention alone: the same without the residual connections. Both are scaled so that the lowest value is black."
+    )
+    if seen.saliency is not None:
+        words += " Saliency: the gradient of the first class by the pixels; bright is large."
+    lines = f"<h1>Inside {escape(model.name)}</h1>{page.table(facts)}<h2>Photographs</h2><p>{words}</p>"
+    if not spec.head.num_classes:
+        lines += "<p>This model has no classifier, so no classes are shown.</p>"
+    return lines
+
+
+def card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
+    """Returns an image, its attention, its classes and, on demand, its heads."""
+    pixels, short = seen.pixels[number], shown(Path(name).name)
+    pictures = [
+        ("input", pixels, f"{short} as the model reads it"),
+        ("rollout", attended(pixels, seen.rollout[number]), f"{short}, bright where the rollout is high"),
+        ("attention alone", attended(pixels, seen.rollout_alone[number]), f"{short}, bright where the attention is"),
+    ]
+    if seen.saliency is not None:
+        values = seen.saliency[number]
+        bright = np.minimum(values / max(np.quantile(values, 0.99), np.finfo(np.float32).tiny), 1)
+        pictures.append(("saliency", colour_map(bright), f"the saliency of {short}"))
+    small = max(pixels.shape) <= SMALL
+    kind, how = ("png", 'class="pixels" loading="lazy"') if small else ("jpeg", 'loading="lazy"')
+    row = "".join(
+        f"<figure>{page.image(encode_pixels(array, kind), text, how)}<figcaption>{caption}</figcaption></figure>"
+        for caption, array, text in pictures
+    )
+    parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', classes(model, seen.logits[number], top)]
+    return f'<article class="card">{"".join(parts)}{heads(model, seen.heads[number], short)}</article>'
+
+
+def classes(model: Model, logits: np.ndarray, top: int) -> str:
+    """Returns the most probable classes."""
+    if not model.spec.head.num_classes:
+        return ""
+    logits = logits.astype(np.float64)
+    if model.loss == "sigmoid":
+        probabilities = 1 / (1 + np.exp(-logits))
+    else:
+        probabilities = np.exp(logits - logits.max())
+        probabilities /= probabilities.sum()
+    rows = []
+    for index in np.argsort(-probabilities, kind="stable")[:top]:
+        name, value = model.class_names[index] if model.class_names else f"class {index}", probabilities[index]
+        meter = f'<meter min="0" max="1" value="{value:.4f}">{value:.1%}</meter>'
+        cells = f'<td class="number">{value:.1%}</td><td>{meter}</td><td>{escape(shown(name))}</td>'
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def heads(model: Model, maps: np.ndarray, name: str) -> str:
+    """Returns, to be opened, the attention of every head in every block."""
+    whose = "class token" if model.spec.class_rows else "average patch"
+    rows = []
+    for block, of_block in enumerate(maps.astype(np.float32), 1):
+        tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in of_block])
+        strip = mosaic(tiles, len(tiles), gap=1)
+        width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
+        pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
+        text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
+        drawn = page.image(encode_pixels(pixels, "png"), text, f'class="pixels" loading="lazy" width="{width}"')
+        rows.append(f'<tr><th scope="row">{block}</th><td>{drawn}</td></tr>')
+    words = (
+        f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "
+        "dark (its lowest value) to bright (its highest)."
+    )
+    return (
+        f'<details><summary>All heads</summary><p class="faint">{words}</p>'
+        f'<div class="heads"><table>{"".join(rows)}</table></div></details>'
+    )

@@ -1,0 +1,157 @@
+"""What a model does with images, batch by batch: the attention of no more than one batch is in memory at a time."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from vit_jax import sharding
+from vit_jax.analysis import measure
+from vit_jax.inference import Inference
+
+KEPT = 128  # images of which everything is kept, as many as in Figure 14
+EXAMPLES = 1024  # patches, of all images kept, whose representations are compared
+LARGEST = 2**28  # bytes of attention weights that are in memory at once on a device
+IMAGES = 16  # most images of a device at a time: more are no faster
+
+
+@dataclasses.dataclass(frozen=True)
+class Observations:
+    """What a model did with images: averages over all of them, and what is of one image for the first `KEPT`.
+
+    Attributes:
+        count: of all images.
+        pixels: the images as the model reads them, uint8.
+        logits: float32.
+        rollout: what reaches the class token, or the average patch without one, from each patch.
+        rollout_alone: the same without the residual connections.
+        heads: the attention of the class token, or of the average patch without one, in each block and head.
+        distance: mean attention distance in pixels, averaged over all images.
+        entropy: of the attention in nats, averaged over all images.
+        similarity: of the patches' representations after each block, by linear CKA.
+        saliency: of the class with the largest logit, where asked for.
+    """
+
+    count: int
+    pixels: UInt8[np.ndarray, "images height width 3"]
+    logits: Float[np.ndarray, "images classes"]
+    rollout: Float[np.ndarray, "images rows columns"]
+    rollout_alone: Float[np.ndarray, "images rows columns"]
+    heads: Float[np.ndarray, "images depth heads rows columns"]
+    distance: Float[np.ndarray, "depth heads"]
+    entropy: Float[np.ndarray, "depth heads"]
+    similarity: Float[np.ndarray, "depth depth"]
+    saliency: Float[np.ndarray, "images height width"] | None = None
+
+
+def choose_batch(program: Inference, images: int) -> int:
+    """Returns the images of a step over all devices: a multiple of their number, not many more than there are."""
+    spec, devices = program.model.spec, program.mesh.size
+    tokens = spec.class_rows + spec.grid[0] * spec.grid[1]
+    # Where blocks are a loop, its result is the attention of all of them.
+    bytes_each = 4 * spec.attention.num_heads * tokens**2 * (spec.depth if spec.scan else 1)
+    return devices * max(1, min(IMAGES, LARGEST // bytes_each, -(-images // devices)))
+
+
+def observe(
+    program: Inference,
+    params: Any,
+    images: Iterable[Float[np.ndarray, "height width 3"]],
+    batch: int,
+    count: int,
+    saliency: bool = False,
+) -> Observations:
+    """Returns what a model does with images.
+
+    Args:
+        program: of the model.
+        params: its parameters on the devices.
+        images: preprocessed; read as they are needed.
+        batch: images of a step over all devices, a multiple of their number.
+        count: of the images, 1 or more.
+        saliency: whether to compute it too, which takes twice the time of all else.
+    """
+    function = make_observer(program, max(1, EXAMPLES // min(count, KEPT)), saliency)
+    kept: list[dict[str, np.ndarray]] = []
+    sums: dict[str, np.ndarray | float] = {"distance": 0.0, "entropy": 0.0}
+    for start, given in _batches(images, batch):
+        full = np.concatenate([given, np.repeat(given[-1:], batch - len(given), axis=0)])
+        out = function(params, jax.device_put(full, program.batch_sharding))
+        rows = {name: np.asarray(array)[: len(given)] for name, array in out.items()}
+        for name in sums:
+            sums[name] += rows.pop(name).sum(axis=0, dtype=np.float64)
+        rows["pixels"] = np.rint((given.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+        if start < KEPT:
+            kept.append({name: array[: KEPT - start] for name, array in rows.items()})
+    whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
+    tokens = whole.pop("tokens").swapaxes(0, 1)
+    similarity = measure.linear_cka(tokens.reshape(len(tokens), -1, tokens.shape[-1]))
+    return Observations(count, similarity=similarity, **whole, **{name: total / count for name, total in sums.items()})
+
+
+def make_observer(program: Inference, examples: int, saliency: bool) -> Callable[[Any, jax.Array], dict]:
+    """Returns the jitted function from parameters and a batch to what is kept of it; images are the first axis.
+
+    The attention of a block is reduced as soon as it is computed: the program never holds that of all blocks, unless
+    they are a loop.
+    """
+    model, spec = program.model, program.model.spec
+    grid, patches = spec.grid, spec.grid[0] * spec.grid[1]
+    chosen = np.unique(np.linspace(0, patches - 1, min(examples, patches)).round().astype(int))
+
+    def maps(weights: jax.Array) -> jax.Array:
+        return measure.query_maps(weights, grid, spec.class_rows > 0)
+
+    def logits(params: Any, images: jax.Array) -> jax.Array:
+        with sharding.use_mesh(program.mesh):
+            return model.apply(params, images)[0]
+
+    def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        with sharding.use_mesh(program.mesh):
+            logits, out = model.apply(params, images, capture=("attention",))
+        # The compiler drops an array of all blocks of which only single blocks are used.
+        layers = [out["attention"][block] for block in range(spec.depth)]
+        blocks = [out["blocks"][block] for block in range(spec.depth)]
+        distances = [measure.attention_distance(weights, grid, spec.stem.patch_size) for weights in layers]
+        return {
+            "logits": logits,
+            "rollout": maps(measure.attention_rollout(layers)),
+            "rollout_alone": maps(measure.attention_rollout(layers, residual=0.0)),
+            "heads": jnp.stack([maps(weights) for weights in layers], axis=1).astype(jnp.float16),
+            "distance": jnp.stack(distances, axis=1),
+            "entropy": jnp.stack([measure.attention_entropy(weights) for weights in layers], axis=1),
+            "tokens": jnp.stack([block[:, -patches:][:, chosen] for block in blocks], axis=1).astype(jnp.float32),
+        }
+
+    def gradients(params: Any, images: jax.Array, classes: jax.Array) -> jax.Array:
+        return measure.class_saliency(lambda images: logits(params, images), images, classes)
+
+    options = {"out_shardings": program.batch_sharding, "compiler_options": program.compiler_options}
+    run = jax.jit(function, in_shardings=(program.params_shardings, program.batch_sharding), **options)
+    if not saliency:
+        return run
+    rows = (program.batch_sharding, program.batch_sharding)
+    differentiate = jax.jit(gradients, in_shardings=(program.params_shardings, *rows), **options)
+
+    def run_both(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        out = run(params, images)
+        return out | {"saliency": differentiate(params, images, out["logits"].argmax(-1))}
+
+    return run_both
+
+
+def _batches(images: Iterable[np.ndarray], size: int) -> Iterable[tuple[int, np.ndarray]]:
+    """Yields the number of the first image of each batch, and the batch; the last may be smaller."""
+    rows: list[np.ndarray] = []
+    start = 0
+    for image in images:
+        rows.append(image)
+        if len(rows) == size:
+            yield start, np.stack(rows)
+            start, rows = start + size, []
+    if rows:
+        yield start, np.stack(rows)

@@ -1,0 +1,74 @@
+"""A page of HTML that needs no other file and no network: its style, pictures inside it, its frame."""
+
+import base64
+from collections.abc import Iterable
+from html import escape
+
+TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"<?xml": "image/svg+xml"}
+
+STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --bar: #0072b2 }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #0d1117; --text: #e6edf3; --faint: #9198a1; --line: #3d444d; --bar: #56b4e9 }
+}
+body { margin: 0 auto; max-width: 76rem; padding: 1rem 1.5rem 4rem; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 2.5rem } h3 { font-size: 1rem; margin: 0 0 .4rem }
+p { max-width: 46rem } a { color: var(--bar) } .faint, figcaption { color: var(--faint); font-size: .875rem }
+img { max-width: 100%; height: auto; vertical-align: top } figure { margin: 0 }
+table { border-collapse: collapse; font-size: .875rem } th { text-align: left; font-weight: 600 }
+td, th { padding: .1rem .8rem .1rem 0; overflow-wrap: anywhere; vertical-align: top }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); gap: 1.2rem;
+  align-items: start }
+.card { border: 1px solid var(--line); border-radius: 8px; padding: .8rem; min-width: 0 }
+.card h3 { overflow-wrap: anywhere }
+.row { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .6rem; margin-bottom: .5rem }
+.row img { width: 100%; border-radius: 4px } .pixels { image-rendering: pixelated }
+.figures { display: grid; margin-top: 2.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  gap: 2rem }
+.figures h2 { margin-top: 1rem } summary { cursor: pointer; color: var(--bar); font-size: .875rem }
+.heads { overflow-x: auto } .heads td { padding: 1px .6rem 1px 0 } .heads img { max-width: none }
+meter { width: 7rem }
+"""
+
+
+def document(title: str, body: str) -> str:
+    """Returns a page in English, for light and dark screens.
+
+    Args:
+        title: plain text.
+        body: HTML.
+    """
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
+
+
+def data_url(file: bytes) -> str:
+    """Returns the address of a picture that is inside the page."""
+    kind = next(kind for start, kind in TYPES.items() if file.startswith(start))
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
+
+
+def image(file: bytes, text: str, attributes: str = "") -> str:
+    """Returns a picture.
+
+    Args:
+        file: PNG, JPEG or SVG.
+        text: what it shows, for readers who do not see it.
+        attributes: further ones, as HTML.
+    """
+    return f'<img src="{data_url(file)}" alt="{escape(text)}"{attributes and " " + attributes}>'
+
+
+def picture(light: bytes, dark: bytes, text: str) -> str:
+    """Returns a picture in the theme of the reader's screen."""
+    source = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(dark)}">'
+    return f"<picture>{source}{image(light, text)}</picture>"
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Returns names and their values, both plain text."""
+    lines = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
+    return f"<table>{''.join(lines)}</table>"

@@ -1,0 +1,100 @@
+"""Shows what a model does inside: attention maps of photographs, and the paper's figures of heads, filters, positions.
+
+Examples:
+  python -m vit_jax.look workdirs/digits data/photo.png --out=workdirs/look
+  python -m vit_jax.look ViT-B_16 data/photos --out=workdirs/look --saliency
+
+Writes index.html, a page that needs no network and no other file; every figure as PNG and SVG; and measures.npz, the
+numbers behind them.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from vit_jax import UserError, analysis, cli, data, user_errors
+from vit_jax.config_flags import default_config
+from vit_jax.data.images import list_images
+from vit_jax.loaded_model import open_weights, rounded
+
+
+def look(
+    checkpoint: str | Path,
+    images: Sequence[str | Path],
+    folder: str | Path,
+    *,
+    top: int = 5,
+    batch: int | None = None,
+    saliency: bool = False,
+) -> list[Path]:
+    """Writes the figures and the page of a model and some images, and returns the files, the page first.
+
+    Args:
+        checkpoint: anything that `vit_jax.load` reads.
+        images: files, local or remote, 1 or more.
+        folder: to write to.
+        top: classes shown of each image.
+        batch: images at a time over all devices, rounded up to a multiple of their number; None: chosen.
+        saliency: also the gradient of each image's first class, which takes twice the time of all else.
+
+    Raises:
+        UserError: the checkpoint or an image cannot be read, a number is too small, the folder cannot be written to, or
+            matplotlib is missing.
+    """
+    for name, number in (("top", top), ("batch", batch), ("the number of images", len(images))):
+        if number is not None and number < 1:
+            raise UserError(f"{name} must be at least 1, not {number}.")
+    with user_errors("cannot draw", ModuleNotFoundError):
+        from vit_jax.analysis import look_page  # which needs matplotlib
+    loaded = open_weights(checkpoint, 1, None, default_config())
+    program, params = loaded.program, loaded.read()
+    preprocess = program.model.preprocess
+    if preprocess is None:
+        raise UserError(f"{checkpoint} does not state how images are preprocessed.")
+    batch = analysis.observe.choose_batch(program, len(images)) if batch is None else rounded(batch)
+    on_devices = jax.device_put(params, program.params_shardings)
+    arrays = read_images(images, preprocess)
+    seen = analysis.observe.observe(program, on_devices, arrays, batch, len(images), saliency)
+    names = [str(image) for image in images[: len(seen.pixels)]]
+    with user_errors(f"cannot write to {folder}"):
+        return look_page.write_look(Path(folder), str(checkpoint), program.model, params, names, seen, top)
+
+
+def read_images(images: Sequence[str | Path], preprocess: str) -> Iterator[np.ndarray]:
+    """Yields preprocessed images; on a terminal, says how many are read."""
+    for number, image in enumerate(images, 1):
+        yield data.load_image(image, preprocess)
+        if sys.stderr.isatty():
+            print(f"\r{number} of {len(images)} images", end="\n" if number == len(images) else "", file=sys.stderr)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `look`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_jax.look", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", help="a workdir, checkpoint folder, .npz file or published name")
+    parser.add_argument(
+        "images", nargs="+", metavar="image", help="an image file, or a folder: all images in and below it"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--top", type=int, default=5, help="number of classes of each image [5]")
+    parser.add_argument("--batch", type=int, help="images at a time over all devices [chosen to fit this machine]")
+    parser.add_argument("--saliency", action="store_true", help="also on which pixels the first class depends")
+    args = parser.parse_args(argv[1:])
+    images = [path for place in args.images for path in list_images(place)]
+    cli.use_compilation_cache()
+    for path in look(args.checkpoint, images, args.out, top=args.top, batch=args.batch, saliency=args.saliency):
+        print(path)
+
+
+if __name__ == "__main__":
+    cli.run(main, reports=True)
