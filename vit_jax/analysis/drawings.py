@@ -107,7 +107,7 @@ def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
     distance, entropy, size = observations.distance, observations.entropy, spec.stem.patch_size
     heads = f"{spec.attention.num_heads} heads in each of {spec.depth} blocks"
     images = "1 image" if observations.count == 1 else f"{observations.count:,} images"
-    tokens = spec.class_rows + math.prod(spec.grid)
+    tokens = spec.prefix_rows + math.prod(spec.grid)
     yield Drawing(
         "attention_distance",
         "Attention distance",
@@ -115,7 +115,9 @@ def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
         f"{distance[0].mean():.0f} in the first block to {distance[-1].mean():.0f} in the last.",
         f"How far, in pixels, each head looks from a patch, averaged over {images} (Figures 7 right and 11). Patches "
         f"are {size} pixels apart."
-        + (" The class token is left out; attention to it counts as 0 pixels." if spec.class_rows else ""),
+        + (
+            " Class token and registers are left out; attention to them counts as 0 pixels." if spec.prefix_rows else ""
+        ),
         lambda: figures.attention_distance(distance, measure.uniform_distance(spec.grid, size)),
     )
     yield Drawing(

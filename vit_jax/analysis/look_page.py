@@ -46,7 +46,7 @@ def write_look(
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts, files = [], [folder / "index.html"]
-    for drawing in list_drawings(model.spec, params, seen):
+    for drawing in list_drawings(model.vit, params, seen):
         parts.append(write_drawing(folder, drawing, files))
     numbers = {name: getattr(seen, name) for name in ("rollout", "rollout_alone", "distance", "entropy", "similarity")}
     np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
@@ -78,7 +78,7 @@ def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
 
 def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
     """Returns the top of the page: which model this is, and what the photographs show."""
-    spec = model.spec
+    spec = model.vit
     (height, width), (rows, columns) = spec.position.image_size, spec.grid
     facts = [
         ("model", f"{model.name}, {tree.count(params):,} parameters"),
@@ -125,7 +125,7 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
 
 def classes(model: Model, logits: np.ndarray, top: int) -> str:
     """Returns the most probable classes."""
-    if not model.spec.head.num_classes:
+    if not model.vit.head.num_classes:
         return ""
     logits = logits.astype(np.float64)
     if model.loss == "sigmoid":
@@ -144,7 +144,7 @@ def classes(model: Model, logits: np.ndarray, top: int) -> str:
 
 def heads(model: Model, maps: np.ndarray, name: str) -> str:
     """Returns, to be opened, the attention of every head in every block."""
-    whose = "class token" if model.spec.class_rows else "average patch"
+    whose = "class token" if model.vit.class_rows else "average patch"
     rows = []
     for block, of_block in enumerate(maps.astype(np.float32), 1):
         tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in of_block])

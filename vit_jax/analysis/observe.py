@@ -50,8 +50,8 @@ class Observations:
 
 def choose_batch(program: Inference, images: int) -> int:
     """Returns the images of a step over all devices: a multiple of their number, not many more than there are."""
-    spec, devices = program.model.spec, program.mesh.size
-    tokens = spec.class_rows + spec.grid[0] * spec.grid[1]
+    spec, devices = program.model.vit, program.mesh.size
+    tokens = spec.prefix_rows + spec.grid[0] * spec.grid[1]
     # Where blocks are a loop, its result is the attention of all of them.
     bytes_each = 4 * spec.attention.num_heads * tokens**2 * (spec.depth if spec.scan else 1)
     return devices * max(1, min(IMAGES, LARGEST // bytes_each, -(-images // devices)))
@@ -99,7 +99,7 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     The attention of a block is reduced as soon as it is computed: the program never holds that of all blocks, unless
     they are a loop.
     """
-    model, spec = program.model, program.model.spec
+    model, spec = program.model, program.model.vit
     grid, patches = spec.grid, spec.grid[0] * spec.grid[1]
     chosen = np.unique(np.linspace(0, patches - 1, min(examples, patches)).round().astype(int))
 

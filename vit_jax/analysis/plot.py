@@ -196,10 +196,9 @@ def attention(
         image: the preprocessed image.
         weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
     """
-    assert isinstance(model.spec, models.ModelSpec)
-    first, before = model.spec.class_rows, model.spec.prefix_rows
+    first, before = model.vit.class_rows, model.vit.prefix_rows
     queries = np.asarray(weights)[:, :, slice(first) if first else slice(before, None)]
-    maps = 100 * queries.mean((1, 2))[:, before:].reshape(-1, *model.spec.grid)
+    maps = 100 * queries.mean((1, 2))[:, before:].reshape(-1, *model.vit.grid)
     chosen = np.unique(np.linspace(0, len(maps) - 1, MAX_BLOCKS).round().astype(int))
     figure = NotebookFigure(figsize=(1.6 * len(chosen) + 2.6, 2.0), layout="constrained")
     input_axes, *others = figure.subplots(1, len(chosen) + 1)

@@ -64,6 +64,17 @@ class Model:
         kind = self.field("attention")
         return kind if kind in KERNELS else None
 
+    @property
+    def vit(self) -> ModelSpec:
+        """The spec of a ViT.
+
+        Raises:
+            UserError: the model is none.
+        """
+        if not isinstance(self.spec, ModelSpec):
+            raise UserError(f"{self.name} is not a ViT: it has no attention and no patches.")
+        return self.spec
+
     def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
         """Returns the model with the fastest attention for a kind of device, if it is `auto`.
 
