@@ -1,5 +1,6 @@
 """timm's and Hugging Face's layouts: the logits of their own code, the arrays of the file again, and clear refusals."""
 
+import contextlib
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.conftest import ROOT
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
 from vit_jax.interop import huggingface_layout, layouts, timm_layout
@@ -225,3 +227,35 @@ def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
         else:
             {"timm": timm_layout, "huggingface": huggingface_layout}[layout].to_layout({}, spec)
     assert sentence in str(error.value)
+
+
+@pytest.mark.slow
+def test_rotary_positions_and_swiglu_are_those_of_eva02():
+    """timm 1.0.31's `eva02_tiny_patch14_224` with a block of width 24 for 2x3 patches, of random weights, in float32.
+
+    Its keys have no bias; the other names are those of the VisionTransformer.
+    """
+    stored = np.load(ROOT / "tests" / "fixtures" / "eva02.npz")
+    arrays = {name.removeprefix("w/"): stored[name] for name in stored if name.startswith("w/")}
+    query, value = (arrays.pop(f"blocks.0.attn.{part}_bias") for part in "qv")
+    arrays["blocks.0.attn.qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
+    fields = timm_layout.infer_fields(Arrays(arrays), "vit", (28, 42), num_heads=3)
+    model = models.create("ViT/14", **fields | {"rotary": "axial", "rotary_grid": 16})
+    params = timm_layout.read_layout(Arrays(arrays), "vit", model.spec, shapes_of(model))
+    logits, _ = logits_of(model, tree.unflatten(params), stored["images"])
+    assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
+
+
+@pytest.mark.parametrize("name", [*HERE, pytest.param("timm_bit", marks=pytest.mark.slow)])
+def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
+    """Each array in turn without its first dimension, without any, and with no elements; or it does not matter."""
+    arrays = arrays_of(name)
+    form = huggingface_layout.detect_form(arrays)
+    for key, array in arrays.items():
+        for wrong in (array[0], np.float32(0).reshape(()), array[:0]):
+            archive = Arrays(arrays | {key: wrong})
+            with contextlib.suppress(UserError):
+                if form:
+                    huggingface_layout.infer_fields(archive, form)
+                else:
+                    timm_layout.infer_fields(archive, timm_layout.detect_form(archive), num_heads=3)

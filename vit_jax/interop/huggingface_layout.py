@@ -106,7 +106,7 @@ def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) ->
     given = None if resolution is None else image_size(resolution)
     class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
     if pooler in archive:
-        fields |= {"pre_logits": True, "representation_size": archive[pooler].shape[0]}
+        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, pooler)[0]}
     dinov2 = form.family.startswith("dinov2")
     both = dinov2 and fields["num_classes"]
     fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"

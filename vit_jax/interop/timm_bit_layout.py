@@ -36,12 +36,17 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
     head = f"{HEAD}weight"
     return {
         "stages": tuple(counts[stage] for stage in sorted(counts)),
-        "width": archive[ROOT].shape[0],
+        "width": _outputs(archive, ROOT),
         "unit": "pre_activation",
         "border": "zeros",
-        "num_classes": archive[head].shape[0] if head in archive else 0,
+        "num_classes": _outputs(archive, head),
         "resolution": resolution or (224, 224),
     }
+
+
+def _outputs(archive: Mapping[str, Any], name: str) -> int:
+    """Returns the first size of an array; 0 for an array without sizes, or none."""
+    return archive[name].shape[0] if name in archive and archive[name].shape else 0
 
 
 def read_layout(archive: Any, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:

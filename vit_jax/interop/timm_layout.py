@@ -5,6 +5,7 @@ vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
 """
 
 import collections
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -84,14 +85,14 @@ def infer_fields(
     archive = renamed(file)
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:
-        fields |= {"pre_logits": True, "representation_size": archive["pre_logits.fc.weight"].shape[0]}
+        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, "pre_logits.fc.weight")[0]}
     given = None if resolution is None else image_size(resolution)
     class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
     fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
     fields["qk_norm"] = f"{NAMES.blocks}0.attn.q_norm.weight" in archive
     if fields["qk_norm"]:
-        [head_dim] = archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape
+        head_dim = math.prod(archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape)
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError("a timm file does not state the number of attention heads; give num_heads=")
@@ -108,7 +109,8 @@ def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     counts = collections.Counter(int(stage) for stage, _ in found)
     stages = tuple(counts[stage] for stage in sorted(counts))
     size = archive[f"{NAMES.patches}weight"].shape[2]
-    fields = {"stem": "resnet", "stages": stages, "stem_width": archive[root[0]].shape[0], "stem_epsilons": "timm"}
+    width = torch_fields.shape_of(archive, root[0])[0]
+    fields = {"stem": "resnet", "stages": stages, "stem_width": width, "stem_epsilons": "timm"}
     return fields | {"patch_size": size * resnet_stride(stages)}
 
 

@@ -38,7 +38,7 @@ def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
     needed = [f"{names.patches}weight", first + names.widening, first + names.narrowing]
     if missing := [name for name in needed if name not in archive]:
         raise UserError(f"the model cannot be inferred, since arrays are missing: {', '.join(missing)}")
-    patches, widening, narrowing = (_shape(archive, name) for name in needed)
+    patches, widening, narrowing = (shape_of(archive, name) for name in needed)
     if len(patches) != 4:
         raise UserError(f"{needed[0]} has the shape {list(patches)}, from which no field can be inferred")
     mlp_dim, head = narrowing[1], f"{names.head}weight"
@@ -49,9 +49,9 @@ def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
         "mlp_dim": mlp_dim,
         "patch_size": patches[2],
         "embed_bias": f"{names.patches}bias" in archive,
-        "registers": _shape(archive, names.registers)[-2] if names.registers in archive else 0,
+        "registers": shape_of(archive, names.registers)[-2] if names.registers in archive else 0,
         "layer_scale": LAYER_SCALE if first + names.layer_scale in archive else 0.0,
-        "num_classes": _shape(archive, head)[0] if head in archive else 0,
+        "num_classes": shape_of(archive, head)[0] if head in archive else 0,
     }
     return fields | ({"activation": "swiglu"} if widening[0] == 2 * mlp_dim else {})
 
@@ -74,7 +74,7 @@ def infer_positions(
     if names.position not in archive:
         default = max(1, 224 // patch_size) * patch_size
         return {"position": "none", "resolution": given or (default, default)}
-    rows, class_tokens = _shape(archive, names.position)[-2], int(names.cls in archive)
+    rows, class_tokens = shape_of(archive, names.position)[-2], int(names.cls in archive)
     kinds = {"all": class_tokens + fields["registers"], "patches": 0, "class": class_tokens}
     for kind, grid in _grids(rows, kinds, patch_size, given):
         height, width = (side * patch_size for side in grid)
@@ -97,13 +97,13 @@ def _grids(
             yield kind, (given[0] // patch_size, given[1] // patch_size)
 
 
-def _shape(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
+def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Returns the shape of an array.
 
     Raises:
-        UserError: it has fewer than two dimensions.
+        UserError: it has fewer than two dimensions, or no elements.
     """
     shape = archive[name].shape
-    if len(shape) < 2:
+    if len(shape) < 2 or not min(shape):
         raise UserError(f"{name} has the shape {list(shape)}, from which no field can be inferred")
     return shape
