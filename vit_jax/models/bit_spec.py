@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, choose
 from vit_jax.models.spec import Dtype, check_stages, resnet_stride
@@ -34,6 +34,7 @@ class BitSpec:
     Its fields are flat keywords of `vit_jax.create`. Widths are in channels.
     """
 
+    family: ClassVar = "BiT"
     stages: tuple[int, ...] = UNITS[50]  # units in each
     width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many
     # Of the two forms by the same authors, the released one, or that of the hybrids and of big_vision's recipes.

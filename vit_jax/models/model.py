@@ -13,15 +13,14 @@ from jaxtyping import Array, Float
 from vit_jax import UserError, choose
 from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
-from vit_jax.models.bit_spec import BitSpec
 from vit_jax.models.spec import AttentionKind, ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
-from vit_jax.models.variants import Spec, default_spec, named_fields
+from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
 from vit_jax.models.vit import ViT
 
 LOSSES = ("softmax", "sigmoid")
 CAPTURES = ("attention",)  # the fields of the spec whose intermediates may be captured
-NETWORKS: dict[type, Callable[[Any], nn.Module]] = {ModelSpec: ViT, BitSpec: BiT}
+NETWORKS: dict[str, Callable[[Any], nn.Module]] = {"ViT": ViT, "BiT": BiT}  # by `family` of the spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Model:
             UserError: the images do not fit the model's resolution or patches.
         """
         example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)  # only shapes matter here
-        return NETWORKS[type(self.spec)](self.spec.soonest_traced).lazy_init(key, example)["params"]
+        return NETWORKS[self.spec.family](self.spec.soonest_traced).lazy_init(key, example)["params"]
 
     def apply(
         self,
@@ -128,7 +127,7 @@ class Model:
                 raise UserError(f"{self.name} has no {word} to capture.")
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         params = jax.tree.map(jnp.asarray, params)
-        network = NETWORKS[type(self.spec)](self.spec)
+        network = NETWORKS[self.spec.family](self.spec)
         return network.apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
 
 
@@ -159,14 +158,7 @@ def create(
     Raises:
         UserError: a name or field is unknown, or values contradict each other.
     """
-    start = default_spec(name)
-    own, known = flatten_spec(start), flatten_spec(ModelSpec()) | flatten_spec(BitSpec())
-    given = {key: value for key, value in fields.items() if value is not None}
-    given = {key: value for key, value in given.items() if key in own or key not in known or value != known[key]}
-    chosen = named_fields(name) | given
-    if missing := [key for key, value in chosen.items() if value is None]:
-        raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")
-    spec: Spec = replace_fields(start, **chosen)
+    spec = build_spec(name, fields)
     choose("loss", loss, LOSSES)
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")

@@ -6,7 +6,7 @@ words; and its flat keyword, where that differs from its name.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError
 from vit_jax.models.spec_fields import image_size
@@ -201,6 +201,7 @@ class HeadSpec:
 class ModelSpec:
     """A Vision Transformer, complete. Widths are in channels."""
 
+    family: ClassVar = "ViT"
     width: int = 768
     depth: int = 12
     mlp_dim: int = 3072

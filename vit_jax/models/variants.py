@@ -3,10 +3,10 @@
 import re
 from typing import Any, TypeAlias
 
-from vit_jax import choose
+from vit_jax import UserError, choose
 from vit_jax.models.bit_spec import BIT_NAMES, BitSpec, bit_fields, bit_name
 from vit_jax.models.spec import ModelSpec
-from vit_jax.models.spec_fields import flatten_spec
+from vit_jax.models.spec_fields import flatten_spec, replace_fields
 
 Spec: TypeAlias = ModelSpec | BitSpec
 
@@ -40,6 +40,24 @@ HYBRIDS = {
 def default_spec(name: str) -> Spec:
     """Returns the spec that the fields of a name replace: that of a BiT or that of a ViT."""
     return BitSpec() if name.startswith("BiT") else ModelSpec()
+
+
+def build_spec(name: str, fields: dict[str, Any]) -> Spec:
+    """Returns the spec of a name with fields replaced, by flat keyword; None stands for the value of the name.
+
+    A field of the other kind of model may have its default there: a configuration states the fields of both.
+
+    Raises:
+        UserError: the name or a field is unknown, the size is open, or values contradict each other.
+    """
+    start = default_spec(name)
+    own, known = flatten_spec(start), flatten_spec(ModelSpec()) | flatten_spec(BitSpec())
+    given = {key: value for key, value in fields.items() if value is not None}
+    given = {key: value for key, value in given.items() if key in own or key not in known or value != known[key]}
+    chosen = named_fields(name) | given
+    if missing := [key for key, value in chosen.items() if value is None]:
+        raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")
+    return replace_fields(start, **chosen)
 
 
 def named_fields(name: str) -> dict[str, Any]:
