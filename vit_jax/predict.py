@@ -43,7 +43,8 @@ def iterate_predictions(
     model, params = interop.load(checkpoint)
     preprocess = model.preprocess
     if preprocess is None:
-        raise UserError(f"{checkpoint} does not state how images are preprocessed.")
+        advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
+        raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     if not model.field("num_classes"):
         raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
     for name, number in (("top", top), ("batch", batch)):

@@ -576,3 +576,25 @@ def test_refuses_descriptions_of_another_model(fields, tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match=r"x\.npz: "):
         vit_jax.load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("google_vit_in21k_tanh", "ours"), ("google_hybrid_stem_only", "ours"), ("google_vit_gap", "timm")],
+)
+def test_a_folder_and_back_gives_the_file_again(name, layout, tmp_path, capsys):
+    source, folder, target = str(fixture(name)), f"{tmp_path}/b/", f"{tmp_path}/c.npz"
+    convert.main(["convert", source, folder, *(["--layout=timm"] if layout == "timm" else [])])
+    assert f"{folder}: {layout} layout" in capsys.readouterr().out
+    convert.main(["convert", folder, target, "--layout=google"])
+    written, original = arrays_of(target), arrays_of(source)
+    assert written.keys() == original.keys()
+    assert all(np.array_equal(written[key], original[key]) for key in original)
+
+
+def test_convert_writes_dtypes(tmp_path):
+    convert.main(["convert", str(fixture("google_vit_in21k_tanh")), f"{tmp_path}/x.npz", "--dtype=bfloat16"])
+    _, params = vit_jax.load(tmp_path / "x.npz")
+    np.testing.assert_array_equal(params["cls"], load("google_vit_in21k_tanh")[1]["cls"].astype(jnp.bfloat16))
+    with pytest.raises(UserError, match="unknown dtype 'float8'"):
+        convert.main(["convert", str(fixture("google_vit_in21k_tanh")), f"{tmp_path}/x.npz", "--dtype=float8"])
