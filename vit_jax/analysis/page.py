@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable
 from html import escape
 
-TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"<?xml": "image/svg+xml"}
+TYPES = {b"\x89PNG": "image/png", b"RIFF": "image/webp", b"<?xml": "image/svg+xml"}
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --bar: #0072b2 }
@@ -55,7 +55,7 @@ def image(file: bytes, text: str, attributes: str = "") -> str:
     """Returns a picture.
 
     Args:
-        file: PNG, JPEG or SVG.
+        file: PNG, WebP or SVG.
         text: what it shows, for readers who do not see it.
         attributes: further ones, as HTML.
     """
