@@ -2,7 +2,7 @@
 
 Examples:
   python -m vit_jax.look workdirs/digits data/photo.png --out=workdirs/look
-  python -m vit_jax.look ViT-B_16 data/photos --out=workdirs/look --saliency
+  python -m vit_jax.look ViT-B/16-imagenet2012-224 data/photos --out=workdirs/look --saliency
 
 Writes index.html, a page that needs no network and no other file; every figure as PNG and SVG; and measures.npz, the
 numbers behind them.

@@ -57,7 +57,7 @@ def check_page(text):
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "srcset", "href"):
             if name in attributes:
-                kind, content = re.fullmatch(r"data:image/(png|jpeg|svg\+xml);base64,(.+)", attributes[name]).groups()
+                kind, content = re.fullmatch(r"data:image/(png|webp|svg\+xml);base64,(.+)", attributes[name]).groups()
                 check_picture(kind, base64.b64decode(content, validate=True))
         if tag == "img":
             assert attributes["alt"].strip()

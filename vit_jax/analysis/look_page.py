@@ -15,7 +15,7 @@ from vit_jax.analysis.overlays import attended, mosaic, stretch
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, theme
 from vit_jax.models import Model
 
-SMALL = 96  # pixels: smaller pictures are PNG files, since JPEG would blur them
+SMALL = 96  # pixels: smaller pictures are encoded without loss
 HEAD_PIXELS = 56  # width of the map of a head on the page
 LEVELS = 24  # of brightness in it: with 256 the pages of 128 photographs are twice as large
 ON_PAGE = ("rollout", "rollout_all")  # drawings that the page has as photographs
@@ -114,9 +114,9 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
         bright = np.minimum(values / max(np.quantile(values, 0.99), np.finfo(np.float32).tiny), 1)
         pictures.append(("saliency", colour_map(bright), f"the saliency of {short}"))
     small = max(pixels.shape) <= SMALL
-    kind, how = ("png", 'class="pixels" loading="lazy"') if small else ("jpeg", 'loading="lazy"')
+    how = 'class="pixels" loading="lazy"' if small else 'loading="lazy"'
     row = "".join(
-        f"<figure>{page.image(encode_pixels(array, kind), text, how)}<figcaption>{caption}</figcaption></figure>"
+        f"<figure>{page.image(encode_pixels(array, small), text, how)}<figcaption>{caption}</figcaption></figure>"
         for caption, array, text in pictures
     )
     parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', classes(model, seen.logits[number], top)]
@@ -152,7 +152,7 @@ def heads(model: Model, maps: np.ndarray, name: str) -> str:
         width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
         pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
         text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
-        drawn = page.image(encode_pixels(pixels, "png"), text, f'class="pixels" loading="lazy" width="{width}"')
+        drawn = page.image(encode_pixels(pixels, lossless=True), text, f'class="pixels" loading="lazy" width="{width}"')
         rows.append(f'<tr><th scope="row">{block}</th><td>{drawn}</td></tr>')
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "

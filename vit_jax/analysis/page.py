@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable
 from html import escape
 
-TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"<?xml": "image/svg+xml"}
+TYPES = {b"\x89PNG": "image/png", b"RIFF": "image/webp", b"<?xml": "image/svg+xml"}
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --bar: #0072b2 }
@@ -23,7 +23,7 @@ td, th { padding: .1rem .8rem .1rem 0; overflow-wrap: anywhere; vertical-align: 
   align-items: start }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .8rem; min-width: 0 }
 .card h3 { overflow-wrap: anywhere }
-.row { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .6rem; margin-bottom: .5rem }
+.row { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .6rem; margin-bottom: .5rem }
 .row img { width: 100%; border-radius: 4px } .pixels { image-rendering: pixelated }
 .figures { display: grid; margin-top: 2.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 2rem }
@@ -55,7 +55,7 @@ def image(file: bytes, text: str, attributes: str = "") -> str:
     """Returns a picture.
 
     Args:
-        file: PNG, JPEG or SVG.
+        file: PNG, WebP or SVG.
         text: what it shows, for readers who do not see it.
         attributes: further ones, as HTML.
     """

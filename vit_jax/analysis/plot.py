@@ -73,11 +73,10 @@ def encode_figure(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return file.getvalue()
 
 
-def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], kind: str) -> bytes:
-    """Returns a picture as a `png` or `jpeg` file."""
+def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], lossless: bool) -> bytes:
+    """Returns a picture as a WebP file, which takes half of what PNG and JPEG take."""
     file = io.BytesIO()
-    options: dict[str, Any] = {"metadata": {"Software": None}} if kind == "png" else {"pil_kwargs": {"quality": 85}}
-    imsave(file, pixels, format=kind, **options)
+    imsave(file, pixels, format="webp", pil_kwargs={"lossless": lossless, "quality": 80})
     return file.getvalue()
 
 
