@@ -1,7 +1,8 @@
 """Writes a checkpoint in another layout, or at another resolution or patch size.
 
-Example:
+Examples:
   python -m vit_jax.convert workdirs/digits workdirs/digits.npz --layout=google
+  python -m vit_jax.convert deit3_small.safetensors workdirs/deit3 --num-heads=6
 """
 
 import argparse
@@ -27,12 +28,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--resample", help="how positions are resampled: linear, bicubic or flexi [linear; flexi with --patch-size]"
     )
+    parser.add_argument("--num-heads", type=int, help="where the source does not state it: a timm file alone")
     args = parser.parse_args(argv[1:])
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
     layout = interop.choose_target(args.target, args.layout).layout
     resolution = None if args.resolution is None else parse_resolution(args.resolution)
-    model, params = interop.load(args.source, resolution=resolution, patch_size=args.patch_size, resample=args.resample)
+    fields = {"resolution": resolution, "patch_size": args.patch_size, "num_heads": args.num_heads}
+    model, params = interop.load(args.source, resample=args.resample, **fields)
     interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
     height, width = model.image_size
     print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")

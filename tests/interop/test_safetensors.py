@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import vit_jax
 from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
-from vit_jax import UserError, loaded_model, models
+from vit_jax import UserError, convert, loaded_model, models
 from vit_jax.interop import archives
 from vit_jax.interop.archives import safetensors_files
 
@@ -260,6 +260,9 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
     vit_jax.save(tmp_path / "x.safetensors", *small())
     with pytest.raises(UserError, match="does not state the number of attention heads; give num_heads="):
         vit_jax.load(tmp_path / "x.safetensors")
+    heads = small()[0].field("num_heads")
+    convert.main(["convert", f"{tmp_path}/x.safetensors", f"{tmp_path}/stated.npz", f"--num-heads={heads}"])
+    assert vit_jax.load(tmp_path / "stated.npz")[0].field("num_heads") == heads
     vit_jax.save(tmp_path / "y.safetensors", *small(), layout="huggingface")
     with pytest.raises(UserError, match="without it, give num_heads= norm_epsilon= activation="):
         vit_jax.load(tmp_path / "y.safetensors")

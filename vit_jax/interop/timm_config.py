@@ -146,7 +146,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
 
 def _bit_files(model: Any) -> dict[str, str]:
     if model.name not in BITS:
-        raise UserError(f"timm has no {model.name}; use --layout=ours")
+        raise UserError(f"timm has no {model.name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
     return _files(model, BITS[model.name], "avg", {}, model.field("width") * 32)
 
 

@@ -95,7 +95,10 @@ def infer_fields(
         head_dim = math.prod(archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape)
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
-        raise UserError("a timm file does not state the number of attention heads; give num_heads=")
+        raise UserError(
+            "a timm file does not state the number of attention heads; give num_heads= to vit_jax.load, or "
+            "--num-heads= to vit_jax.convert, which writes a file that states it"
+        )
     return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
 
 
