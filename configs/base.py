@@ -166,3 +166,15 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
         config.temperature = 0.07  # each votes with exp(cosine / temperature)
     config.update(fields)
     return config
+
+
+def choose_stage(arg: str, stages: dict[str, tuple]) -> tuple:
+    """Returns what a recipe states of the stage that its argument names, `stage=STAGE`.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    key, _, stage = arg.partition("=")
+    if key != "stage" or stage not in stages:
+        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(stages)}")
+    return stages[stage]

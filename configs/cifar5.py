@@ -18,7 +18,7 @@ FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord).
 
 from ml_collections import ConfigDict
 
-from configs import cifar10
+from configs import base, cifar10
 
 # Stage -> classes of CIFAR-10, pixels on a side, pixels on a side that a crop is taken from.
 STAGES = {"pretrain": ("0-4", 32, 36), "finetune": ("5-9", 48, 54)}
@@ -30,10 +30,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
     Raises:
         ValueError: there is no such stage.
     """
-    key, _, stage = arg.partition("=")
-    if key != "stage" or stage not in STAGES:
-        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(STAGES)}")
-    classes, resolution, around = STAGES[stage]
+    classes, resolution, around = base.choose_stage(arg, STAGES)
     config = cifar10.get_config()
     config.resolution = resolution
     config.log_every = 50
@@ -45,7 +42,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
     config.data.num_examples = 25_000
     config.data.preprocess = f"resize({around})|random_crop({resolution})|flip_lr|value_range(-1,1)"
     config.evals.test.preprocess = f"resize({around})|central_crop({resolution})|value_range(-1,1)"
-    if stage == "pretrain":
+    if arg == "stage=pretrain":
         config.total_epochs = 12.0
     else:
         config.base_lr = 3e-3

@@ -11,7 +11,7 @@ fine-tuning; 91.62 % after the same 100 steps from random weights.
 
 from ml_collections import ConfigDict
 
-from configs import digits
+from configs import base, digits
 
 # Stage -> digits, training images, steps.
 STAGES = {"pretrain": ("0-4", 721, 338), "finetune": ("5-9", 717, 100)}
@@ -23,10 +23,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
     Raises:
         ValueError: there is no such stage.
     """
-    key, _, stage = arg.partition("=")
-    if key != "stage" or stage not in STAGES:
-        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(STAGES)}")
-    classes, images, steps = STAGES[stage]
+    classes, images, steps = base.choose_stage(arg, STAGES)
     config = digits.get_config()
     config.data.source = f"array_record:data/packed/digits_{classes}"
     config.data.num_classes = 5
