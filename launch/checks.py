@@ -47,7 +47,9 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.plans": Output("write"),
     "benchmarks.tpu": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
-    **dict.fromkeys([f"benchmarks.{name}" for name in ("input", "load", "loader", "overhead", "train_step")]),
+    **dict.fromkeys(
+        [f"benchmarks.{name}" for name in ("agreement", "input", "load", "loader", "overhead", "train_step")]
+    ),
 }
 
 
