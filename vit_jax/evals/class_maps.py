@@ -116,7 +116,7 @@ def read_class_map(name: str, model: Any, source: Any) -> ClassMap:
 
 def model_wnids(model: Any) -> Names | None:
     """Returns the WordNet ids of a model's classes, if they are those of ImageNet or ImageNet-21k."""
-    return interop.class_wnids(model.spec.head.num_classes, model.class_names)
+    return interop.class_wnids(model.field("num_classes"), model.class_names)
 
 
 def same_names(model: Any, source: Any) -> tuple[Names, Names] | None:

@@ -72,7 +72,7 @@ def score_predictions(
 
 def check_predictions(eval_config: ConfigDict, source: Any, model: Any) -> None:
     """Raises UserError, before anything is computed, if `map_predictions` would."""
-    logits: np.ndarray = np.zeros((0, model.spec.head.num_classes), np.float32)
+    logits: np.ndarray = np.zeros((0, model.field("num_classes")), np.float32)
     map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
 
 
