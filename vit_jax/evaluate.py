@@ -57,7 +57,7 @@ def evaluate(
             their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
-        save: features or predictions; see `evals.save_outputs`.
+        save: features, predictions or confusion; see `evals.save_outputs`.
         save_dir: the folder to write them to.
 
     Raises:
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
         "models",
         nargs="*",
         metavar="model",
-        help="folder of a run, or checkpoint folder, .npz file or published name; several are compared",
+        help="folder of a run, or any weights that vit_jax.load reads; several are compared",
     )
     parser.add_argument("--workdir", help="same as the positional argument")
     parser.add_argument("--evals", action="append", default=[], help="what to evaluate, see above [as the run says]")

@@ -52,8 +52,9 @@ def is_run(path: str | Path) -> bool:
     if not folder.exists():
         near = nearest_path(folder)
         raise UserError(f"there is no folder {path}{f'; did you mean {str(near)!r}?' if near else '.'}")
-    # Folders of timm and transformers have a config.json too.
-    return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors*"))
+    # Folders of timm and transformers have a config.json too, but no checkpoints.
+    is_published = any(folder.glob("*.safetensors*")) and not (folder / "checkpoints").is_dir()
+    return (folder / "config.json").is_file() and not is_published
 
 
 def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> LoadedModel:

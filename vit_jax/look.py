@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.look", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="a workdir, checkpoint folder, .npz file or published name")
+    parser.add_argument("checkpoint", help="a workdir, or any weights that vit_jax.load reads")
     parser.add_argument(
         "images", nargs="+", metavar="image", help="an image file, or a folder: all images in and below it"
     )

@@ -159,7 +159,7 @@ def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.vtab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="weights: a workdir, checkpoint folder, .npz file or published name")
+    parser.add_argument("checkpoint", help="a workdir, or any weights that vit_jax.load reads")
     parser.add_argument("--data-dir", help="folder of the TFDS data [TFDS's default]")
     parser.add_argument(
         "--workdir", default="workdirs/vtab", help="folder of all tasks, local, gs:// or s3:// [%(default)s]"

@@ -131,5 +131,5 @@ def test_without_a_network_or_the_library_the_sentence_says_so(server, monkeypat
     with pytest.raises(UserError, match="owner/name is not in the local cache, and the hub cannot be reached"):
         vit_jax.load("hf-hub:owner/name")
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"install it with: pip install 'vit_jax\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
         hub.download_checkpoint("hf-hub:owner/name")

@@ -248,6 +248,9 @@ def test_a_folder_of_weights_is_not_taken_for_a_run(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match="it is the workdir of a run; choose another folder"):
         vit_jax.save(tmp_path / "run", *small(), layout="timm")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    vit_jax.save(tmp_path / "run" / "exported.safetensors", *small())
+    assert loaded_model.is_run(tmp_path / "run")
 
 
 def test_a_pickled_model_is_refused_with_advice(tmp_path):

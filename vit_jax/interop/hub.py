@@ -30,7 +30,7 @@ def download_checkpoint(path: str) -> Path:
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise UserError("this needs huggingface_hub; install it with: pip install 'vit_jax[hub]'") from None
+        raise UserError("this needs huggingface_hub: pip install -e '.[hub]'") from None
     try:
         with user_errors("cannot be downloaded", Exception, *BUGS):
             folder = hub.snapshot_download(name, revision=revision or None, allow_patterns=[*FILES, SHARDS])

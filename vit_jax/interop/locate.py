@@ -51,10 +51,14 @@ def _find_in_folder(folder: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    files = [folder / name for name in (MODEL_FILE, *HUB_FILES) if (folder / name).is_file()]
-    found = files[0] if files else checkpoint.find_checkpoint(folder)
+    if (folder / MODEL_FILE).is_file():
+        return folder / MODEL_FILE
+    found = checkpoint.find_checkpoint(folder)  # before files that were exported into a workdir
     if found is not None:
         return found
+    files = [folder / name for name in HUB_FILES if (folder / name).is_file()]
+    if files:
+        return files[0]
     single = sorted(folder.glob("*.safetensors"))
     if len(single) == 1:
         return single[0]

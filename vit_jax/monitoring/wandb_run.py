@@ -28,7 +28,7 @@ class WandbRun:
         try:
             import wandb
         except ImportError as error:
-            raise UserError("config.wandb is set, but wandb is not installed: pip install 'vit_jax[wandb]'.") from error
+            raise UserError("config.wandb is set, but wandb is not installed: pip install -e '.[wandb]'.") from error
         run = hashlib.sha256(place.encode()).hexdigest()[:16]
         name = place.rstrip("/").rpartition("/")[2]
         try:
