@@ -181,6 +181,9 @@ RARE = (
     "vit_jax.sweep",
     "tiny-imagenet-200",
     "look_photos",
+    "workdirs/devices",
+    "workdirs/hosts",
+    "knn:source=digits,k=",
 )
 USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 

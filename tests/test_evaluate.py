@@ -333,6 +333,7 @@ def test_a_cache_that_is_full_or_damaged_costs_no_evaluation(run, passes, tmp_pa
     assert "more than the 1e-09 GB" in caplog.text and passes == ["train", "test"] * 3
 
 
+@pytest.mark.slow
 def test_real_labels_go_by_the_file_names_of_tfds(tmp_path):
     write_tfds(tmp_path, "imagenet2012", "5.1.0", WNIDS, {"validation": 5}, "ILSVRC2012_val_{:08}.JPEG")
     model = models.create("ViT-mu/4", num_classes=1000, resolution=8, preprocess="resize(8)|value_range(-1,1)")
@@ -424,6 +425,7 @@ def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
     assert passes == []
 
 
+@pytest.mark.slow
 def test_metrics_go_to_weights_and_biases_too(few, run, tmp_path, monkeypatch):
     """By a stand-in for the library, which the tests do not need."""
     logged, begun = [], []

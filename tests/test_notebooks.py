@@ -141,6 +141,7 @@ def run(path, settings, tmp_path, monkeypatch):
     return len(pictures), (tmp_path / "calls").read_text()
 
 
+@pytest.mark.slow
 def test_training_is_watched_from_its_beginning_on(quick, tmp_path):
     quick.mesh.data, quick.log_every, quick.eval_every, quick.checkpoint_every = 8, 2, 4, 4
 

@@ -475,6 +475,7 @@ def test_a_workdir_of_another_model_is_refused(run, quick):
         train.train(quick, workdir)
 
 
+@pytest.mark.slow
 def test_a_truncated_image_is_named_and_what_was_learnt_is_kept(quick, tmp_path):
     random = np.random.default_rng(0)
     for i in range(24):

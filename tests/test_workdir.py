@@ -12,7 +12,7 @@ import pytest
 import vit_jax
 from configs import smoke
 from tests.test_train import rows
-from vit_jax import Preempted, UserError, data, evals, train
+from vit_jax import Preempted, UserError, data, evals, program, train
 from vit_jax.checkpoint import find_checkpoint
 from vit_jax.checkpoint.manager import Checkpoints
 from vit_jax.data import loader
@@ -27,6 +27,22 @@ def configured(**fields):
     config.update({"total_steps": 10, "eval_every": 4, "checkpoint_every": 100, "log_every": 1, **fields})
     config.mesh.data, config.task.mixup = 8, 0.0
     return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_traced_once():
+    """Lets runs with the same settings share a program."""
+    make, made = program.make_program, {}
+
+    def remembered(config, mesh, spec, check):
+        key = (config.to_json(), mesh, spec)
+        if key not in made:
+            made[key] = make(config, mesh, spec, check)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "make_program", remembered)
+        yield
 
 
 @pytest.fixture(scope="module")

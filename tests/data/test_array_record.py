@@ -269,6 +269,7 @@ def test_examples_are_those_of_tensorflow():
         tf_example.parse_example(b"abc")
 
 
+@pytest.mark.slow
 def test_threads_and_processes_share_a_source(tmp_path, monkeypatch):
     where = write_set(tmp_path / "set", [[0]] * 200, total=7)
     source = open_source(where, "train")

@@ -68,7 +68,8 @@ def labels_of(source):
     return sorted((int(np.asarray(row["image"])[0, 0, 0]) // 79, row["label"]) for row in source)
 
 
-@pytest.mark.parametrize("tree", [tiny_imagenet, pytest.param(imagenet, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", [tiny_imagenet, imagenet])
 def test_it_trains_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
     root, run = tree(tmp_path / "data"), tmp_path / "run"
     words = [f"--config={ROOT}/configs/folder.py", f"--config.data.source=folder:{root}", f"--workdir={run}"]

@@ -32,6 +32,7 @@ def lost(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_lost_host_ends_the_others_and_is_named(lost):
     text = lost.with_name("lost.0.log").read_text()
     assert re.search("\nvit_jax: host 1 has not been heard of for 6 s; .*host 1 '", text)

@@ -82,6 +82,7 @@ def test_gradients_in_float32_are_exact(start):
     assert max(gradient(start)[1].values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_have_a_bounded_error(in_bfloat16):
     """Biases are summed in float32: a sum in bfloat16 would double their errors, to 0.007."""
     found, errors = in_bfloat16

@@ -50,6 +50,7 @@ def expected_bytes(mesh):
     return sum(params.values()) * 4, moments
 
 
+@pytest.mark.slow
 def test_the_compiler_here_is_asked_once(cache, monkeypatch):
     progress, found = compile_here([*WORDS, *FSDP])
     assert progress == [
