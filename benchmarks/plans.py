@@ -18,7 +18,6 @@ from benchmarks.pages import replace_section
 from vit_jax import analysis, cli, models
 from vit_jax.planning import (
     STRATEGIES,
-    Plan,
     Request,
     compile_in_subprocess,
     config_flags,
@@ -28,6 +27,7 @@ from vit_jax.planning import (
     report,
 )
 from vit_jax.planning.inference import InferenceFigure
+from vit_jax.planning.records import Plan
 
 # Table 6: model, epochs, exaFLOPs.
 TABLE_6 = [

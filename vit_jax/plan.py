@@ -42,6 +42,8 @@ def main(argv: list[str]) -> None:
     if args.sizes or args.models or args.picture:
         show_inference(args, words)
         return
+    if args.html:  # before hours of compilation
+        make_folder_of(args.html)
     plans = []
     for request in make_requests(args, words):
         plan = make_plan(request, compile_in_subprocess, args.fit, args.price)
@@ -50,6 +52,22 @@ def main(argv: list[str]) -> None:
             print(json.dumps(plan_to_json(plan)), flush=True)
     if not args.json:
         print(render_plans(plans))
+    if args.html:
+        with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write {args.html}"):
+            from vit_jax.planning import write_page  # which needs matplotlib
+
+            write_page(Path(args.html), plans)
+
+
+def make_folder_of(file: str) -> None:
+    """Makes the folder of a file that is to be drawn.
+
+    Raises:
+        UserError: it cannot be made, or matplotlib is missing.
+    """
+    with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write {file}"):
+        analysis.plot  # noqa: B018
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
 
 
 def show_inference(args: argparse.Namespace, words: list[str]) -> None:
@@ -64,13 +82,14 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
         raise UserError(
             "--sizes, --models and --picture need --inference and one chip, as in --topology=v5e:1x1; omit --fit."
         )
+    if args.html:
+        raise UserError("--html does not show --sizes and --models; write a --picture of them.")
     words = args.sizes.split(",") if args.sizes else []
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"cannot parse --sizes={args.sizes}; write pixels, as in --sizes=64,224.")
     names = args.models.split(",") if args.models else None
     if args.picture:  # before hours of compilation
-        with user_errors(f"cannot write {args.picture}"):
-            Path(args.picture).parent.mkdir(parents=True, exist_ok=True)
+        make_folder_of(args.picture)
     figure = plan_inference(requests[0], compile_in_subprocess, names, [int(word) for word in words])
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(point)) for point in figure.points))
@@ -106,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--schedule", action="store_true", help="also read the schedules of all operations (compiling takes longer)"
     )
     parser.add_argument("--price", type=float, help="price of a chip-hour, to show what the run costs")
+    parser.add_argument("--html", metavar="FILE", help="also write the plans as a page to look at in a browser")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     return parser
 

@@ -1,7 +1,7 @@
 """A page of HTML that needs no other file and no network: its style, pictures inside it, its frame."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 TYPES = {b"\x89PNG": "image/png", b"RIFF": "image/webp", b"<?xml": "image/svg+xml"}
@@ -29,7 +29,10 @@ td, th { padding: .1rem .8rem .1rem 0; overflow-wrap: anywhere; vertical-align: 
   gap: 2rem }
 .figures h2 { margin-top: 1rem } summary { cursor: pointer; color: var(--bar); font-size: .875rem }
 .heads { overflow-x: auto } .heads td { padding: 1px .6rem 1px 0 } .heads img { max-width: none }
-meter { width: 7rem }
+meter { width: 7rem } .wide { overflow-x: auto } .wide td { min-width: 9rem }
+.wide th { white-space: pre-wrap }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 8px;
+  padding: .8rem }
 """
 
 
@@ -72,3 +75,22 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     """Returns names and their values, both plain text."""
     lines = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
     return f"<table>{''.join(lines)}</table>"
+
+
+def columns(names: Sequence[str], values: Sequence[Mapping[str, str]]) -> str:
+    """Returns things side by side, a column each; a row whose values are all empty is a heading.
+
+    Args:
+        names: of the things, plain text.
+        values: of each: name of a row -> plain text; the rows are in the order in which the names are first met.
+    """
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    lines = [f"<tr><td></td>{head}</tr>"]
+    for row in dict.fromkeys(row for each in values for row in each):
+        cells = [each.get(row, "") for each in values]
+        if any(cells):
+            told = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            lines.append(f'<tr><th scope="row">{escape(row)}</th>{told}</tr>')
+        else:
+            lines.append(f'<tr><th scope="colgroup" colspan="{1 + len(cells)}">{escape(row)}</th></tr>')
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'

@@ -35,11 +35,12 @@ PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "lear
 
 Theme = Literal["light", "dark"]
 
-# Theme -> background, text and lines, grid, first colours of data. The colours are Okabe and Ito's, which colour-blind
+OTHERS = ("#cc79a7", "#8c959f", "#f0e442")
+# Theme -> background, text and lines, grid, colours of data. The colours are Okabe and Ito's, which colour-blind
 # readers can tell apart.
 THEMES: dict[Theme, tuple[str, str, str, tuple[str, ...]]] = {
-    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73")),
-    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73")),
+    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73", *OTHERS, "#56b4e9", "#e69f00")),
+    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73", *OTHERS, "#0072b2", "#d55e00")),
 }
 
 

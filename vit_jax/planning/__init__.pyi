@@ -3,8 +3,8 @@ from .chips import Slice as Slice
 from .chips import parse_topology as parse_topology
 from .client import compile_in_subprocess as compile_in_subprocess
 from .inference import plan_inference as plan_inference
+from .page import write_page as write_page
 from .planner import make_plan as make_plan
-from .records import Plan as Plan
 from .records import Request as Request
 from .records import config_flags as config_flags
 from .report import render_plans as render_plans

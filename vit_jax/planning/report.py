@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
+from vit_jax.planning.parts import function_name, memory_parts
 from vit_jax.planning.records import (
-    Advice,
     Compilation,
     Estimate,
     EvaluationReport,
-    LargestBatch,
     Plan,
     ScheduleEstimate,
     StepReport,
@@ -20,21 +19,19 @@ ESTIMATE = "compiler estimate"
 
 def render_plans(plans: list[Plan]) -> str:
     """Returns a table of plans and, below it, the advice, the largest batches and the commands to run."""
-    columns = [dict(_rows(plan)) for plan in plans]
+    columns = [dict(plan_rows(plan)) for plan in plans]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     cells = [[label, *(column.get(label, "") for column in columns)] for label in labels]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    footnotes = dict.fromkeys(line for plan in plans for line in _footnotes(plan))
-    return "\n".join([*lines, *footnotes, *(line for plan in plans for line in _notes(plan))])
+    return "\n".join([*lines, *footnotes(plans), *(line for plan in plans for line in _notes(plan))])
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
+def plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yields label and value of the lines of a plan; bytes, FLOPs and exchanges are those of one chip (or device)."""
     workload = plan.compilation.workload
     yield "", workload.target
-    function = "prediction" if workload.inference else "train step"
-    yield "program", f"{workload.model}, {function}, {workload.dtype}"
+    yield "program", f"{workload.model}, {function_name(workload)}, {workload.dtype}"
     yield "mesh", f"{workload.devices} x {workload.device_kind}, {workload.mesh_axes}"
     parts = f" in {workload.accum_steps} parts" if workload.accum_steps > 1 else ""
     yield "images a step", f"{workload.batch:,}, {workload.batch / workload.devices:g} a chip{parts}"
@@ -51,11 +48,9 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
 def _memory_rows(compilation: Compilation) -> Iterator[tuple[str, str]]:
     workload, step, evaluation = compilation.workload, compilation.step, compilation.evaluation
     memory = format_bytes(workload.memory_bytes)
-    yield "parameters", format_bytes(workload.parameter_bytes)
-    if not workload.inference:
-        yield "optimizer, average", format_bytes(workload.state_bytes - workload.parameter_bytes)
-    if step.needed_bytes is None:
-        yield "activations, gradients", format_bytes(step.required_bytes - workload.resident_bytes)
+    for part, size in memory_parts(compilation)[function_name(workload)].items():
+        if part != "activations, gradients" or step.needed_bytes is None:
+            yield part, format_bytes(size)
     yield _memory_label(step), f"{format_bytes(step.required_bytes)} of {memory}"
     if evaluation:
         images = f"{evaluation.images_per_device:,} images a chip"
@@ -135,49 +130,67 @@ def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Iterator[tuple[str, s
     yield "  MFU by schedule", f"{found.mfu:.0%}"
 
 
-def _footnotes(plan: Plan) -> Iterator[str]:
-    """Yields the rate that is assumed for the cores that read images."""
-    if plan.estimate and plan.estimate.run:
-        resolution = plan.compilation.workload.resolution
-        other = f"; {resolution} pixels were not measured" if resolution != 224 else ""
-        rate = f"{plan.estimate.run.images_per_second_per_core:,} images/s a core"
-        yield f"cores: {rate}, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md){other}."
+def footnotes(plans: list[Plan]) -> list[str]:
+    """Returns the rates that are assumed for the cores that read images."""
+    lines: dict[str, None] = {}
+    for plan in plans:
+        if plan.estimate and plan.estimate.run:
+            resolution = plan.compilation.workload.resolution
+            other = f"; {resolution} pixels were not measured" if resolution != 224 else ""
+            rate = f"{plan.estimate.run.images_per_second_per_core:,} images/s a core"
+            lines[f"cores: {rate}, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md){other}."] = None
+    return list(lines)
+
+
+def limit(plan: Plan) -> str:
+    """Returns what keeps the plan from being faster, or from being possible."""
+    compilation, estimate = plan.compilation, plan.estimate
+    workload = compilation.workload
+    if not compilation.fits:
+        needed = format_bytes(workload.memory_bytes - compilation.free_bytes)
+        return f"memory: {needed} needed of {format_bytes(workload.memory_bytes)}"
+    if estimate is None:
+        return "unknown, since the compiler does not estimate a time"
+    if estimate.run and estimate.run.input_cores > estimate.run.host_cores:
+        return f"input: reading takes {estimate.run.input_cores:.1f} cores of {estimate.run.host_cores}"
+    compute, exchange = estimate.compute_seconds * 1e3, estimate.exchange_seconds * 1e3
+    name, longer = ("compute", compute) if compute >= exchange else ("exchange", exchange)
+    return f"{name}: {longer:.1f} of the {compute + exchange:.1f} ms of a step"
+
+
+def plan_name(plan: Plan) -> str:
+    """Returns what tells a plan from others of the same recipe."""
+    workload = plan.compilation.workload
+    return f"{workload.target}, {workload.mesh_axes}"
+
+
+def alternatives(plan: Plan) -> Iterator[tuple[str, Plan | None]]:
+    """Yields what the searches found: a sentence without its end, and the plan; None: there is none."""
+    advice, largest, name = plan.advice, plan.largest, plan_name(plan)
+    if advice and advice.plan:
+        yield f"{name}: it fits with {' '.join(config_flags(advice.change))} (compiled)", advice.plan
+    elif advice:
+        yield f"{name}: no change tried makes it fit; use more chips, a smaller model or a lower resolution", None
+    if largest:
+        refused = largest.refused_images_per_device
+        against = f"; {refused:,} do not fit" if refused else ", and larger ones were not tried"
+        images = largest.plan.compilation.workload.images_per_device if largest.plan else 0
+        found = f"the largest batch has {images:,} images a device" if largest.plan else "no batch fits"
+        yield f"{name}: {found}{against}", largest.plan
+
+
+def run_sentence(plan: Plan) -> str:
+    """Returns what stands before the command of a plan, without its end."""
+    capitals = "; replace the words in capitals" if is_topology(plan.compilation.workload.target) else ""
+    return f"{plan_name(plan)}, to run it{capitals}"
 
 
 def _notes(plan: Plan) -> Iterator[str]:
     """Yields what to change in a plan that does not fit, the largest batch, and the command to run next."""
-    workload = plan.compilation.workload
-    subject = f"{workload.target}, {workload.mesh_axes}"
-    if plan.advice:
-        yield from _advice_notes(plan.advice, subject)
-    if plan.largest:
-        yield from _largest_batch_notes(plan.largest, subject)
+    for sentence, other in alternatives(plan):
+        yield from ("", f"{sentence}:", render_plans([other])) if other else ("", f"{sentence}.")
     if plan.command is not None:
-        yield ""
-        capitals = "; replace the words in capitals" if is_topology(workload.target) else ""
-        yield f"{subject}, to run it{capitals}:"
-        yield plan.command
-
-
-def _advice_notes(advice: Advice, subject: str) -> Iterator[str]:
-    yield ""
-    if advice.plan is None:
-        yield f"{subject}: no change tried makes it fit; use more chips, a smaller model or a lower resolution."
-        return
-    yield f"{subject}: it fits with {' '.join(config_flags(advice.change))} (compiled):"
-    yield render_plans([advice.plan])
-
-
-def _largest_batch_notes(largest: LargestBatch, subject: str) -> Iterator[str]:
-    yield ""
-    refused = largest.refused_images_per_device
-    against = f"; {refused:,} do not fit" if refused else ", and larger ones were not tried"
-    if largest.plan is None:
-        yield f"{subject}: no batch fits{against}."
-        return
-    images = largest.plan.compilation.workload.images_per_device
-    yield f"{subject}: the largest batch has {images:,} images a device{against}:"
-    yield render_plans([largest.plan])
+        yield from ("", f"{run_sentence(plan)}:", plan.command)
 
 
 def format_bytes(size: float) -> str:

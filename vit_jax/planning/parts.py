@@ -1,0 +1,54 @@
+"""Of what memory and time of plans consist, and how much of each resource they take; all of one chip (or device)."""
+
+from vit_jax.planning.records import Compilation, Plan, Workload
+
+Parts = dict[str, float]
+
+
+def memory_parts(compilation: Compilation) -> dict[str, Parts]:
+    """Returns the bytes of each part of the memory that each program needs, whether it fits or not."""
+    workload, evaluation = compilation.workload, compilation.evaluation
+    programs = {function_name(workload): compilation.step.required_bytes}
+    programs |= {"evaluation": evaluation.required_bytes} if evaluation else {}
+    found = {}
+    for program, required in programs.items():
+        state: Parts = {"parameters": workload.parameter_bytes}
+        if not workload.inference:
+            state["optimizer, average"] = workload.state_bytes - workload.parameter_bytes
+        found[program] = state | {"activations, gradients": required - workload.resident_bytes}
+    return found
+
+
+def function_name(workload: Workload) -> str:
+    """Returns what is compiled, in words."""
+    return "prediction" if workload.inference else "train step"
+
+
+def cycle_parts(plan: Plan) -> dict[str, Parts]:
+    """Returns the cycles of an image by each measure: of the operations by kind, and of the exchange not hidden."""
+    found: dict[str, Parts] = {}
+    workload, executable = plan.compilation.workload, plan.compilation.step.executable
+    images = workload.batch / workload.devices
+    if executable and executable.cycles and (estimate := plan.estimate):
+        found["estimate"] = {"all but kernels": executable.cycles / images}
+        if executable.kernel_cycles:
+            found["estimate"]["kernel"] = executable.kernel_cycles / images
+        exchange = estimate.exchange_seconds / estimate.compute_seconds
+        found["estimate"]["exchange"] = estimate.cycles_per_image * exchange
+    if executable and executable.schedule and plan.by_schedule:
+        schedule = executable.schedule
+        parts = schedule.kinds | {"exchange": schedule.exchange_exposed}
+        found["schedule"] = {kind: cycles / images for kind, cycles in parts.items()}
+    return found
+
+
+def used_shares(plan: Plan) -> Parts:
+    """Returns how much of what there is a plan takes; above 1, the run needs more than that."""
+    compilation, estimate = plan.compilation, plan.estimate
+    shares: Parts = {"memory": 1 - compilation.free_bytes / compilation.workload.memory_bytes}
+    if estimate:
+        step = estimate.compute_seconds + estimate.exchange_seconds
+        shares |= {"matrix units (MFU)": estimate.mfu, "exchange (time)": estimate.exchange_seconds / step}
+        if estimate.run:
+            shares["host cores (reading)"] = estimate.run.input_cores / estimate.run.host_cores
+    return shares
