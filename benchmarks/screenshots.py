@@ -71,6 +71,11 @@ class Browser:
         return json.loads(text)
 
 
+def find_browser() -> str | None:
+    """Returns the path of a Chromium; None: none is installed."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 @contextmanager
 def start_browser() -> Iterator[Browser]:
     """Starts a Chromium without windows, profile or network.
@@ -78,7 +83,7 @@ def start_browser() -> Iterator[Browser]:
     Raises:
         UserError: none is installed.
     """
-    program = next(filter(None, map(shutil.which, NAMES)), None)
+    program = find_browser()
     if program is None:
         raise UserError("screenshots need Chromium or Chrome on the PATH, which is not here; install it.")
     to_read, commands = os.pipe()

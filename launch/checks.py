@@ -44,7 +44,9 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.look": Output("out"),
     "benchmarks.architecture": Output("write"),
     "benchmarks.faults": Output("write"),
+    "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
+    "benchmarks.screenshots": Output("out"),
     "benchmarks.tpu": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
     **dict.fromkeys(

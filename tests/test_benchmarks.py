@@ -3,13 +3,18 @@
 import dataclasses
 import json
 
+import jax
+import numpy as np
 import pytest
 
-from benchmarks import loader, overhead, plans, tpu
+import vit_jax
+from benchmarks import loader, overhead, plans, screenshots, tpu
 from configs import smoke
+from tests.conftest import write_tfds
 from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_docs import BENCHMARKS, LINES, commands, write_photos
-from vit_jax import pack
+from vit_jax import UserError, pack
+from vit_jax.analysis import page
 from vit_jax.planning.records import StepSchedule
 from vit_jax.planning.serialization import step_to_json
 
@@ -36,12 +41,31 @@ def test_it_runs(command, tmp_path, monkeypatch):
     words = SMALL.get(name, words)
     if name == "benchmarks.input":
         words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
+    if name == "benchmarks.pictures":
+        write_tfds(tmp_path / "tfds", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2, "test": 8})
+        model = vit_jax.create("ViT-mu/8", resolution=32, num_classes=2, preprocess="resize(32)|value_range(-1,1)")
+        vit_jax.save("model.npz", model, model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32)))
+        words = ["model.npz", "--data-dir=tfds", "--write=drawn"]
+    if name == "benchmarks.screenshots":
+        if not screenshots.find_browser():
+            pytest.skip("no Chromium")
+        (tmp_path / "page.html").write_text(page.document("Title", "<h1>Title</h1>"))
+        words = ["page.html", "--out=shots"]
     if name == "benchmarks.loader":
         pack.main(["vit_jax.pack", "folder:data/photos", "data/packed/photos"])
         words += ["--rounds=1", "--batches=1", "--batch=8", "--resolution=32"]
         loader.main([name, *words, "--workers=0"])
         words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
     assert not BENCHMARKS[name].main([name, *words])
+
+
+def test_without_a_browser_there_are_no_screenshots(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "page.html").touch()
+    with pytest.raises(UserError, match="screenshots need Chromium or Chrome on the PATH"):
+        screenshots.main(["screenshots", str(tmp_path / "page.html"), f"--out={tmp_path / 'shots'}"])
+    with pytest.raises(UserError, match="there is no page"):
+        screenshots.main(["screenshots", "absent.html", f"--out={tmp_path / 'shots'}"])
 
 
 def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):

@@ -16,7 +16,19 @@ import yaml
 from PIL import Image
 
 import vit_jax
-from benchmarks import architecture, faults, input, load, loader, overhead, plans, tpu, train_step
+from benchmarks import (
+    architecture,
+    faults,
+    input,
+    load,
+    loader,
+    overhead,
+    pictures,
+    plans,
+    screenshots,
+    tpu,
+    train_step,
+)
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
@@ -70,7 +82,9 @@ BENCHMARKS = {
     "benchmarks.load": load,
     "benchmarks.loader": loader,
     "benchmarks.overhead": overhead,
+    "benchmarks.pictures": pictures,
     "benchmarks.plans": plans,
+    "benchmarks.screenshots": screenshots,
     "benchmarks.tpu": tpu,
     "benchmarks.train_step": train_step,
 }
@@ -184,6 +198,7 @@ RARE = (
     "workdirs/devices",
     "workdirs/hosts",
     "knn:source=digits,k=",
+    "plan.html",
 )
 USUAL = [line for line in OURS_HERE if not any(word in line for word in RARE)]
 
@@ -253,7 +268,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 18 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 19 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

@@ -90,10 +90,14 @@ def test_every_cell_runs_and_draws(path, photos, tmp_path, monkeypatch):
         vit_jax.save(tmp_path / "tiny.npz", model, params, layout="google")
         settings |= {"checkpoint": str(tmp_path / "tiny.npz"), "dataset": f"folder:{photos}", "resolution": 32}
         settings |= {"steps": 4, "batch": 8, "photos": str(photos / "bird"), "layout": "google"}
+    elif path.stem == "look_inside":
+        model = vit_jax.create("ViT-mu/8", num_classes=5, resolution=32, preprocess="resize(32)|value_range(-1,1)")
+        vit_jax.save(tmp_path / "tiny.npz", model, model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32)))
+        settings |= {"checkpoint": str(tmp_path / "tiny.npz"), "photos": str(photos / "bird")}
     else:
         settings |= {"epochs": 6.0}
     drawn, calls = run(path, settings, tmp_path, monkeypatch)
-    assert drawn == 3
+    assert drawn == {"look_inside": 7}.get(path.stem, 3)
     [extras] = re.findall(r"install -q -e \.\[([\w,]+)\]", calls)
     assert set(extras.split(",")) <= set(extras_of_the_project())
 

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from vit_jax import UserError, analysis, cli, data, user_errors
 from vit_jax.config_flags import default_config
 from vit_jax.data.images import list_images
 from vit_jax.loaded_model import open_weights, rounded
+from vit_jax.models import Model
 
 
 def look(
@@ -45,11 +47,37 @@ def look(
         UserError: the checkpoint or an image cannot be read, a number is too small, the folder cannot be written to, or
             matplotlib is missing.
     """
-    for name, number in (("top", top), ("batch", batch), ("the number of images", len(images))):
-        if number is not None and number < 1:
-            raise UserError(f"{name} must be at least 1, not {number}.")
+    if top < 1:
+        raise UserError(f"top must be at least 1, not {top}.")
     with user_errors("cannot draw", ModuleNotFoundError):
         from vit_jax.analysis import look_page  # which needs matplotlib
+    model, params, seen = examine(checkpoint, images, batch=batch, saliency=saliency)
+    names = [str(image) for image in images[: len(seen.pixels)]]
+    with user_errors(f"cannot write to {folder}"):
+        return look_page.write_look(Path(folder), str(checkpoint), model, params, names, seen, top)
+
+
+def examine(
+    checkpoint: str | Path,
+    images: Sequence[str | Path | np.ndarray],
+    *,
+    batch: int | None = None,
+    saliency: bool = False,
+) -> tuple[Model, dict[str, Any], analysis.observe.Observations]:
+    """Returns a model, its parameters as NumPy arrays, and what it does with images.
+
+    Args:
+        checkpoint: see `look`.
+        images: see `look`; or RGB uint8 arrays [height, width, 3].
+        batch: see `look`.
+        saliency: see `look`.
+
+    Raises:
+        UserError: the checkpoint or an image cannot be read, or a number is too small.
+    """
+    for name, number in (("batch", batch), ("the number of images", len(images))):
+        if number is not None and number < 1:
+            raise UserError(f"{name} must be at least 1, not {number}.")
     loaded = open_weights(checkpoint, 1, None, default_config())
     program, params = loaded.program, loaded.read()
     preprocess = program.model.preprocess
@@ -59,12 +87,10 @@ def look(
     on_devices = jax.device_put(params, program.params_shardings)
     arrays = read_images(images, preprocess)
     seen = analysis.observe.observe(program, on_devices, arrays, batch, len(images), saliency)
-    names = [str(image) for image in images[: len(seen.pixels)]]
-    with user_errors(f"cannot write to {folder}"):
-        return look_page.write_look(Path(folder), str(checkpoint), program.model, params, names, seen, top)
+    return program.model, params, seen
 
 
-def read_images(images: Sequence[str | Path], preprocess: str) -> Iterator[np.ndarray]:
+def read_images(images: Sequence[str | Path | np.ndarray], preprocess: str) -> Iterator[np.ndarray]:
     """Yields preprocessed images; on a terminal, says how many are read."""
     for number, image in enumerate(images, 1):
         yield data.load_image(image, preprocess)

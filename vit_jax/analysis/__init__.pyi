@@ -1,4 +1,5 @@
 from . import bars as bars
+from . import drawings as drawings
 from . import figures as figures
 from . import look_page as look_page
 from . import measure as measure
