@@ -14,7 +14,8 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import UserError, look, models
-from vit_jax.analysis import look_page, observe
+from vit_jax.analysis import drawings, figures, look_page, observe
+from vit_jax.models import resnet
 
 RANDOM = np.random.default_rng(0)
 VOID = {"meta", "img", "source", "br"}
@@ -142,6 +143,21 @@ def test_what_a_model_does_not_have_is_said(tmp_path):
     assert "fixed sines and cosines" in page.text and "no classifier" in page.text and "no class token" in page.text
     assert "the first convolution of the ResNet" in page.text and "1 x 1 patches of 32 pixels" in page.text
     assert not page.all("meter") and not (tmp_path / "new" / "folder" / "position_similarity.svg").exists()
+
+
+def test_labels_stay_inside_the_figure():
+    figure = figures.position_similarity(RANDOM.random((14, 14, 14, 14)))
+    figure.draw_without_rendering()
+    box = figure.axes[0].yaxis.label.get_window_extent()
+    assert box.x0 > 0 and box.x1 > box.x0
+
+
+def test_filters_are_those_that_a_resnet_computes_with():
+    kernel = RANDOM.normal(0.1, 0.3, (7, 7, 3, 8)).astype(np.float32)
+    for epsilons in resnet.EPSILONS.values():
+        np.testing.assert_allclose(
+            drawings.standardised(kernel), epsilons.standardise(jax.numpy.asarray(kernel)), atol=1e-3
+        )
 
 
 def test_wrong_numbers_are_answered_before_anything_is_read():

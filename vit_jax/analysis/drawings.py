@@ -78,7 +78,7 @@ def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
 
 
 def standardised(kernel: Float[np.ndarray, "rows columns channels filters"]) -> np.ndarray:
-    """Returns the filters as the ResNet uses them: each with mean 0 and deviation 1."""
+    """Returns filters as every ResNet of the package uses them, up to its epsilon: each with mean 0 and deviation 1."""
     axes = (0, 1, 2)
     return (kernel - kernel.mean(axes)) / np.maximum(kernel.std(axes), np.finfo(np.float32).tiny)
 

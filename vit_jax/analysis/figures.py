@@ -30,7 +30,7 @@ def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns
     """Returns a small map for each patch, at its place: how similar all positions are to its own (Figures 7, 10)."""
     rows, columns = similarity.shape[:2]
     tiles = similarity.reshape(-1, rows, columns)
-    figure = NotebookFigure(figsize=(5.6, 4.6 * rows / columns), layout="constrained")
+    figure = NotebookFigure(figsize=(5.6, 4.6 * rows / columns), layout="compressed")
     axes = figure.subplots()
     artist = axes.imshow(mosaic(tiles, columns, gap=1), vmin=-1, vmax=1, interpolation="nearest")
     for name, number in (("x", columns), ("y", rows)):
@@ -67,7 +67,7 @@ def attention_entropy(entropy: Float[np.ndarray, "depth heads"], uniform: float)
 
 def layer_similarity(similarity: Float[np.ndarray, "depth depth"]) -> NotebookFigure:
     """Returns how similar the representations after every two blocks are."""
-    figure = NotebookFigure(figsize=(4.4, 3.6), layout="constrained")
+    figure = NotebookFigure(figsize=(4.4, 3.6), layout="compressed")
     axes = figure.subplots()
     artist = axes.imshow(similarity, vmin=0, vmax=1, origin="lower", interpolation="nearest")
     chosen = _ticks(len(similarity))

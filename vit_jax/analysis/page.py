@@ -17,7 +17,7 @@ h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 2.5rem } h3 { font
 p { max-width: 46rem } a { color: var(--bar) } .faint, figcaption { color: var(--faint); font-size: .875rem }
 img { max-width: 100%; height: auto; vertical-align: top } figure { margin: 0 }
 table { border-collapse: collapse; font-size: .875rem } th { text-align: left; font-weight: 600 }
-td, th { padding: .1rem .8rem .1rem 0; overflow-wrap: anywhere; vertical-align: top }
+td, th { padding: .1rem .8rem .1rem 0; vertical-align: top } td { overflow-wrap: anywhere }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); gap: 1.2rem;
   align-items: start }
