@@ -60,6 +60,7 @@ DRY = {
     "-m launch.": "needs a cloud",
     "gs://": "needs a cloud",
     "-imagenet21k": "needs a download",
+    "-imagenet2012-224": "needs a download",
     "CLS-LOC": "needs a download",
 }
 

@@ -79,11 +79,11 @@ def _figures(plans: dict[str, Plan]) -> Iterator[str]:
     programs = {name: memory_parts(plan.compilation) for name, plan in plans.items()}
     memory = {name: _scaled(bars, 1 / GIB) for name, bars in programs.items()}
     granted = [plan.compilation.workload.memory_bytes / GIB for plan in plans.values()]
-    style = {"label": "GiB", "total": "{:.1f}", "limits": granted, "limit_name": "chip's limit"}
+    style = {"label": "GiB", "total": "{:.3g}", "limits": granted, "limit_name": "chip's limit"}
     yield _section("Memory", MEMORY, memory, **style)
     cycles = {name: _scaled(cycle_parts(plan), 1 / MILLION) for name, plan in plans.items() if cycle_parts(plan)}
     if cycles:
-        yield _section("Cycles", CYCLES, cycles, label="million cycles an image", total="{:.2f}")
+        yield _section("Cycles", CYCLES, cycles, label="million cycles an image", total="{:.3g}")
 
 
 def _scaled(bars: dict[str, dict[str, float]], factor: float) -> dict[str, dict[str, float]]:
