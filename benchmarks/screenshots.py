@@ -24,7 +24,11 @@ from vit_jax import UserError, cli
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTHS = {"wide": 1280, "narrow": 390}
 MAX_HEIGHT = 12_000  # pixels: Chromium draws no larger pictures
-SHOWN = "Promise.all([...document.images].filter(i => i.checkVisibility()).map(i => i.decode())).then(() => 0)"
+# Waits until the pictures are there that are shown, also those that are loaded when they are scrolled to.
+LOADED = """Promise.all([...document.images].filter(image => image.checkVisibility()).map(image => {
+  image.loading = "eager"
+  return image.decode().catch(() => 0)
+})).then(() => 0)"""
 
 
 class Browser:
@@ -119,7 +123,7 @@ def take_screenshots(page: Path, folder: Path, browser: Browser) -> Iterator[Pat
         browser.await_event("Page.loadEventFired")
         height = min(MAX_HEIGHT, browser.ask("Page.getLayoutMetrics")["cssContentSize"]["height"])
         browser.ask("Emulation.setDeviceMetricsOverride", height=height, **size)
-        browser.ask("Runtime.evaluate", expression=SHOWN, awaitPromise=True)
+        browser.ask("Runtime.evaluate", expression=LOADED, awaitPromise=True)
         picture = browser.ask("Page.captureScreenshot", format="png")["data"]
         path = folder / f"{page.stem}-{theme}-{name}.png"
         path.write_bytes(base64.b64decode(picture))
