@@ -23,6 +23,8 @@ CAPTIONS = {
     "program": "config to device programs",
     "inference": "functions of the weights",
     "loaded_model": "a model to evaluate",
+    "run_report": "the page of a run",
+    "page_server": "to browsers here",
     "eval_requests": "--evals in words",
     "step": "one update",
     "tasks": "objectives",

@@ -42,6 +42,7 @@ def get_config() -> ConfigDict:
     config.stall_limit = 1800.0  # seconds without progress on a host, compilation included, after which the run ends
     config.profile_steps = 0  # steps to trace into <workdir>/profile, starting with the third step of the run
     config.wandb = placeholder(str)  # project of Weights & Biases to log to, too; needs the extra [wandb]
+    config.report = False  # writes the page of vit_jax.report into the workdir at the end; needs the extra [plot]
     config.compiler_options = ""  # NAME=VALUE,...: of jax.jit, over those chosen for the devices; NAME= omits one
 
     config.model = ConfigDict()

@@ -42,6 +42,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.pack": Output(),
     "vit_jax.convert": Output(),
     "vit_jax.look": Output("out"),
+    "vit_jax.report": Output(),
     "benchmarks.architecture": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.pictures": Output("write"),

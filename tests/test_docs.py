@@ -32,7 +32,7 @@ from benchmarks import (
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import cli, convert, evaluate, finetune, look, main, pack, plan, predict, record, sweep, vtab
+from vit_jax import cli, convert, evaluate, finetune, look, main, pack, plan, predict, record, report, sweep, vtab
 from vit_jax.config import check_config
 from vit_jax.config_fields import FIELDS, GROUPS, OnResume
 from vit_jax.config_flags import parse_command_line
@@ -74,6 +74,7 @@ OURS = {
     "vit_jax.plan": plan,
     "vit_jax.predict": predict,
     "vit_jax.record": record,
+    "vit_jax.report": report,
     "vit_jax.sweep": sweep,
     "vit_jax.vtab": vtab,
 }

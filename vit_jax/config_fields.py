@@ -107,6 +107,7 @@ FIELDS: Mapping[str, Field] = {
     "stall_limit": Field(1, MOST),
     "profile_steps": Field(0, MOST),
     "wandb": Field(optional=True, when_missing=(None,)),
+    "report": Field(when_missing=(False,)),
     "compiler_options": Field(when_missing=("",)),
     # The model's numbers are checked by models.create.
     "model.name": Field(),

@@ -24,7 +24,6 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, evals
-from vit_jax.config_flags import default_config
 from vit_jax.eval_requests import choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
@@ -57,7 +56,7 @@ def evaluate(
             their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
-        save: features, predictions or confusion; see `evals.save_outputs`.
+        save: features, predictions, confusion or mistakes; see `evals.save_outputs`.
         save_dir: the folder to write them to.
 
     Raises:
@@ -72,7 +71,7 @@ def evaluate(
     elif best or split:
         raise UserError(f"{path} is not the folder of a run; --best and --split are for runs.")
     else:
-        loaded = open_weights(path, fsdp, source, default_config())
+        loaded = open_weights(path, fsdp, source)
     config, program = loaded.config, loaded.program
     choose_evaluations(config, program.model.image_size, program.model.preprocess, requests, split)
     config.data.data_dir = data_dir or config.data.data_dir
@@ -84,7 +83,7 @@ def evaluate(
     cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
     weights = jax.device_put(weights, program.params_shardings)
     if save:  # first, as the evaluations use the logits that it leaves in the cache
-        evals.save_outputs(save, Path(save_dir), config, program, weights, cache)
+        evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step)
     metrics = evals.run_evaluators(evaluators, weights, cache=cache)
     return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 
@@ -116,7 +115,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
-    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write features, logits or confusion")
+    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write features, logits, confusion or mistakes")
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     args = parser.parse_args(argv[1:])

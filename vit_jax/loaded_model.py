@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop, nearest_path
 from vit_jax.config import load_config
+from vit_jax.config_flags import default_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
@@ -82,14 +83,13 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, int(folder.name))
 
 
-def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: ConfigDict) -> LoadedModel:
+def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel:
     """Opens weights of any form that `vit_jax.load` reads.
 
     Args:
         path: of the weights, or their name in the catalogue.
         fsdp: devices to split the weights over.
         source: of evaluations that name none.
-        defaults: of all fields; modified.
 
     Raises:
         UserError: they cannot be read, or cannot be split so.
@@ -97,7 +97,7 @@ def open_weights(path: str | Path, fsdp: int, source: str | None, defaults: Conf
     devices = jax.devices()
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
     model, params = interop.load(path, dtype=dtype)
-    config, height = defaults, model.image_size[0]
+    config, height = default_config(), model.image_size[0]
     mesh = make_inference_mesh(config, fsdp)
     with config.unlocked():
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None

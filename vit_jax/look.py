@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, analysis, cli, data, user_errors
-from vit_jax.config_flags import default_config
 from vit_jax.data.images import list_images
 from vit_jax.loaded_model import open_weights, rounded
 from vit_jax.models import Model
@@ -78,7 +77,7 @@ def examine(
     for name, number in (("batch", batch), ("the number of images", len(images))):
         if number is not None and number < 1:
             raise UserError(f"{name} must be at least 1, not {number}.")
-    loaded = open_weights(checkpoint, 1, None, default_config())
+    loaded = open_weights(checkpoint, 1, None)
     program, params = loaded.program, loaded.read()
     preprocess = program.model.preprocess
     if preprocess is None:

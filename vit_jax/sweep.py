@@ -18,6 +18,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import math
 import posixpath
 import re
 import shlex
@@ -31,10 +32,10 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import NonFiniteLoss, UserError, cli, data, train
-from vit_jax.config import flatten_config, parse_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.distributed import Supervisor
 from vit_jax.program import prepare
+from vit_jax.results import fields_as_text, read_run
 from vit_jax.storage import check_workdir, filesystem
 
 RESULT_FILE = "sweep.json"  # one in the folder of each finished combination, and one of all in that of the sweep
@@ -147,7 +148,8 @@ def read_outcome(combination: Combination) -> Outcome | None:
     begun, result = (filesystem.join_path(combination.folder, name) for name in ("config.json", RESULT_FILE))
     if not filesystem.exists(begun):
         return None
-    old, new = (_comparable_fields(each) for each in (parse_config(filesystem.read_bytes(begun), begun), config))
+    saved = read_run(combination.folder, combination.name).config
+    old, new = (_comparable_fields(each) for each in (saved, config))
     if differ := [key for key in new if old.get(key) != new[key]]:
         raise UserError(
             f"{combination.folder} contains a run with other values of {', '.join(differ)}; choose another --workdir."
@@ -161,7 +163,7 @@ def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
     The same preprocessing may be written in several ways.
     """
     told = data.describe_evals(config)
-    return flatten_config(config) | {f"evals.{name}.preprocess": fields["preprocess"] for name, fields in told.items()}
+    return fields_as_text(config) | {f"evals.{name}.preprocess": fields["preprocess"] for name, fields in told.items()}
 
 
 def _parse_outcome(combination: Combination, path: str) -> Outcome:
@@ -192,10 +194,9 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
     except NonFiniteLoss as error:
         print(f"{combination.name}: {error}", file=sys.stderr, flush=True)
         last = None
-    log = filesystem.join_path(combination.folder, "metrics.jsonl")
-    lines = [json.loads(line) for line in filesystem.read_bytes(log).splitlines()] if filesystem.exists(log) else []
-    best = max((line[metric] for line in lines if line.get(metric) is not None), default=last)
-    steps = max((line["step"] for line in lines), default=0)
+    run = read_run(combination.folder, combination.name)
+    found = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    best, steps = max(found, default=last), run.step
     outcome = Outcome(combination.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
         text = json.dumps(dataclasses.asdict(outcome)) + "\n"

@@ -12,6 +12,7 @@ from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
 from vit_jax.run import Run
+from vit_jax.run_report import make_page, report_end
 from vit_jax.storage import check_workdir
 from vit_jax.workdir import Workdir
 
@@ -42,6 +43,8 @@ def train(
     supervisor = supervisor or Supervisor()
     supervisor.set_stall_limit(config.stall_limit)
     place = check_workdir(workdir)
+    if config.report:
+        make_page([])  # tells at once if what draws it is missing
     with supervisor.phase("opening the data", patient=True):
         config, info, program = prepare(config, functools.partial(check_kernels, coordinator=supervisor))
 
@@ -69,4 +72,8 @@ def train(
                 run.save()  # first: whatever an evaluation fails with, nothing is lost
             if run.evaluation_due():
                 run.evaluate()
-        return run.finish()
+        metrics = run.finish()
+        if config.report:
+            with supervisor.phase("writing the report", patient=True):
+                log.write_text("\n".join(report_end(config, program, folder, run.state.eval_params)))
+        return metrics

@@ -7,7 +7,6 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax import kernels, models
 from vit_jax.analysis import measure, observe
-from vit_jax.config_flags import default_config
 from vit_jax.inference import make_inference
 from vit_jax.loaded_model import open_weights
 
@@ -18,7 +17,7 @@ BATCH = 8  # the last batch is padded
 
 @pytest.fixture(scope="module")
 def loaded():
-    return open_weights(CHECKPOINT, 1, None, default_config())
+    return open_weights(CHECKPOINT, 1, None)
 
 
 def run(program, params):

@@ -7,3 +7,4 @@ from . import notebook as notebook
 from . import observe as observe
 from . import page as page
 from . import plot as plot
+from . import run_page as run_page

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from vit_jax.analysis import figures, measure
 from vit_jax.analysis.observe import Observations
@@ -59,10 +58,9 @@ def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observa
 
 def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     """Returns the filters of the patches; of a hybrid, those of the first convolution, which reads the pixels."""
-    title = "Embedding filters"
-    kernel, where = np.asarray(params["embed"]["kernel"], np.float32), "the projection of the patches (Figure 7 left)"
-    if spec.stem.kind == "resnet":
-        kernel = standardised(np.asarray(params["stem"]["root"]["conv"]["kernel"], np.float32))
+    title, is_hybrid = "Embedding filters", spec.stem.kind == "resnet"
+    kernel, where = measure.pixel_filters(params, is_hybrid), "the projection of the patches (Figure 7 left)"
+    if is_hybrid:
         where = "the first convolution of the ResNet, since the patches of a hybrid are not of pixels"
     components, shares = measure.embedding_filters(kernel)
     size, number = "x".join(map(str, kernel.shape[:2])), kernel.shape[-1]
@@ -75,12 +73,6 @@ def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
         "nothing.",
         lambda: figures.embedding_filters(components),
     )
-
-
-def standardised(kernel: Float[np.ndarray, "rows columns channels filters"]) -> np.ndarray:
-    """Returns filters as every ResNet of the package uses them, up to its epsilon: each with mean 0 and deviation 1."""
-    axes = (0, 1, 2)
-    return (kernel - kernel.mean(axes)) / np.maximum(kernel.std(axes), np.finfo(np.float32).tiny)
 
 
 def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:

@@ -36,16 +36,17 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 """
 
 
-def document(title: str, body: str) -> str:
+def document(title: str, body: str, head: str = "") -> str:
     """Returns a page in English, for light and dark screens.
 
     Args:
         title: plain text.
         body: HTML.
+        head: more of it, as HTML.
     """
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
+    start = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    start += f"<title>{escape(title)}</title><style>{STYLE}</style>{head}"
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{start}</head>\n<body>{body}</body>\n</html>\n'
 
 
 def data_url(file: bytes) -> str:

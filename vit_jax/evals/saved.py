@@ -11,27 +11,38 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, user_errors
+from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, read_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.storage import atomic_write
 
-OUTPUTS = ("features", "predictions", "confusion")
+OUTPUTS = ("features", "predictions", "confusion", "mistakes")
 
 
-def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, params: Any, cache: OutputCache) -> None:
+def save_outputs(
+    what: str,
+    folder: Path,
+    config: ConfigDict,
+    program: Any,
+    params: Any,
+    cache: OutputCache,
+    step: int | None = None,
+) -> None:
     """Writes `<evaluation>.<split>.<what>.npz`, or `.csv` and `.png`, for each split that the evaluations read.
 
     An .npz file has `names`, those of the images where the data have them, `labels`, `class_names` if they are known,
     and `features`, the model's pre_logits, or `logits`: float32, in the order of the data. The .csv file is
-    `scores.format_confusion`'s; the picture needs matplotlib. What is computed is kept in the cache.
+    `scores.format_confusion`'s; the picture needs matplotlib. That of mistakes has what `find_mistakes` returns, and
+    the `step`. What is computed is kept in the cache.
 
     Args:
-        what: features; or predictions or confusion: of evaluations of the head.
+        what: features; or predictions, confusion or mistakes: of evaluations of the head.
         folder: to write to; made if it does not exist.
         config: with the evaluations.
         program: `Inference`.
         params: on the devices.
         cache: of these parameters.
+        step: of the run, if they are of one.
 
     Raises:
         UserError: no evaluation has predictions, or images have several labels; an image cannot be read, or the folder
@@ -51,6 +62,11 @@ def save_outputs(what: str, folder: Path, config: ConfigDict, program: Any, para
         start = folder / f"{name}.{split}.{what}"
         if what == "confusion":
             write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
+        elif what == "mistakes":
+            counted = map_predictions(config.evals[name], batches.source, program.model, outputs, labels)
+            found = find_mistakes(counted, program.model.loss, batches)
+            arrays = found | {"step": np.array(-1 if step is None else step)}
+            write_arrays(f"{start}.npz", arrays)
         else:
             write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
 

@@ -2,7 +2,9 @@ from .history import History as History
 from .history import read_history as read_history
 from .metric_writer import MetricsCallback as MetricsCallback
 from .metric_writer import MetricWriter as MetricWriter
-from .metric_writer import last_logged_step as last_logged_step
+from .metrics_file import METRICS as METRICS
+from .metrics_file import last_logged_step as last_logged_step
+from .metrics_file import read_metrics as read_metrics
 from .profiler import Trace as Trace
 from .summary import banner_lines as banner_lines
 from .summary import parameter_table as parameter_table

@@ -47,7 +47,8 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
     """Returns the processes of a run, in order, from the text of its file.
 
     Each is a dict: `first` and `last`, the steps before and after it; `seconds` up to its last save; `hardware` in
-    words; `vit_jax`, `commit`, `jax` and `python`, the versions.
+    words; `vit_jax`, `commit`, `jax` and `python`, the versions; `peak_bytes`, the most memory in use on a device of
+    the first host, where devices tell.
 
     Raises:
         UserError: the text is not that of such a file.
@@ -62,6 +63,12 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
     return processes
 
 
+def peak_bytes(devices: Sequence[jax.Device]) -> int:
+    """Returns the most memory that one of the devices has had in use; 0: they do not tell, as a CPU."""
+    told = [device.memory_stats() or {} for device in devices]
+    return max((stats.get("peak_bytes_in_use", 0) for stats in told), default=0)
+
+
 class History:
     """Writes how far this process has come, after what earlier processes of the run have written."""
 
@@ -74,6 +81,7 @@ class History:
             devices: of the mesh.
         """
         self._path, self._began = workdir / HISTORY, time.monotonic()
+        self._devices = [device for device in devices if device.process_index == jax.process_index()]
         self._before: list[dict[str, Any]] = []
         if start and self._path.exists():
             with contextlib.suppress(UserError):
@@ -94,5 +102,7 @@ class History:
         if step == self._process["first"] > 0:
             return  # a complete run that is looked at again
         self._process |= {"last": step, "seconds": round(time.monotonic() - self._began, 1)}
+        if peak := peak_bytes(self._devices):
+            self._process["peak_bytes"] = peak
         with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
             temporary.write_text(json.dumps([*self._before, self._process], indent=2) + "\n")

@@ -14,12 +14,9 @@ import jax
 import tensorboardX
 from tqdm import tqdm
 
-from vit_jax import UserError
-from vit_jax.storage import atomic_write
+from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
 
-Metrics = dict[str, float]
 MetricsCallback = Callable[[int, Metrics], None]
-METRICS = "metrics.jsonl"
 PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
 QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
@@ -67,9 +64,11 @@ class MetricWriter:
         if not self._writes:
             return
         self._text = (workdir / "train.log").open("a")
-        path = _drop_lines(workdir / METRICS, start, evaluated)
+        path = workdir / METRICS
+        if path.exists():
+            drop_lines(path, start, evaluated)
         if watch and path.exists():
-            for step, metrics in _read_metrics(path):
+            for step, metrics in read_metrics(path.read_bytes(), str(path)):
                 watch(step, metrics)
         self._jsonl = path.open("a")
         self._events = tensorboardX.SummaryWriter(str(workdir), purge_step=start + 1 if start else None)
@@ -187,44 +186,3 @@ def _number(name: str, value: float) -> str:
     if "images_per_sec" in name:
         return f"{value:,.1f}"
     return f"{value:.4g}"
-
-
-def _read_metrics(path: Path) -> Iterator[tuple[int, Metrics]]:
-    """Yields each step and its metrics."""
-    for line in path.read_text().splitlines():
-        values = json.loads(line)
-        step = values.pop("step")
-        yield step, {name: math.nan if value is None else value for name, value in values.items()}
-
-
-def last_logged_step(workdir: Path) -> int:
-    """Returns the largest step in the metrics of a workdir; 0 if there are none.
-
-    Raises:
-        UserError: the file is damaged or has another format.
-    """
-    path = workdir / METRICS
-    try:
-        return max((int(json.loads(line)["step"]) for line in _complete_lines(path)), default=0) if path.exists() else 0
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"cannot read {path}: a line is not the JSON of a step's metrics; move the file away, or choose another "
-            "--workdir."
-        ) from error
-
-
-def _complete_lines(path: Path) -> list[str]:
-    """Returns the lines of a metrics file, without an incomplete last one."""
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _drop_lines(path: Path, last: int, evaluated: bool) -> Path:
-    """Drops the lines after step `last`, its evaluation unless it is `evaluated`, and the line of step 0."""
-    if path.exists():
-        read = [(line, json.loads(line)) for line in _complete_lines(path)]
-        kept = [(line, values) for line, values in read if 0 < values["step"] <= last]
-        if not evaluated:
-            kept = [(line, values) for line, values in kept if values["step"] < last or "train/loss" in values]
-        with atomic_write(path) as temporary:
-            temporary.write_text("".join(line for line, _ in kept))
-    return path

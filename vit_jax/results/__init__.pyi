@@ -5,3 +5,8 @@ from .record import Record as Record
 from .record import make_record as make_record
 from .record import read_records as read_records
 from .record import write_record as write_record
+from .run_folder import RunFolder as RunFolder
+from .run_folder import fields_as_text as fields_as_text
+from .run_folder import find_runs as find_runs
+from .run_folder import read_run as read_run
+from .run_folder import write_page as write_page

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, shown
-from vit_jax.config import parse_config, source_label
-from vit_jax.monitoring import read_history
+from vit_jax import UserError
+from vit_jax.config import source_label
+from vit_jax.results.run_folder import read_run
 from vit_jax.storage import filesystem
 
 UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
@@ -59,38 +60,19 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     Raises:
         UserError: there is no run, it is not finished, or an evaluation is of another checkpoint.
     """
-    places = {file: filesystem.join_path(workdir, file) for file in ("config.json", "metrics.jsonl", "history.json")}
-    if not filesystem.exists(places["config.json"]):
-        raise UserError(f"{workdir} is not the folder of a run: it contains no config.json.")
-    config = parse_config(filesystem.read_bytes(places["config.json"]), places["config.json"])
-    metrics = read_last_metrics(places["metrics.jsonl"])
-    step = int(metrics.pop("step", 0) or 0)
+    run = read_run(workdir, name)
+    config, step = run.config, run.step
+    metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.last.items()}
     if step < config.total_steps or not metrics:
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
-    if not filesystem.exists(places["history.json"]):
+    if not run.processes:
         raise UserError(f"{workdir} contains no history.json: an earlier version trained it; train it again.")
     for row in evaluations or []:
         if row.get("step") != step:
             raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}.")
         metrics |= {key: value for key, value in row.items() if key not in ("step", "model", "split")}
-    processes = read_history(filesystem.read_bytes(places["history.json"]), places["history.json"])
     kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
-    return Record(name, without_folders(config.to_dict()), step, kept, processes)
-
-
-def read_last_metrics(path: str) -> dict[str, float | None]:
-    """Returns the last value of each metric in a run's metrics.jsonl, and the last `step`.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    metrics: dict[str, float | None] = {}
-    for line in filesystem.read_bytes(path).splitlines() if filesystem.exists(path) else ():
-        try:
-            metrics |= json.loads(line)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"cannot read {path}: {shown(line, 40)!r} is not the JSON of a step's metrics.") from error
-    return metrics
+    return Record(name, without_folders(config.to_dict()), step, kept, run.processes)
 
 
 def without_folders(value: Any) -> Any:

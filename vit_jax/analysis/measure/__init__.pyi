@@ -5,5 +5,6 @@ from .attention import query_maps as query_maps
 from .attention import uniform_distance as uniform_distance
 from .gradients import class_saliency as class_saliency
 from .parameters import embedding_filters as embedding_filters
+from .parameters import pixel_filters as pixel_filters
 from .parameters import position_similarity as position_similarity
 from .representations import linear_cka as linear_cka

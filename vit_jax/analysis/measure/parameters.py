@@ -1,8 +1,21 @@
 """What a model has learned about pixels and places, without images."""
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from sklearn.decomposition import PCA
+
+
+def pixel_filters(params: dict[str, Any], is_hybrid: bool) -> Float[np.ndarray, "rows columns channels filters"]:
+    """Returns the filters that read the pixels: those of the patches, or of a hybrid's first convolution.
+
+    The latter are as the ResNet uses them: each with mean 0 and deviation 1.
+    """
+    if not is_hybrid:
+        return np.asarray(params["embed"]["kernel"], np.float32)
+    kernel, axes = np.asarray(params["stem"]["root"]["conv"]["kernel"], np.float32), (0, 1, 2)
+    return (kernel - kernel.mean(axes)) / np.maximum(kernel.std(axes), np.finfo(np.float32).tiny)
 
 
 def embedding_filters(

@@ -1,0 +1,288 @@
+"""The page of a run, the files that it reads, and the server that shows it."""
+
+import base64
+import contextlib
+import http.client
+import itertools
+import json
+import re
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tests.analysis.test_look import Page, check_picture
+from tests.conftest import ROOT
+from vit_jax import UserError, models, page_server, report, run_report, train
+from vit_jax.analysis import curves, run_checkpoints
+from vit_jax.config import save_config
+from vit_jax.config_flags import default_config, parse_command_line
+from vit_jax.evals.mistakes import SIDE, find_mistakes
+from vit_jax.evals.predictions import Predictions
+from vit_jax.monitoring import read_metrics
+from vit_jax.results import read_run
+
+RANDOM = np.random.default_rng(0)
+NAME = "a <b> & 'c'"
+PROCESS = {"seconds": 90.0, "hardware": "8 x TPU <x>", "vit_jax": "0.1.0", "jax": "0.10", "peak_bytes": 2**30}
+PLAN = {"batch": 16, "devices": 2, "device_kind": "TPU v5 lite", "macs_per_image": 10**6, "peak_bytes": 2**29}
+PLAN |= {"images_per_second_per_chip": 500.0, "mfu": 0.4, "hours": 0.01}
+
+
+class RunPage(Page):
+    def handle_data(self, data):
+        if "script" not in self.open:
+            super().handle_data(data)
+
+
+def check_run_page(text):
+    """Checks that a page with scripts stands alone, and that every picture has a text."""
+    assert text.startswith("<!DOCTYPE html>\n<html lang=")
+    page = RunPage(text)
+    assert not {"link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.tags}
+    [policy] = [tag["content"] for tag in page.all("meta") if tag.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none';") and not re.search(r"https?:|\*|connect-src|'self'", policy)
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert not (tag == "script" and "src" in attributes)
+        for name in {"src", "srcset", "href"} & attributes.keys():
+            kind, content = re.fullmatch(r"data:image/(png|webp|svg\+xml);base64,(.+)", attributes[name]).groups()
+            check_picture(kind, base64.b64decode(content, validate=True))
+    assert all(image["alt"].strip() for image in page.all("img"))
+    assert all(tag["aria-label"].strip() for _, tag in page.tags if tag.get("role") == "img")
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    return page
+
+
+def write_lines(folder, lines):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def metrics(step):
+    return {
+        "step": step,
+        "train/loss": 1 / step,
+        "train/lr": 0.1,
+        "norm/grads": 1.0,
+        "train/images_per_sec": 8.0 * step,
+    }
+
+
+def write_run(folder, steps=30, **fields):
+    """Writes the folder of a run that was resumed after steps 10 and 20, with `model` and all that it may have."""
+    folder.mkdir()
+    config = default_config()
+    config.total_steps, config.total_epochs, config.batch, config.data.num_examples = 30, None, 16, 100
+    config.update(fields)
+    save_config(config, folder / "config.json")
+    lines = [metrics(step) | {"perf/data_wait": 0.1} for step in range(1, steps + 1)]
+    lines[3]["norm/grads"] = None
+    write_lines(
+        folder, [*lines, {"step": steps, "test/accuracy": 0.5, "test/loss": 1.5, "test/n": 9, "few/5shot": 0.3}]
+    )
+    history = [PROCESS | {"first": first, "last": first + 10} for first in range(0, steps, 10)]
+    (folder / "history.json").write_text(json.dumps(history))
+    (folder / "plan.json").write_text(json.dumps(PLAN) + "\n")
+    np.savez(folder / "test.test.mistakes.npz", step=np.array(20), **mistakes(classes=3))
+    (folder / "checkpoints" / "10").mkdir(parents=True)
+    return folder
+
+
+def mistakes(classes, images=40, shape=(8, 12, 3)):
+    logits, labels = RANDOM.random((images, classes), np.float32), RANDOM.integers(-1, classes, images)
+    source = [{"image": np.full((200, 100, 3), index, np.uint8)} for index in range(images)]
+    batches = types.SimpleNamespace(source=types.SimpleNamespace(), preprocess=types.SimpleNamespace(shape=shape))
+    batches.source = type("Source", (list,), {"example_name": lambda self, index: f"{NAME}/{index}"})(source)
+    batches.preprocess.apply_ops = lambda image, rng: image[: shape[0], : shape[1]]
+    names = [f"<i>class</i> {index}" for index in range(classes)]
+    found = find_mistakes(Predictions(logits, labels, names), "softmax", batches)
+    wrong = (labels >= 0) & (logits.argmax(axis=1) != labels)
+    assert found["pairs"][:, 2].sum() == (labels >= 0).sum()
+    assert len(found["labels"]) == min(24, wrong.sum()) and (found["labels"] != found["predictions"]).all()
+    assert (np.diff(found["confidences"]) <= 0).all()
+    return found
+
+
+@pytest.fixture(scope="module")
+def weights():
+    vit = models.create("ViT-mu/8", resolution=16, num_classes=3)
+    image = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
+    params = jax.tree.map(
+        lambda leaf: RANDOM.normal(size=leaf.shape), jax.eval_shape(vit.init, jax.random.key(0), image)
+    )
+    return vit, params
+
+
+@pytest.fixture
+def model(weights, monkeypatch):
+    """What every checkpoint holds."""
+    monkeypatch.setattr(run_checkpoints.interop, "load", lambda path, dtype: weights)
+    run_checkpoints.draw_checkpoint.cache_clear()
+
+
+def test_the_page_stands_alone_and_says_all(tmp_path, model):
+    run = write_run(tmp_path / NAME)
+    page = check_run_page(run_report.make_page([read_run(str(run), NAME)]))
+    assert f"Run {NAME}" in page.text and "<i>class</i> 2" in page.text and "TPU <x>" in page.text
+    for words in (
+        "complete: 30 of 30 steps",
+        "after step 10, 20",
+        "norm/grads in 1 lines",
+        "of the split test are wrong",
+    ):
+        assert words in page.text
+    plots = [tag["aria-label"] for _, tag in page.tags if tag.get("role") == "img"]
+    assert [text.partition(":")[0] for text in plots] == [
+        *("Loss", "Accuracy", "Learning rate", "Norms", "Speed", "Waiting for data")
+    ]
+    assert len([tag for tag in page.all("img") if "after step 10" in tag["alt"]]) == 2
+    # Measured: a median of 124 images/s; planned: 1,000 on two devices; 40 % utilization there.
+    for number in ("124.0", "1,000.0", "4.96%", "40.00%", "1.00 GiB", "0.50 GiB", "36.0 s", "4.5 minutes"):
+        assert number in page.text, number
+
+
+def test_runs_are_compared(tmp_path, model):
+    _, two = (write_run(tmp_path / name, **fields) for name, fields in (("one", {}), ("two", {"seed": 7})))
+    (two / "history.json").unlink()
+    (two / "plan.json").unlink()
+    (two / "test.test.mistakes.npz").write_bytes(b"damaged")
+    text = run_report.make_page(report.read_runs([str(tmp_path)]))
+    page = check_run_page(text)
+    assert "2 runs" in page.text and "two: train/loss" in page.text
+    differs = re.search("What differs</h3>(.*?)</table>", text)[1]
+    assert re.findall(r'<th scope="row">(\S+?)</th>', differs) == ["seed"]
+    assert "cannot read test.test.mistakes.npz" in page.text and f"{two}/plan.json" in page.text
+
+
+def test_a_run_that_has_only_begun(tmp_path):
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    config = default_config()
+    config.total_steps, config.total_epochs = 30, None
+    save_config(config, folder / "config.json")
+    page = check_run_page(run_report.make_page(report.read_runs([str(folder)])))
+    for words in ("0 of 30 steps", "No metrics", "--save=mistakes", "No checkpoint", "No plan", "No process"):
+        assert words in page.text
+
+
+def test_a_run_that_was_killed_twice_has_one_curve(tmp_path):
+    """Lines after the last checkpoint, evaluations of the same step, and half a line."""
+    parts = [range(1, 13), range(11, 26), range(21, 31)]
+    run = write_run(tmp_path / "run")
+    lines = [metrics(step) for part in parts for step in part]
+    lines.insert(10, {"step": 10, "test/loss": 2.0})
+    write_lines(run, lines)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 31, "train/lo')
+    found = curves.list_curves([read_run(str(run), "run")])
+    for panel in found.values():
+        for curve in panel:
+            assert curve.steps.tolist() == ([10] if curve.metric == "test/loss" else list(range(1, 31)))
+    with pytest.raises(UserError, match="is not the JSON of a step's metrics"):
+        read_metrics(b'{"epoch": 1}\n', "metrics.jsonl")
+
+
+def test_long_curves_keep_their_spikes_and_gaps():
+    values = np.sin(np.arange(100_000) / 1e3)
+    values[[0, 54_321, 77_777, 99_999]] = -9, 50, np.nan, 7
+    kept = curves.thin_out(values)
+    assert {0, 54_321, 77_777, 99_999} <= set(kept.tolist()) and len(kept) <= 3 * curves.BUCKETS + 1
+    assert (np.diff(kept) > 0).all() and curves.thin_out(values[:100]).tolist() == list(range(100))
+
+
+def test_kept_images_are_small():
+    assert mistakes(classes=2)["pixels"].shape[1:] == (8, 12, 3)
+    found = mistakes(classes=2, shape=(20, 30, 3))
+    assert (found["pixels"][0] == int(str(found["images"][0]).rpartition("/")[2])).all()
+    assert SIDE == 128
+
+
+@contextlib.contextmanager
+def served(pages):
+    def make_page():
+        if not pages:
+            raise UserError("there is no run <yet")
+        return pages[0]
+
+    server = page_server.make_server(0, make_page, lambda: 15)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_server_shows_one_page_to_this_machine_only():
+    def ask(method, path, **headers):
+        connection = http.client.HTTPConnection(*address)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+    pages = ["<p>é"]
+    with served(pages) as address:
+        assert address[0] == "127.0.0.1"
+        status, content, headers = ask("GET", "/")
+        assert (status, content.decode(), headers["Refresh"]) == (200, "<p>é", "15")
+        assert ask("HEAD", "/")[:2] == (200, b"")
+        for path in ("/config.json", "/../config.json", "//etc/passwd", "/%2e%2e/x", "/?x", "*", "/metrics.jsonl"):
+            assert ask("GET", path)[0] == 404
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert ask(method, "/")[0] == 501
+        assert ask("GET", "/", Host="evil.example")[0] == 403
+        pages.clear()
+        status, content, _ = ask("GET", "/")
+        assert status == 503 and b"there is no run &lt;yet" in content
+        with pytest.raises(UserError, match=f"cannot listen on port {address[1]}: .*; choose another --port"):
+            page_server.make_server(address[1], str, lambda: None)
+
+
+def test_the_command_writes_one_file(tmp_path, model, capsys):
+    run = write_run(tmp_path / "run")
+    before = set(run.iterdir())
+    report.main(["report", str(run)])
+    assert capsys.readouterr().out == f"{run}/report.html\n" and set(run.iterdir()) - before == {run / "report.html"}
+    with pytest.raises(UserError, match="--serve writes nothing"):
+        report.main(["report", str(run), "--serve", "--out=x.html"])
+    write_run(tmp_path / "other")
+    with pytest.raises(UserError, match="say where to write the page of 2 runs"):
+        report.main(["report", str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_twice_and_writes_its_page(tmp_path):
+    fields = {"report": True, "total_steps": 12, "eval_every": 4, "log_every": 1, "warmup_steps": 1, "batch": 64}
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    config, _ = parse_command_line(["main", f"--config={ROOT}/configs/digits.py", *words])
+    for last in (6, 10):
+
+        def interrupt(step, metrics, last=last):
+            if step == last:
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            train.train(config, tmp_path / "run", watch=interrupt)
+    train.train(config, tmp_path / "run")
+    run = read_run(str(tmp_path / "run"), "run")
+    assert [process["first"] for process in run.processes] == [0, 4, 8]
+    for panel in curves.list_curves([run]).values():
+        for curve in panel:
+            step = 4 if curve.metric.startswith("test/") else 1
+            assert curve.steps.tolist() == list(range(step, 13, step))
+    page = check_run_page((tmp_path / "run" / "report.html").read_text())
+    assert "after step 4, 8" in page.text and "Wrong with most confidence" in page.text
+
+
+@pytest.mark.slow
+def test_a_page_of_many_lines_is_small(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_lines(run, [metrics(step) for step in range(1, 100_001)])
+    np.savez(run / "test.test.mistakes.npz", step=np.array(-1), **mistakes(classes=30, shape=(200, 100, 3)))
+    text = run_report.make_page([read_run(str(run), "run")])
+    assert len(text) < 3e6 and "Confused most" in check_run_page(text).text

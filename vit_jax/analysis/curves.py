@@ -1,0 +1,194 @@
+"""Curves of the metrics of runs, drawn by the reader's browser. Only this file uses bokeh, which is in the page."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+try:
+    from bokeh.embed import components
+    from bokeh.models import GlyphRenderer, HoverTool, Legend, NumeralTickFormatter, PrintfTickFormatter, Range1d
+    from bokeh.plotting import figure
+    from bokeh.resources import Resources
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("reports need bokeh: pip install -e '.[plot]'", name=error.name) from error
+
+BUCKETS = 1000  # of a long curve
+FEW = 40  # points up to which each has a dot
+GREY = "#767676"
+# Okabe and Ito's, which colour-blind readers can tell apart, without the yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333")
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """What is drawn together.
+
+    Attributes:
+        title: a heading.
+        unit: of the vertical axis.
+        metrics: pattern of their names.
+        factor: by which they are multiplied.
+        scale: of the vertical axis, linear or log.
+    """
+
+    title: str
+    unit: str
+    metrics: str
+    factor: float = 1.0
+    scale: str = "linear"
+
+
+# A metric belongs to the first panel whose pattern it matches.
+PANELS = (
+    Panel("Loss", "loss (nats)", r"/loss$"),
+    Panel("Accuracy", "accuracy (%)", r"(accuracy|top5|accuracy_all|top5_all)$|/\d+(shot|nn)(_l2_[\d.]+)?$", 100),
+    Panel("Learning rate", "learning rate", r"^train/lr$"),
+    Panel("Norms", "L2 norm", r"^norm/", scale="log"),
+    Panel("Speed", "images a second", r"^train/images_per_sec$"),
+    Panel("Waiting for data", "share of the time (%)", r"^perf/data_wait$", 100),
+    Panel("Other measures", "value", r"(?<!/n)(?<!_std)(?<!_per_chip)$"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A metric of a run over its steps; NaN where it is not finite.
+
+    Attributes:
+        run: number of the run on the page.
+        metric: its name.
+        steps: of its values.
+        values: in the unit of the panel.
+    """
+
+    run: int
+    metric: str
+    steps: Int[np.ndarray, " n"]
+    values: Float[np.ndarray, " n"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A panel with its curves.
+
+    Attributes:
+        panel: what it is.
+        curves: all its points.
+        div: the HTML where the browser draws it.
+        dashes: metric -> how its lines are dashed, if colours stand for runs.
+    """
+
+    panel: Panel
+    curves: list[Curve]
+    div: str
+    dashes: dict[str, str]
+
+
+def list_curves(runs: Sequence[Any]) -> dict[Panel, list[Curve]]:
+    """Returns the curves of each panel that has any, of runs as `RunFolder`; metrics in the order they appear in."""
+    found: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
+    for number, run in enumerate(runs):
+        for metric in run.last:
+            panel = next((panel for panel in PANELS if re.search(panel.metrics, metric)), None)
+            if panel:
+                steps, values = zip(*((step, row[metric]) for step, row in run.metrics if metric in row), strict=True)
+                array = np.array(values, np.float64) * panel.factor
+                found[panel].append(Curve(number, metric, np.array(steps, np.int64), array))
+    return {panel: curves for panel, curves in found.items() if curves}
+
+
+def thin_out(values: Float[np.ndarray, " n"], buckets: int = BUCKETS) -> Int[np.ndarray, " kept"]:
+    """Returns which points of a curve to draw: of each of `buckets` groups of points the first, lowest and highest,
+    and the last of all; all of a short curve. NaN counts as the lowest, so that a gap stays.
+    """
+    if len(values) <= 3 * buckets:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), buckets + 1).astype(int)
+    filled = np.where(np.isnan(values), -np.inf, values)
+    kept = {0, len(values) - 1}
+    for start, stop in itertools.pairwise(edges.tolist()):
+        kept |= {start, start + int(filled[start:stop].argmin()), start + int(filled[start:stop].argmax())}
+    return np.array(sorted(kept))
+
+
+def draw_plots(runs: Sequence[Any]) -> tuple[list[Plot], str, str]:
+    """Returns the plots of runs, the script that draws them, and what the head of their page needs for it: HTML."""
+    panels = list_curves(runs)
+    if not panels:
+        return [], "", ""
+    last = max(int(curve.steps[-1]) for curves in panels.values() for curve in curves)
+    shared = Range1d(0, max(last, 1), bounds=(0, max(last, 1)))  # what is zoomed in one plot is zoomed in all
+    figures = [draw_panel(panel, runs, curves, shared) for panel, curves in panels.items()]
+    script, divs = components(figures, wrap_script=False)
+    plots = []
+    for (panel, curves), div in zip(panels.items(), divs, strict=True):
+        metrics = dict.fromkeys(curve.metric for curve in curves) if len(runs) > 1 else ()
+        plots.append(Plot(panel, curves, div, dict(zip(metrics, itertools.cycle(DASHES), strict=False))))
+    return plots, f"<script>{script}</script>", Resources("inline", components=["bokeh"]).render_js()
+
+
+def draw_panel(panel: Panel, runs: Sequence[Any], curves: Sequence[Curve], steps: Range1d) -> figure:
+    """Returns the plot of a panel over a range of steps, with a vertical line wherever a run was resumed.
+
+    A colour is a run and a dash a metric; if there is one run, a colour is a metric.
+    """
+    several, metrics = len(runs) > 1, list(dict.fromkeys(curve.metric for curve in curves))
+    plot, lines = empty_plot(panel, steps), []
+    legend: dict[str, list[GlyphRenderer]] = {}
+    for curve in curves:
+        kind = metrics.index(curve.metric)
+        colour = COLOURS[(curve.run if several else kind) % len(COLOURS)]
+        dash = DASHES[kind % len(DASHES) if several else 0]
+        kept = thin_out(curve.values, max(BUCKETS // len(runs), 100))
+        points = curve.steps[kept], curve.values[kept].astype(np.float32)
+        name = f"{runs[curve.run].name}: {curve.metric}" if several else curve.metric
+        drawn = [plot.line(*points, name=name, color=colour, line_dash=dash, line_width=1.5)]
+        if len(kept) <= FEW:
+            drawn.append(plot.scatter(*points, size=5, color=colour))
+        lines.append(drawn[0])
+        legend.setdefault(curve.metric, []).extend(drawn)
+    for run, colour in zip(runs, itertools.cycle(COLOURS if several else [GREY]), strict=False):
+        if resumed := [process["first"] for process in run.processes[1:]]:
+            mark = plot.vspan(x=resumed, color=colour, line_dash=[5, 4], line_width=1.5)
+            legend.setdefault("resumed", []).append(mark)
+    tips = [("", "$name"), ("step", "@x{0,0}"), (panel.unit, "@y{%.5g}")]
+    plot.add_tools(HoverTool(renderers=lines, tooltips=tips, formatters={"@y": "printf"}))
+    look = {"ncols": 3, "border_line_color": None, "background_fill_color": None, "padding": 2, "spacing": 14}
+    if not several:  # else a name would stand for curves of several colours; the page has a key
+        plot.add_layout(Legend(items=list(legend.items()), click_policy="hide", **look), "below")
+    return plot
+
+
+def empty_plot(panel: Panel, steps: Range1d) -> figure:
+    """Returns a plot with nothing but its axes."""
+    plot = figure(
+        height=300,
+        sizing_mode="stretch_width",
+        x_range=steps,
+        y_axis_type=panel.scale,
+        x_axis_label="step",
+        y_axis_label=panel.unit,
+        tools="box_zoom,pan,reset,save",
+        active_drag="box_zoom",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        min_border_right=24,  # half of the last number
+        lod_threshold=None,
+    )
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    plot.xaxis.ticker.desired_num_ticks = 5
+    if panel.scale == "linear":
+        plot.yaxis.formatter = PrintfTickFormatter(format="%.4g")
+    plot.toolbar_location, plot.toolbar.logo = "above", None
+    plot.grid.grid_line_color = "#d1d9e0"
+    for axis in plot.axis:
+        axis.axis_label_text_font_style = "normal"
+        axis.major_label_text_color = axis.axis_label_text_color = "#1f2328"
+    return plot

@@ -1,0 +1,70 @@
+"""The part of a report on how filters and positions change from one kept checkpoint to the next."""
+
+import functools
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError, interop
+from vit_jax.analysis import page
+from vit_jax.analysis.weight_pictures import filters_picture, positions_picture
+
+PIXELS = 'class="pixels"'
+MOST = 6  # checkpoints that are shown, spread over all
+PICTURES = (
+    (
+        "Embedding filters",
+        "The principal components of the filters that read the pixels (Figure 7 left), each with its own scale.",
+    ),
+    (
+        "Similarity of position embeddings",
+        "For each patch a small map, at its place: the cosine similarity of its position embedding to those of all "
+        "patches (Figures 7 centre and 10), from dark (-1) to bright (1).",
+    ),
+)
+
+
+def checkpoints_part(run: Any) -> str:
+    """Returns the HTML for the checkpoints of a run, a `RunFolder`."""
+    found = [path for path in Path(run.place, "checkpoints").glob("*") if path.name.isdigit()]
+    steps = sorted(int(path.name) for path in found)
+    if not steps:
+        return "<p>No checkpoint lies here. Those in buckets are not read.</p>"
+    chosen = [steps[index] for index in np.unique(np.linspace(0, len(steps) - 1, MOST).round().astype(int))]
+    drawn = {}
+    for step in chosen:
+        try:
+            drawn[step] = draw_checkpoint(f"{run.place}/checkpoints/{step}")
+        except UserError:  # it is still being written, was removed meanwhile, or is damaged, as a resumed run will say
+            continue
+    words = f"{len(drawn):,} of the {len(steps):,} checkpoints that were kept (<code>checkpoint.keep_last</code>)."
+    parts = [f"<p>{words}</p>"]
+    for index, (title, caption) in enumerate(PICTURES):
+        figures = [
+            f"<figure>{page.image(pictures[index], f'{title} after step {step:,}', PIXELS)}"
+            f"<figcaption>step {step:,}</figcaption></figure>"
+            for step, pictures in drawn.items()
+            if pictures[index]
+        ]
+        told = caption if figures else "This model has learned none."
+        parts.append(f'<h3>{title}</h3><p>{escape(told)}</p><div class="row large">{"".join(figures)}</div>')
+    return "".join(parts)
+
+
+@functools.lru_cache(maxsize=64)
+def draw_checkpoint(path: str) -> tuple[bytes, bytes]:
+    """Returns the pictures of a checkpoint in the order of `PICTURES`; empty where its model has no such thing.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    model, params = interop.load(path, dtype="float32")
+    try:
+        spec = model.vit
+    except UserError:  # a BiT
+        return b"", b""
+    is_learned = spec.position.kind == "learned"
+    positions = positions_picture(params, spec.grid) if is_learned else b""
+    return filters_picture(params, spec.stem.kind == "resnet"), positions

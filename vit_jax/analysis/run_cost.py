@@ -1,0 +1,83 @@
+"""The part of a report on what a run took, beside what was planned."""
+
+import math
+import statistics
+from html import escape
+from typing import Any
+
+Row = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
+
+WORDS = (
+    "Images a second and the time waiting for data are medians of the logged lines, without evaluations and saving; "
+    "the time is that of all processes, with compiling and evaluations. The FLOPs are those of the model: 6 for each "
+    "multiply-accumulate of an image's forward pass."
+)
+
+
+def cost_part(run: Any) -> str:
+    """Returns the HTML for the cost of a run, a `RunFolder`."""
+    plan = run.plan or {}
+    width = 2 if plan else 1
+    lines = []
+    for name, *values in list_costs(run, plan):
+        cells = "".join(f'<td class="number">{escape(value)}</td>' for value in values[:width])
+        lines += [f'<tr><th scope="row">{name}</th>{cells}</tr>'] if any(values[:width]) else []
+    names = "".join(f'<th scope="col" class="number">{name}</th>' for name in ("measured", "planned")[:width])
+    head = f"<tr><td></td>{names}</tr>"
+    table = f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
+    if plan:
+        return f"{table}<p>Planned for {plan['devices']:,} x {escape(str(plan.get('device_kind')))}.</p>"
+    command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {run.place}/plan.json"
+    return f"{table}<p>No plan is saved beside the run. To have it here: <code>{escape(command)}</code></p>"
+
+
+def list_costs(run: Any, plan: dict[str, Any]) -> list[Row]:
+    """Returns what a run took and what was planned, where each is known."""
+    rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
+    devices, flops = plan.get("devices", 0), 6 * plan.get("macs_per_image", 0)
+    planned_rate = (plan.get("images_per_second_per_chip") or 0) * devices
+    utilization = plan.get("mfu") or 0
+    peak = max((process.get("peak_bytes") or 0 for process in run.processes), default=0)
+    seconds = sum(process["seconds"] for process in run.processes)
+    batch, done = run.config.batch, run.step * run.config.batch
+    return [
+        ("images a second", show(rate, "{:,.1f}"), show(planned_rate, "{:,.1f}")),
+        ("time of a step", show_seconds(rate and batch / rate), show_seconds(planned_rate and batch / planned_rate)),
+        ("waiting for data", "" if waited is None else f"{waited:.2%}", ""),
+        ("FLOPs of a step", "", show(flops * batch, "{:.4g}")),
+        ("FLOPs of all steps", show(flops * done, "{:.4g}"), show(flops * batch * run.config.total_steps, "{:.4g}")),
+        ("FLOPs a second", show(rate and flops * rate, "{:.4g}"), show(planned_rate * flops, "{:.4g}")),
+        (
+            "model FLOPs utilization",
+            show(planned_rate and rate and utilization * rate / planned_rate, "{:.2%}"),
+            show(utilization, "{:.2%}"),
+        ),
+        ("memory of a device", show_bytes(peak), show_bytes(plan.get("needed_bytes") or plan.get("peak_bytes"))),
+        ("time of the run", show_seconds(seconds), show_seconds(3600 * (plan.get("hours") or 0))),
+    ]
+
+
+def median(run: Any, metric: str) -> float | None:
+    """Returns the median of a metric's values that are finite."""
+    values = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    return statistics.median(values) if values else None
+
+
+def show(value: float | None, form: str) -> str:
+    """Returns a number that is known and not 0 as text."""
+    return form.format(value) if value else ""
+
+
+def show_bytes(value: float | None) -> str:
+    """Returns a size that is known as text."""
+    return show(value and value / 2**30, "{:,.2f} GiB")
+
+
+def show_seconds(value: float | None) -> str:
+    """Returns a time that is known as text."""
+    if not value:
+        return ""
+    for limit, factor, unit in ((1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "minutes")):
+        if value < limit:
+            return f"{value * factor:,.1f} {unit}"
+    return f"{value / 3600:,.1f} hours"

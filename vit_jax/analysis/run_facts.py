@@ -1,0 +1,122 @@
+"""The parts of a report that are tables of runs side by side: how far they are, settings, environment.
+
+Runs are as `RunFolder` of vit_jax/results/run_folder.py.
+"""
+
+import datetime
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from vit_jax import shown
+
+Row = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
+SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares
+
+
+def columns(runs: Sequence[Any], rows: Iterable[Row]) -> str:
+    """Returns a table with a column for each run."""
+    head = "".join(f'<th scope="col">{escape(shown(run.name))}</th>' for run in runs) if len(runs) > 1 else ""
+    lines = [f"<thead><tr><td></td>{head}</tr></thead>"] if head else []
+    for name, values in rows:
+        cells = "".join(f"<td>{escape(shown(value))}</td>" for value in values)
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def summary(runs: Sequence[Any]) -> str:
+    """Returns how far the runs are and what they have reached."""
+    return columns(
+        runs,
+        [
+            ("folder", [run.place for run in runs]),
+            ("state", [describe_state(run) for run in runs]),
+            ("model", [run.config.model.name for run in runs]),
+            ("data", [f"{run.config.data.source} {run.config.data.split}" for run in runs]),
+            *[(name, [format_best(run, name) for run in runs]) for name in best_metrics(runs)],
+            ("not finite", [count_nonfinite(run) for run in runs]),
+            ("time trained (h:min:s)", [format_time(sum(one["seconds"] for one in run.processes)) for run in runs]),
+            ("resumed", [describe_restarts(run) for run in runs]),
+        ],
+    )
+
+
+def describe_state(run: Any) -> str:
+    """Returns how many steps a run has made."""
+    total, epochs = run.config.total_steps, run.step * run.config.batch / max(run.config.data.num_examples or 0, 1)
+    passes = f", {epochs:.3g} epochs" if run.config.data.num_examples else ""
+    return f"{'complete: ' if run.is_complete else ''}{run.step:,} of {total:,} steps{passes}"
+
+
+def describe_restarts(run: Any) -> str:
+    """Returns after which steps a run was resumed."""
+    steps = ", ".join(f"{process['first']:,}" for process in run.processes[1:])
+    return f"after step {steps}" if steps else "never"
+
+
+def best_metrics(runs: Sequence[Any]) -> list[str]:
+    """Returns the metrics by which the best checkpoints are kept, and the loss."""
+    return list(dict.fromkeys([*(run.config.checkpoint.best_metric for run in runs), "train/loss"]))
+
+
+def format_best(run: Any, metric: str) -> str:
+    """Returns the last value of a metric, and the best, where larger is better or it is a loss."""
+    found = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    if not found:
+        return ""
+    value, best = found[-1][0], (min if metric.endswith("loss") else max)(found, key=lambda pair: pair[0])
+    best_words = f", {'lowest' if metric.endswith('loss') else 'best'} {format_metric(metric, best[0])} at {best[1]:,}"
+    return f"{format_metric(metric, value)} at step {found[-1][1]:,}{best_words}"
+
+
+def format_metric(name: str, value: float) -> str:
+    """Returns a value with its unit."""
+    return f"{value:.2%}" if name.endswith(SHARE) else f"{value:.4g}"
+
+
+def count_nonfinite(run: Any) -> str:
+    """Returns which metrics were not finite, and in how many steps."""
+    counts: dict[str, int] = {}
+    for _, row in run.metrics:
+        for name, value in row.items():
+            if not math.isfinite(value):
+                counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{name} in {count:,} lines" for name, count in counts.items()) or "nothing"
+
+
+def format_time(seconds: float) -> str:
+    """Returns seconds as hours, minutes and seconds."""
+    return f"{datetime.timedelta(seconds=round(seconds))}"
+
+
+def configuration(runs: Sequence[Any], defaults: dict[str, str]) -> str:
+    """Returns the fields in which the runs differ, or one run from the defaults, and then all fields."""
+    names = dict.fromkeys(name for run in runs for name in run.fields)
+    rows = [(name, [run.fields.get(name, "absent") for run in runs]) for name in names]
+    if len(runs) > 1:
+        title, chosen = "What differs", [(name, values) for name, values in rows if len(set(values)) > 1]
+    else:
+        title = "What differs from the defaults"
+        chosen = [(name, values) for name, values in rows if values[0] != defaults.get(name, "unset")]
+    differs = columns(runs, chosen) if chosen else "<p>Nothing.</p>"
+    everything = columns(runs, rows)
+    return f"<h3>{title}</h3>{differs}<details><summary>All {len(rows)} fields</summary>{everything}</details>"
+
+
+def environment(runs: Sequence[Any]) -> str:
+    """Returns the processes that trained the runs: when, on what, with which code."""
+    head = ("run", "steps", "time (h:min:s)", "hardware", "vit_jax", "commit", "jax", "Python")
+    lines = []
+    for run in runs:
+        for process in run.processes:
+            steps, seconds = f"{process['first']:,} to {process['last']:,}", format_time(process["seconds"])
+            versions = [str(process.get(name) or "") for name in ("vit_jax", "commit", "jax", "python")]
+            cells = [run.name, steps, seconds, process["hardware"], *versions]
+            lines.append("".join(f"<td>{escape(shown(cell))}</td>" for cell in cells))
+    if not lines:
+        return "<p>No process has saved a checkpoint yet.</p>"
+    names = "".join(f'<th scope="col">{name}</th>' for name in head)
+    rows = "".join(f"<tr>{line}</tr>" for line in lines)
+    words = "Each process that trained, up to its last save; steps after that were made again by the next."
+    return f'<p>{words}</p><div class="wide"><table><thead><tr>{names}</tr></thead>{rows}</table></div>'

@@ -1,0 +1,125 @@
+"""The page of a run, or of several beside each other: HTML that needs no other file and no network."""
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError, shown
+from vit_jax.analysis import page, run_facts
+from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
+from vit_jax.analysis.run_checkpoints import checkpoints_part
+from vit_jax.analysis.run_cost import WORDS, cost_part
+from vit_jax.analysis.run_mistakes import mistakes_part
+
+# The browser fetches nothing, whatever the scripts in the page would like to.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+# The plots are drawn for light screens; a dark one gets them inverted, with the hues that they had.
+STYLE = """
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem 2rem }
+.plots figure { min-width: 0 } .wide { overflow-x: auto }
+th { overflow-wrap: normal } h4, h5 { font-size: .95rem; margin: 1.2rem 0 .4rem } .key > span { margin-right: 1.2rem }
+h3.run { font-size: 1.15rem; margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem }
+code { overflow-wrap: anywhere }
+.matrix td { text-align: right; padding: .15rem .5rem; min-width: 1.8rem; font-variant-numeric: tabular-nums;
+  background: color-mix(in srgb, var(--bar) var(--share, 0%), transparent) }
+.matrix thead th { vertical-align: bottom; padding: .15rem .3rem } .matrix tbody th { padding-right: .6rem }
+.matrix thead span { writing-mode: vertical-rl; rotate: 180deg }
+.row.large { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)) }
+@media (prefers-color-scheme: dark) { .plot { filter: invert(.93) hue-rotate(180deg) } }
+"""
+
+
+def run_page(runs: Sequence[Any], defaults: dict[str, str]) -> str:
+    """Returns the page of runs.
+
+    Args:
+        runs: one or more `RunFolder`.
+        defaults: of all fields, as text; what differs from them is shown if there is one run.
+    """
+    title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
+    plots, script, head = draw_plots(runs)
+    parts = [
+        f"<h1>{escape(shown(title))}</h1>",
+        run_facts.summary(runs),
+        "<h2>Curves</h2>",
+        curves_part(plots, runs),
+        f"<h2>Predictions</h2>{each(runs, mistakes_part)}",
+        f"<h2>Filters and positions over time</h2>{each(runs, checkpoints_part)}",
+        f"<h2>Cost</h2><p>{WORDS}</p>{each(runs, cost_part)}",
+        f"<h2>Configuration</h2>{run_facts.configuration(runs, defaults)}",
+        f"<h2>Environment</h2>{run_facts.environment(runs)}",
+        script,
+    ]
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    return page.document(title, "\n".join(parts), f"{policy}<style>{STYLE}</style>{head}")
+
+
+def each(runs: Sequence[Any], part: Callable[[Any], str]) -> str:
+    """Returns a part of the page for each run; for one that cannot be read, why: the rest of the page can."""
+    found = []
+    for run in runs:
+        try:
+            text = part(run)
+        except UserError as error:
+            text = f"<p>{escape(shown(error))}</p>"
+        if len(runs) > 1:  # its headings are one level below the name of the run
+            text = re.sub(r"(?<=<h|/h)[345]", lambda level: f"{int(level[0]) + 1}", text)
+            text = f'<h3 class="run">{escape(shown(run.name))}</h3>{text}'
+        found.append(f"<section>{text}</section>")
+    return "".join(found)
+
+
+def curves_part(plots: Sequence[Plot], runs: Sequence[Any]) -> str:
+    """Returns the plots, each with its numbers as a table."""
+    if not plots:
+        return "<p>No metrics have been logged yet.</p>"
+    words = (
+        "What is selected in one plot is shown in all; the arrow in a circle shows the whole again. Vertical lines: a "
+        "run was resumed there from a checkpoint. A gap is a value that is not finite. Of long curves the lowest and "
+        "the highest value of each small stretch are drawn."
+    )
+    figures = "".join(plot_figure(plot, runs) for plot in plots)
+    return f'<p>{words}</p>{colour_key(runs)}<div class="plots">{figures}</div>'
+
+
+def colour_key(runs: Sequence[Any]) -> str:
+    """Returns which colour stands for which of several runs."""
+    keys = [
+        f'<span><span class="plot" style="color: {colour}">&#9632;</span> {escape(shown(run.name))}</span>'
+        for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False)
+    ]
+    return f'<p class="key">{" ".join(keys)}</p>' if len(runs) > 1 else ""
+
+
+def plot_figure(plot: Plot, runs: Sequence[Any]) -> str:
+    """Returns a plot, with the numbers for readers who do not see it."""
+    panel = plot.panel
+    head = "".join(f'<th scope="col" class="number">{name}</th>' for name in ("last", "lowest", "highest", "points"))
+    lines = "".join(curve_line(curve, runs) for curve in plot.curves)
+    table = f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    many = len(plot.dashes) > 1
+    dashes = ", ".join(f"{metric} {dash}" if many else metric for metric, dash in plot.dashes.items())
+    dashes = f'<div class="faint">{escape(shown(dashes))}</div>' if dashes else ""
+    text = escape(f"{panel.title}: {panel.unit} over steps, {len(plot.curves)} curves")
+    return (
+        f'<figure><h3>{panel.title}</h3>{dashes}<div class="plot" role="img" aria-label="{text}">{plot.div}</div>'
+        f'<details><summary>{panel.title} in numbers</summary><div class="wide">{table}</div></details></figure>'
+    )
+
+
+def curve_line(curve: Curve, runs: Sequence[Any]) -> str:
+    """Returns a line of the table of a plot."""
+    finite = curve.values[np.isfinite(curve.values)]
+    numbers = [finite[-1], finite.min(), finite.max()] if len(finite) else []
+    cells = [*(f"{number:.5g}" for number in numbers), *[""] * (3 - len(numbers)), f"{len(curve.values):,}"]
+    name = f"{runs[curve.run].name}: {curve.metric}" if len(runs) > 1 else curve.metric
+    return (
+        f'<tr><th scope="row">{escape(shown(name))}</th>'
+        + "".join(f'<td class="number">{cell}</td>' for cell in cells)
+        + "</tr>"
+    )

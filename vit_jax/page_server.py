@@ -1,0 +1,57 @@
+"""Shows a page to browsers on this machine: one address, made anew for each reader, nothing written, no files."""
+
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from vit_jax import UserError, user_errors
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")  # by which a browser may ask; another name is that of a page that misleads the browser
+
+
+def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], int | None]) -> ThreadingHTTPServer:
+    """Returns a server that listens on this machine only; its `serve_forever` answers until it is interrupted.
+
+    Args:
+        port: to listen on; 0: any that is free.
+        make_page: returns the page.
+        seconds: returns after how many seconds a browser asks again; None: never.
+
+    Raises:
+        UserError: the port is taken.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers GET and HEAD of /; everything else is refused."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            """Sends the page."""
+            name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+            if name not in NAMES:
+                return self.send_error(403, "this server is for this machine only")
+            if self.path != "/":
+                return self.send_error(404, "there is one page here: /")
+            try:
+                content, wait = make_page().encode(), seconds()
+            except UserError as error:
+                return self.send_error(503, explain=str(error))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            if wait is not None:
+                self.send_header("Refresh", str(wait))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+            return None
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Prints nothing."""
+
+    with user_errors(f"cannot listen on port {port}", OSError, OverflowError, advice="choose another --port"):
+        return ThreadingHTTPServer((HOST, port), Handler)
