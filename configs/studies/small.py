@@ -11,7 +11,7 @@ from configs import cifar10
 
 
 def recipe() -> ConfigDict:
-    """Returns the recipe: 16 patches of 8x8 pixels, 4 blocks of width 128, one epoch."""
+    """Returns the recipe: 16 patches of 8x8 pixels, 4 blocks of width 64, one epoch."""
     config = cifar10.get_config()
     config.total_epochs = 1.0
     config.warmup_epochs = 0.1
@@ -21,6 +21,8 @@ def recipe() -> ConfigDict:
     config.checkpoint.keep_best = 0
 
     config.model.name = "ViT-mu/8"
+    config.model.width = 64
+    config.model.mlp_dim = 128
     config.model.position = "learned"
     config.model.pooling = "token"
     return config
