@@ -12,31 +12,11 @@ written.
 
 import argparse
 import json
-import posixpath
 from pathlib import Path
 
 from vit_jax import UserError, cli
-from vit_jax.results import format_page, make_record, read_records, write_record
+from vit_jax.results import find_runs, format_page, make_record, read_records, write_record
 from vit_jax.storage import filesystem
-
-CONFIG = "config.json"
-
-
-def find_runs(folder: str) -> dict[str, str]:
-    """Returns name -> folder of the run in a folder, local or remote, or of all runs below it.
-
-    Raises:
-        UserError: there is none.
-    """
-    top = filesystem.absolute_path(folder).rstrip("/")
-    if filesystem.exists(filesystem.join_path(top, CONFIG)):
-        return {posixpath.basename(top): top}
-    remote = filesystem.is_remote(top)
-    files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
-    found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
-    if not found:
-        raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
-    return {f"{posixpath.basename(top)}-{run.replace('/', '-')}": filesystem.join_path(top, run) for run in found}
 
 
 def read_evaluations(path: str | None) -> list[dict[str, float]]:
@@ -60,7 +40,7 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `find_runs`, `read_evaluations` and `vit_jax.results.make_record`.
+        UserError: see `read_evaluations`, and `find_runs` and `make_record` of vit_jax.results.
     """
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

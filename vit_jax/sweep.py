@@ -1,7 +1,8 @@
 """Trains with every combination of the values of some fields, one after the other, and reports which is best.
 
-Example:
+Examples:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=5
+  python -m vit_jax.sweep --plot=scaling.svg workdirs/digits workdirs/shape
 
   --config   as for vit_jax.main; likewise --config.KEY=VALUE
   --sweep.KEY=VALUE,VALUE,...   values of a field to try; with several fields, all their combinations; with a recipe
@@ -14,29 +15,66 @@ Example:
 The same command continues where it was stopped: combinations that have finished or diverged are not run again. The best
 one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
 printed with the standard deviation. The exit codes are those of vit_jax.main.
+
+With --plot=FILE nothing is trained: the finished runs in some folders are drawn, an accuracy against the exaFLOPs of
+pre-training, counted as in docs/plans.md, and printed as a table. Runs that differ in the seed only are one point, the
+mean with the standard deviation.
+
+  --metric=NAME     the accuracy [checkpoint.best_metric of each run]
+  --against=FIELD   a field instead of the exaFLOPs, as in --against=data.num_examples
+  --stop=NAME       a metric that decides which step of a run counts, where it is largest (early stopping) [the last]
 """
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 import jax
 
-from vit_jax import NonFiniteLoss, cli
+from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, user_errors
 from vit_jax.storage import filesystem
-from vit_jax.sweeps import format_report, list_combinations, make_report, train_combinations
+from vit_jax.sweeps import format_report, list_combinations, make_report, scaling, train_combinations
 
 RESULT_FILE = "sweep.json"  # of all combinations
+
+
+def plot(argv: list[str]) -> None:
+    """Draws the runs in some folders.
+
+    Raises:
+        UserError: a flag is unknown, no folder is given, the file cannot be written, or see `scaling.read_points`.
+    """
+    flags = dict(word.removeprefix("--").partition("=")[::2] for word in argv if word.startswith("--"))
+    for flag in flags:
+        choose("flag of --plot", flag, ("plot", "metric", "against", "stop", "json"))
+    folders = [word for word in argv if not word.startswith("--")]
+    if not folders or not flags["plot"]:
+        raise UserError("write --plot=FILE and folders of runs, as in --plot=scaling.svg workdirs/digits.")
+    request = scaling.Request(flags.get("metric"), flags.get("against", scaling.COMPUTE), flags.get("stop"))
+    points, notes = scaling.read_points(folders, request)
+    print("\n".join(f"Left out: {note}" for note in notes), end="\n" if notes else "", file=sys.stderr)
+    rows = [json.dumps(dataclasses.asdict(point)) for point in points]
+    print("\n".join(rows) if "json" in flags else scaling.format_points(points, request.against))
+    label = "exaFLOPs of pre-training" if request.against == scaling.COMPUTE else request.against
+    figure = analysis.plot.scaling(scaling.lines_of(points), label, joined=scaling.are_lines(points))
+    with user_errors(f"cannot write {flags['plot']}"):
+        Path(flags["plot"]).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(flags["plot"])
 
 
 def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `list_combinations` and `train_combinations`.
+        UserError: see `plot`, `list_combinations` and `train_combinations`.
         NonFiniteLoss: every combination diverged.
     """
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__)
+        return
+    if any(word.startswith("--plot") for word in argv[1:]):
+        plot(argv[1:])
         return
     combinations = list_combinations(argv)
     with cli.supervised() as supervisor:

@@ -1,3 +1,4 @@
+from . import scaling as scaling
 from .combinations import Combination as Combination
 from .combinations import full_split_words as full_split_words
 from .combinations import list_combinations as list_combinations

@@ -1,0 +1,199 @@
+"""Accuracy against the compute of pre-training, or against a field, of any runs: the form of the paper's Figure 5."""
+
+import dataclasses
+import json
+import statistics
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, choose, models
+from vit_jax.config import flatten_config, parse_config
+from vit_jax.planning import training_exaflops
+from vit_jax.results import find_runs
+from vit_jax.storage import filesystem
+
+COMPUTE = "compute"  # instead of a field
+BASE = "base"  # name of the line whose points belong to all other lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be plotted.
+
+    Attributes:
+        metric: plotted upwards; None: each run's `checkpoint.best_metric`.
+        against: a field, or `COMPUTE`.
+        stop: metric whose largest value during the training decides which step counts (early stopping); None: the last.
+    """
+
+    metric: str | None = None
+    against: str = COMPUTE
+    stop: str | None = None
+
+
+class Run(NamedTuple):
+    """A finished run: its folder, its configuration, and the value of the metric."""
+
+    place: str
+    config: ConfigDict
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Runs that differ in the seed only.
+
+    Attributes:
+        line: of which it is a point: the first part of the path of the runs in a folder of several studies, else the
+            family of the model.
+        name: of the folder of the first run.
+        model: its name.
+        place: on the horizontal axis: exaFLOPs or the value of a field.
+        metric: the name of what is plotted upwards.
+        mean: of the metric over the runs.
+        std: of the sample, with n - 1 in the denominator; None: a single run.
+        runs: their number.
+    """
+
+    line: str
+    name: str
+    model: str
+    place: float
+    metric: str
+    mean: float
+    std: float | None
+    runs: int
+
+
+def read_points(folders: list[str], request: Request) -> tuple[list[Point], list[str]]:
+    """Returns the points of the runs in some folders, and a sentence on each run that has none.
+
+    Raises:
+        UserError: there is no run in a folder, a field or a metric is unknown, or no run has a point.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    notes = []
+    for folder in folders:
+        top = filesystem.absolute_path(folder).rstrip("/")
+        for place in find_runs(folder).values():
+            config = read_config(place)
+            try:
+                value = read_metric(place, config, request)
+            except UserError as error:
+                notes.append(str(error))
+                continue
+            line = place[len(top) + 1 :].rpartition("/")[0] or family(config.model.name)
+            alike = line, repr(flatten_config(config) | {"seed": 0})
+            groups.setdefault(alike, []).append(Run(place, config, value))
+    points = []
+    for (line, _), runs in groups.items():
+        try:
+            points.append(make_point(line, runs, request))
+        except UserError as error:
+            notes.append(str(error))
+    if not points:
+        raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
+    return sorted(points, key=lambda point: (point.line, point.place)), notes
+
+
+def make_point(line: str, runs: list[Run], request: Request) -> Point:
+    """Returns the point of runs that differ in the seed only; raises as `find_place`."""
+    config, values = runs[0].config, [run.value for run in runs]
+    return Point(
+        line=line,
+        name=runs[0].place.rpartition("/")[2],
+        model=config.model.name,
+        place=find_place(runs[0].place, config, request.against),
+        metric=request.metric or config.checkpoint.best_metric,
+        mean=statistics.mean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        runs=len(values),
+    )
+
+
+def read_config(place: str) -> ConfigDict:
+    """Returns the configuration of a run."""
+    path = filesystem.join_path(place, "config.json")
+    return parse_config(filesystem.read_bytes(path), path)
+
+
+def read_metric(place: str, config: ConfigDict, request: Request) -> float:
+    """Returns the metric of a run at its end, or where another one was largest.
+
+    Raises:
+        UserError: the run has not finished, or has no such metric.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    path = filesystem.join_path(place, "metrics.jsonl")
+    for line in map(json.loads, filesystem.read_bytes(path).splitlines() if filesystem.exists(path) else ()):
+        steps.setdefault(line["step"], {}).update(line)
+    if max(steps, default=0) < config.total_steps:
+        raise UserError(f"{place} is at step {max(steps, default=0):,} of {config.total_steps:,}.")
+    metric = request.metric or config.checkpoint.best_metric
+    measured = [line for line in steps.values() if line.get(metric) is not None]
+    stop = request.stop or "step"
+    if not measured or not all(line.get(stop) is not None for line in measured):
+        raise UserError(f"{place} has no metric {stop if measured else metric}.")
+    return max(measured, key=lambda line: line[stop])[metric]
+
+
+def find_place(place: str, config: ConfigDict, against: str) -> float:
+    """Returns where a run lies on the horizontal axis.
+
+    Its compute is that of the run from whose weights it started, with what went before; without one, its own.
+
+    Raises:
+        UserError: the field is unknown or is no number, or nothing is known of the weights that the run started from.
+    """
+    if against != COMPUTE:
+        fields = flatten_config(config)
+        value = fields[choose("config field", against, fields)]
+        if not isinstance(value, int | float):
+            raise UserError(f"{place} has {against}={value}, which is not a number.")
+        return float(value)
+    own = 0.0 if config.init_from else count_exaflops(config)
+    start = config.init_from
+    while start:
+        if not filesystem.exists(filesystem.join_path(start, "config.json")):
+            raise UserError(f"{place} started from {start}, which is not the folder of a run: its compute is unknown.")
+        before = read_config(start)
+        own, start = own + count_exaflops(before), before.init_from
+    return own
+
+
+def count_exaflops(config: ConfigDict) -> float:
+    """Returns the floating point operations of a training in units of 1e18, counted as in docs/plans.md."""
+    fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
+    sizes = {"num_classes": config.data.num_classes, "resolution": config.resolution}
+    return training_exaflops(models.create(config.model.name, **sizes, **fields), config.total_steps * config.batch)
+
+
+def family(name: str) -> str:
+    """Returns what Figure 5 calls a model: Transformer, Hybrid or ResNet."""
+    return "ResNet (BiT)" if name.startswith("BiT") else "Hybrid" if "+" in name else "Transformer (ViT)"
+
+
+def lines_of(points: list[Point]) -> dict[str, list[Point]]:
+    """Returns the points of each line; those of the line `base` belong to every line, if there are others."""
+    names = list(dict.fromkeys(point.line for point in points))
+    if len(names) > 1 and BASE in names:
+        names.remove(BASE)
+    return {name: [point for point in points if point.line in (name, BASE)] for name in names}
+
+
+def are_lines(points: list[Point]) -> bool:
+    """Returns whether the lines are those of studies, not families of models."""
+    return not {point.line for point in points} & {family(point.model) for point in points}
+
+
+def format_points(points: list[Point], against: str) -> str:
+    """Returns a table of the points."""
+    head = "exaFLOPs" if against == COMPUTE else against
+    names = [f"{point.line}  {point.name}  {point.model}" for point in points]
+    width = max(map(len, names))
+    lines = [f"{'':{width}}  {head:>12}  {'mean':>8}  {'std':>8}  {'runs':>5}"]
+    for name, point in zip(names, points, strict=True):
+        std = "-" if point.std is None else f"{point.std:.4f}"
+        lines.append(f"{name:{width}}  {point.place:>12.4g}  {point.mean:>8.4f}  {std:>8}  {point.runs:>5,}")
+    return "\n".join(lines)
