@@ -16,7 +16,7 @@ the figure; it is in this grid.
 
 from ml_collections import ConfigDict
 
-from configs import base, vit_b16_jft
+from configs import vit_b16_jft
 from configs.studies import small
 
 RATES = (3e-4, 8e-4)
@@ -34,13 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """
     if small.is_small(arg):
         return small.recipe()
-    config = vit_b16_jft.get_config()
-    with config.unlocked():
-        config.evals.fewshot = base.evaluation(
-            "fewshot", source="tfds:imagenet2012", train_split="train[:65000]", split="validation", shots=(5,)
-        )
-    config.checkpoint.best_metric = "fewshot/5shot"
-    return config
+    return small.by_five_shots(vit_b16_jft.get_config())
 
 
 def get_grid(arg: str = "") -> dict[str, dict[str, object]]:

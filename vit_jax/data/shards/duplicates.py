@@ -24,12 +24,12 @@ class KnownImages:
 
     Attributes:
         splits: as written, `tfds:cifar10,split=test` -> the examples of each.
-        hashes: of each image and of its mirror image, in the order of the splits.
+        hashes: of each image and of its mirror image, in the order of the splits, one a column.
         max_distance: in bits.
     """
 
     splits: dict[str, Source]
-    hashes: UInt64[np.ndarray, "hashes 4"]
+    hashes: UInt64[np.ndarray, "4 hashes"]
     max_distance: int
 
     def find(self, index: int, image: RGB | EncodedImage) -> Duplicate | None:
@@ -94,7 +94,7 @@ def hash_splits(
     ]
     with ThreadPoolExecutor(workers) as pool:
         hashes = list(itertools.chain.from_iterable(pool.map(hash_chunk, *zip(*chunks, strict=True))))
-    return KnownImages(splits, np.concatenate(hashes), max_distance)
+    return KnownImages(splits, np.ascontiguousarray(np.concatenate(hashes).T), max_distance)
 
 
 def _hash(image: RGB | EncodedImage) -> UInt64[np.ndarray, "2 4"]:
