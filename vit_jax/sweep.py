@@ -34,7 +34,7 @@ import jax
 
 from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, user_errors
 from vit_jax.storage import filesystem
-from vit_jax.sweeps import format_report, list_combinations, make_report, scaling, train_combinations
+from vit_jax.sweeps import list_combinations, make_report, scaling, train_combinations
 
 RESULT_FILE = "sweep.json"  # of all combinations
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
         fields = dataclasses.asdict(report)
         path = filesystem.join_path(combinations[0].workdir, RESULT_FILE)
         filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
-        print(json.dumps(fields) if "--json" in argv else format_report(report))
+        print(json.dumps(fields) if "--json" in argv else report.render())
     if report.averages[0].mean is None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:

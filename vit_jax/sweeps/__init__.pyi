@@ -9,5 +9,4 @@ from .outcomes import read_outcome as read_outcome
 from .outcomes import train_combinations as train_combinations
 from .report import average_seeds as average_seeds
 from .report import best_combinations as best_combinations
-from .report import format_report as format_report
 from .report import make_report as make_report

@@ -45,6 +45,10 @@ class SweepReport:
     workdir: str
     command: str | None
 
+    def render(self) -> str:
+        """Returns a table of the outcomes, and one of the means over several seeds."""
+        return f"{self.metric}\n{format_table(self.runs)}{format_averages(self.averages)}"
+
 
 def average_name(name: str) -> str:
     """Returns the name of a combination without the seed."""
@@ -101,8 +105,3 @@ def format_table(outcomes: list[Outcome]) -> str:
         last = "diverged" if outcome.last is None else last
         lines.append(f"{outcome.name:{width}}  {last:>10}  {best:>8}  {outcome.steps:>7,}  {outcome.seconds:>9,.1f}")
     return "\n".join(lines)
-
-
-def format_report(report: SweepReport) -> str:
-    """Returns a table of the outcomes and one of the means over several seeds."""
-    return f"{report.metric}\n{format_table(report.runs)}{format_averages(report.averages)}"
