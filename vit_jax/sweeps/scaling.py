@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose, models
+from vit_jax import UserError, choose
 from vit_jax.config import flatten_config, parse_config
-from vit_jax.planning import training_exaflops
+from vit_jax.planning import run_exaflops
 from vit_jax.results import find_runs
 from vit_jax.storage import filesystem
 
@@ -152,21 +152,14 @@ def find_place(place: str, config: ConfigDict, against: str) -> float:
         if not isinstance(value, int | float):
             raise UserError(f"{place} has {against}={value}, which is not a number.")
         return float(value)
-    own = 0.0 if config.init_from else count_exaflops(config)
+    own = 0.0 if config.init_from else run_exaflops(config)
     start = config.init_from
     while start:
         if not filesystem.exists(filesystem.join_path(start, "config.json")):
             raise UserError(f"{place} started from {start}, which is not the folder of a run: its compute is unknown.")
         before = read_config(start)
-        own, start = own + count_exaflops(before), before.init_from
+        own, start = own + run_exaflops(before), before.init_from
     return own
-
-
-def count_exaflops(config: ConfigDict) -> float:
-    """Returns the floating point operations of a training in units of 1e18, counted as in docs/plans.md."""
-    fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
-    sizes = {"num_classes": config.data.num_classes, "resolution": config.resolution}
-    return training_exaflops(models.create(config.model.name, **sizes, **fields), config.total_steps * config.batch)
 
 
 def family(name: str) -> str:
