@@ -60,9 +60,12 @@ def test_what_has_no_point_is_left_out(tmp_path, capsys):
     run(tmp_path / "runs" / "half", total_steps=20)
     (tmp_path / "runs" / "half" / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/loss": 1.0}))
     run(tmp_path / "runs" / "published", init_from="ViT-B/16-imagenet21k")
+    (tmp_path / "runs" / "bert").mkdir()
+    (tmp_path / "runs" / "bert" / "config.json").write_text('{"hidden_size": 768}')
     sweep.main(["sweep", f"--plot={tmp_path}/a.png", str(tmp_path / "runs"), "--json"])
     told = capsys.readouterr()
     assert json.loads(told.out)["name"] == "whole"
+    assert "bert/config.json is not the configuration of a run." in told.err
     assert "half is at step 3 of 20." in told.err and "is not the folder of a run: its compute is unkn" in told.err
 
 

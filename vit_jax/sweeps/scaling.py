@@ -77,8 +77,8 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
         for place in find_runs(folder).values():
-            config = read_config(place)
             try:
+                config = read_config(place)
                 value = read_metric(place, config, request)
             except UserError as error:
                 notes.append(str(error))
@@ -113,9 +113,16 @@ def make_point(line: str, runs: list[Run], request: Request) -> Point:
 
 
 def read_config(place: str) -> ConfigDict:
-    """Returns the configuration of a run."""
+    """Returns the configuration of a run.
+
+    Raises:
+        UserError: the folder contains another program's config.json, or a damaged one.
+    """
     path = filesystem.join_path(place, "config.json")
-    return parse_config(filesystem.read_bytes(path), path)
+    config = parse_config(filesystem.read_bytes(path), path)
+    if "total_steps" not in config:
+        raise UserError(f"{path} is not the configuration of a run.")
+    return config
 
 
 def read_metric(place: str, config: ConfigDict, request: Request) -> float:
