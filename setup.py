@@ -15,7 +15,7 @@ class BuildWithRecipes(build_py):
         """Adds the recipes, unless the install is editable."""
         super().finalize_options()
         if not self.editable_mode:
-            self.packages = [*self.packages, "vit_jax.configs"]
+            self.packages = [*self.packages, "vit_jax.configs", "vit_jax.configs.studies"]
             self.package_dir = {**self.package_dir, "vit_jax.configs": "configs"}
 
 

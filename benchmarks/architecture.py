@@ -40,6 +40,7 @@ CAPTIONS = {
     "monitoring": "metrics, logs, profiles",
     "interop": "weights in and out of files",
     "results": "records, the paper's numbers",
+    "sweeps": "many runs, compared",
     "planning": "compile for absent TPUs",
     "analysis": "the inside of a model, plots",
     "compiler_options": "by kind of device",

@@ -102,14 +102,14 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
     # These import all that trains, which takes seconds; other commands do not need it.
-    from vit_jax import data, finetune, models, sharding, sweep
+    from vit_jax import data, finetune, models, sharding, sweeps
     from vit_jax.config import check_config
     from vit_jax.config_flags import parse_command_line
     from vit_jax.data import sources
 
     argv = [name, *words]
     if name == "vit_jax.sweep":
-        configs = [combination.config for combination in sweep.list_combinations(argv)]
+        configs = [combination.config for combination in sweeps.list_combinations(argv)]
     elif name == "vit_jax.finetune":
         configs = [trial.config for trial in finetune.list_all_trials(argv)]
     else:

@@ -5,7 +5,7 @@ As documented for Cloud TPU (cloud.google.com/tpu/docs, one page per chip) and f
 
 import dataclasses
 
-from vit_jax.planning import Slice
+from vit_jax.planning.chips import Slice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,8 @@ from launch.job import (
     split_command_line,
 )
 from vit_jax import UserError, cli
-from vit_jax.planning import Slice, parse_topology
+from vit_jax.planning import parse_topology
+from vit_jax.planning.chips import Slice
 
 NODE_LABEL = "cloud.google.com/gke-"
 FINAL_CODES = [code for code in range(1, 256) if not should_restart(code)]  # somebody should look

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from launch import clouds
 from launch.job import Job, run_command, shell_line
 from vit_jax import UserError
-from vit_jax.planning import Slice
+from vit_jax.planning.chips import Slice
 
 POLL_SECONDS = 30.0  # between two looks at something that takes minutes
 MAX_ATTEMPTS = 10  # looks in vain, after which machines count as lost and the cloud as unreachable

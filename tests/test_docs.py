@@ -121,7 +121,7 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert subprocess.run(["bash", "-n", "-c", line]).returncode == 0
     for name, *words in commands(line):
-        if name == "vit_jax.sweep":
+        if name == "vit_jax.sweep" and "--plot" not in line:
             for run in sweep.list_combinations([name, *words]):
                 check_config(run.config)
         if name == "vit_jax.finetune":
@@ -209,7 +209,8 @@ def paste(line, capsys):
     for name, *words in commands(line):
         words = [re.sub("(--(?:sweep|sizes).*?),.*", r"\1", word) for word in words]  # one value
         words += ["--models=ViT-B/32"] if "--inference" in words else []
-        if name in ("vit_jax.main", "vit_jax.sweep"):
+        if name in ("vit_jax.main", "vit_jax.sweep") and "--plot" not in line:
+            words += ["--only=gap/0.0003"] if "studies" in line else []
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
         if name == "vit_jax.finetune":

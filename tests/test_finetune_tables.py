@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, write_tfds
-from vit_jax import NonFiniteLoss, UserError, cli, data, finetune, sweep, train
+from vit_jax import NonFiniteLoss, UserError, cli, data, finetune, train
 from vit_jax.config import resolve_config, save_config
 from vit_jax.data.sources import tfds
 from vit_jax.distributed import coordination, supervisor
+from vit_jax.sweeps import outcomes
 
 MODEL = ["--config.model.name=ViT-mu/16", "--config.model.depth=1", "--config.resolution=32", "--config.batch=8"]
 MODEL += ["--config.data.num_examples=None", "--config.data.num_classes=None"]
@@ -35,7 +36,7 @@ def trained(tmp_path, monkeypatch):
         return resolve_config(data.complete_config(config)[0]), None, None  # no model, whose shapes take a second
 
     monkeypatch.setattr(train, "train", fake)
-    monkeypatch.setattr(sweep, "prepare", prepare)
+    monkeypatch.setattr(outcomes, "prepare", prepare)
     monkeypatch.setattr(supervisor, "join_cluster", coordination.ProcessGroup)
     monkeypatch.setattr(cli, "use_compilation_cache", lambda: None)
     monkeypatch.setattr(tfds, "is_reachable", lambda url: False)

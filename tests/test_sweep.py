@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
 from vit_jax.distributed import coordination, supervisor
+from vit_jax.sweeps import combinations, outcomes
 
 SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
 SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
@@ -96,7 +97,7 @@ def test_what_is_printed(whole, capsys):
     sweep.main(words(workdir, RATES, "--json"))
     told = json.loads(capsys.readouterr().out)
     assert (told["metric"], told["best"], told["command"]) == ("test/accuracy", best, None)
-    assert [sweep.Outcome(**{**row, "seconds": 0.0}) for row in told["runs"]] == found
+    assert [outcomes.Outcome(**{**row, "seconds": 0.0}) for row in told["runs"]] == found
     with pytest.raises(NonFiniteLoss, match="every combination diverged"):
         sweep.main(words(workdir, "--sweep.base_lr=1e30"))
     sweep.main(["sweep.py", "--help"])
@@ -165,27 +166,27 @@ def test_a_number_written_in_two_ways_is_one_configuration(tmp_path):
 )
 def test_files_that_a_sweep_did_not_write_are_refused(tmp_path, monkeypatch, file, text):
     [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
+    monkeypatch.setattr(outcomes, "prepare", lambda config: (config, None, None))
     folder = Path(run.folder)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(run.config.to_dict()))
     (folder / file).write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=rf"/{re.escape(file)}(: a sweep did not write it; remove it| is damaged)"):
-        sweep.read_outcome(run)
+        outcomes.read_outcome(run)
 
 
 def test_preprocessing_may_be_written_in_another_way(tmp_path, monkeypatch):
     [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(sweep, "prepare", lambda config: (config, None, None))
+    monkeypatch.setattr(outcomes, "prepare", lambda config: (config, None, None))
     before = run.config.copy_and_resolve_references()
     before.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop(16)|value_range(-1,1)"
     Path(run.folder).mkdir()
     (Path(run.folder) / "config.json").write_text(json.dumps(before.to_dict()))
     run.config.evals.test.preprocess = "resize_small(18)|central_crop({resolution})|value_range(-1,1)"
-    assert sweep.read_outcome(run) is None  # it is the same run, and has not finished
+    assert outcomes.read_outcome(run) is None  # it is the same run, and has not finished
     run.config.evals.test.preprocess = "resize_small(19)|central_crop({resolution})|value_range(-1,1)"
     with pytest.raises(UserError, match=r"other values of evals\.test\.preprocess;"):
-        sweep.read_outcome(run)
+        outcomes.read_outcome(run)
 
 
 def test_folders_and_the_command_of_the_whole_split(tmp_path):
@@ -196,7 +197,7 @@ def test_folders_and_the_command_of_the_whole_split(tmp_path):
         f"runs/base_lr={rate},model.name=ViT-B_{patch}" for patch in (16, 32) for rate in ("0.003", "0.01")
     ]
     assert [(run.config.model.name, run.config.base_lr) for run in runs][1] == ("ViT-B/16", 0.01)
-    assert sweep.full_split_command(runs[1]) == (
+    assert combinations.full_split_command(runs[1]) == (
         f"python -m vit_jax.main --config={ROOT}/configs/finetune.py:dataset=cifar10,split=full --config.accum_steps=8 "
         "--config.model.name=ViT-B/16 --config.base_lr=0.01 --workdir=runs/full"
     )

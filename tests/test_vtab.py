@@ -11,7 +11,7 @@ import pytest
 import vit_jax
 from configs import vtab as recipe
 from tests.conftest import ROOT, write_tfds
-from vit_jax import UserError, cli, evals, sweep, vtab
+from vit_jax import UserError, cli, evals, train, vtab
 from vit_jax.config import check_config, save_config
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data.preprocess import parse_pipe
@@ -123,7 +123,7 @@ def test_a_task_is_tuned_then_trained_on_all_and_not_run_again(place, capsys, mo
         save_config(prepare(config)[0], Path(workdir) / "config.json")
         return {config.checkpoint.best_metric: abs(config.base_lr - 0.002)}
 
-    monkeypatch.setattr(sweep.train, "train", fake_train)
+    monkeypatch.setattr(train, "train", fake_train)
     words = ["--tasks=cifar10,dtd", "--rates=0.001,0.1,0.01", f"--workdir={place}/runs", *SHORT]
     told = run(place, capsys, *words)
     folder = f"{place}/runs/cifar10"

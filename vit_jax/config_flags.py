@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import re
 import sys
 import types
@@ -87,6 +88,25 @@ def read_command_line(argv: list[str]) -> CommandLine:
     return CommandLine(values.config, workdir, file, recipe, frozenset(given))
 
 
+def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:
+    """Returns the grid of the recipe that a command line names: name of a point -> the fields that it sets.
+
+    It is what the recipe's function `get_grid` returns for the argument of the recipe; empty without that function.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    file, argument = _find_recipe(argv)
+    with _configs_importable(file):
+        found = importlib.util.spec_from_file_location(file.stem, file)
+        assert found and found.loader
+        recipe = importlib.util.module_from_spec(found)
+        found.loader.exec_module(recipe)
+    if not hasattr(recipe, "get_grid"):
+        return {}
+    return recipe.get_grid(argument[1:]) if argument else recipe.get_grid()
+
+
 def shipped_recipes() -> Path:
     """Returns the folder of the recipes that come with the package: inside it in a wheel, beside it in a checkout."""
     inside = PACKAGE / "configs"
@@ -165,7 +185,8 @@ def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues
 @contextlib.contextmanager
 def _configs_importable(file: Path) -> Iterator[None]:
     """Lets a recipe import `configs.base` and its like: from the folder that it is in, else those of the package."""
-    own, before = file.resolve().parent, list(sys.path)
+    folders, before = file.resolve().parents, list(sys.path)
+    own = next((folder for folder in folders if folder.name == "configs"), folders[0])
     if PACKAGE not in own.parents:
         sys.path.insert(0, str(own.parent))
     try:

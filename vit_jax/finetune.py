@@ -28,7 +28,7 @@ import jax
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli
 from vit_jax.results import PaperNumber, find_paper_number
 from vit_jax.storage import check_workdir, filesystem
-from vit_jax.sweep import (
+from vit_jax.sweeps import (
     Combination,
     Train,
     average_seeds,

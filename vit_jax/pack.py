@@ -2,8 +2,8 @@
 
 Packs all splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the
 source: images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (which encodes a
-JPEG again); on request, large images are shrunk and only some classes are packed. After an interruption, the same
-command resumes; when image files have changed, it packs their shards again.
+JPEG again); on request, large images are shrunk, only some classes are packed, and near-duplicates of a test set are
+left out. After an interruption, the same command resumes; when image files have changed, it packs their shards again.
 
 Example:
   python -m vit_jax.pack folder:data/photos data/packed/photos --shorter-side=512
@@ -25,8 +25,8 @@ from vit_jax.data.images import EncodeOptions
 from vit_jax.data.sources import SourceConfig
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,6 +35,19 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--shards", type=positive, help="shards per split, at most one per image [about 256 MB each]")
     parser.add_argument("--splits", help="splits to pack, for example train,validation [all]")
     parser.add_argument("--classes", metavar="NAME,0-4", help="pack only these classes, labelled in this order [all]")
+    parser.add_argument(
+        "--without",
+        action="append",
+        metavar="SOURCE[,split=SPLIT]",
+        help="leave out near-duplicates of the images of this split [test], as of tfds:cifar10; may be repeated",
+    )
+    parser.add_argument(
+        "--max-distance",
+        type=positive,
+        default=shards.MAX_DISTANCE,
+        metavar="BITS",
+        help="of 255, by which the perceptual hashes of near-duplicates may differ [%(default)s]",
+    )
     parser.add_argument(
         "--shorter-side", type=positive, metavar="PX", help="shrink larger images to this shorter side, saved as JPEG"
     )
@@ -55,7 +68,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--max-labels", type=positive, help="most labels of an image, for such shards")
     parser.add_argument("--workers", type=positive, default=0, help="threads that read and encode [one per core]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    args = make_parser().parse_args(argv[1:])
     if "://" in args.out:
         raise UserError(f"cannot pack into {args.out}: pack into a local folder, then copy it there")
     if args.quality > 100:
@@ -66,6 +84,8 @@ def main(argv: list[str]) -> None:
         EncodeOptions(args.shorter_side, args.quality, not args.no_decode),
         splits=args.splits and args.splits.split(","),
         classes=args.classes,
+        without=args.without or (),
+        max_distance=args.max_distance,
         shards=args.shards,
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
@@ -83,6 +103,7 @@ def main(argv: list[str]) -> None:
     print(
         f"{args.out}: {plural(sum(result.records.values()), 'image')} ({counts}), {plural(result.shards, 'shard')}, "
         f"{result.size:,} bytes; {speed}; {result.left_out:,} unreadable left out"
+        + (f"; {plural(result.duplicates, 'near-duplicate')} left out, listed in info.json" if args.without else "")
     )
 
 

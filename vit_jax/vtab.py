@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, choose, cli, evals, interop, sweep
+from vit_jax import UserError, choose, cli, evals, interop, sweeps
 from vit_jax.data import sources
 from vit_jax.evaluate import evaluate
 
@@ -66,7 +66,7 @@ def recipe_words(checkpoint: str) -> list[str]:
 
 
 def finetune(
-    task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: sweep.Train
+    task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: sweeps.Train
 ) -> evals.TaskResult:
     """Returns the accuracy after fine-tuning at the rate that is best on val200; continues what was begun.
 
@@ -81,10 +81,10 @@ def finetune(
         UserError: a flag is wrong, or a folder holds another run.
     """
 
-    def train_on(split: str, values: Sequence[str]) -> sweep.Outcome:
+    def train_on(split: str, values: Sequence[str]) -> sweeps.Outcome:
         recipe = words[1].format(f"task={task},split={split}")
         varied = [f"--sweep.base_lr={','.join(values)}", f"--workdir={posixpath.join(workdir, task, split)}"]
-        return train(sweep.list_combinations([words[0], recipe, *words[2:], *varied]))[0]
+        return train(sweeps.list_combinations([words[0], recipe, *words[2:], *varied]))[0]
 
     best = train_on("dev", rates) if len(rates) > 1 else None
     rate = best.name.partition("=")[2] if best else rates[0]
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> None:
     else:
         with cli.supervised() as supervisor:
             recipe = [*recipe_words(args.checkpoint), *words]
-            train = functools.partial(sweep.train_combinations, supervisor=supervisor)
+            train = functools.partial(sweeps.train_combinations, supervisor=supervisor)
             results = {}
             for number, task in enumerate(tasks, start=1):
                 print(f"{task}, {number} of {len(tasks)}", file=sys.stderr, flush=True)

@@ -224,3 +224,18 @@ def test_vtab_is_the_mean_of_all_its_tasks():
 @pytest.mark.parametrize(("seconds", "text"), [(31.6, "32 s"), (119, "119 s"), (150, "2.5 min"), (9000, "2.5 h")])
 def test_times(seconds, text):
     assert page.format_time(seconds) == text
+
+
+def test_studies_stand_beside_the_paper(tmp_path):
+    records = [
+        make_record(str(write_run(tmp_path / f"{run}{seed}", accuracy=value)), f"cifar10_pooling-{run},seed={seed}")
+        for run in ("token-0.0008", "gap-0.0024")
+        for seed, value in ((0, 0.5), (1, 0.7))
+    ]
+    text = format_page([*records, make_record(str(write_run(tmp_path / "other")), "pooling_not")])
+    table = text.partition("## Class token or mean (Figure 9): cifar10_pooling\n")[2]
+    assert table.splitlines()[3:6] == [
+        "| | | 5-shot on ImageNet, B/16 on JFT; curves without numbers |",
+        "| token-0.0008 | test/accuracy 60.00 ± 14.14 % (2 runs) | the class token |",
+        "| gap-0.0024 | test/accuracy 60.00 ± 14.14 % (2 runs) | |",
+    ]

@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,6 +258,37 @@ def inference(points: Sequence[Any]) -> NotebookFigure:
         axes.set(xlabel="image size (pixels)", yscale="log")
         axes.grid(alpha=0.3)
     right.legend(fontsize="small")
+    return figure
+
+
+def scaling(lines: Mapping[str, Sequence[Any]], label: str, joined: bool) -> NotebookFigure:
+    """Plots an accuracy against compute or another size, as in Figures 4, 5 and 8.
+
+    Args:
+        lines: name -> points, each with `place`, `mean`, `std` or None, `metric` and `model`.
+        label: of the horizontal axis.
+        joined: whether the points of a line are joined; else the name of its model stands beside each.
+    """
+    figure = NotebookFigure(figsize=(5.6, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(lines.items()):
+        ordered = sorted(points, key=lambda point: point.place)
+        places, means = [point.place for point in ordered], [100 * point.mean for point in ordered]
+        spread = [100 * (point.std or 0) for point in ordered]
+        style: dict[str, Any] = {
+            "marker": "os^vD*"[number % 6],
+            "markersize": 6,
+            "linestyle": "-" if joined else "",
+            "capsize": 3,
+        }
+        axes.errorbar(places, means, yerr=spread, label=name, **style)
+        for point in () if joined else ordered:
+            where = (point.place, 100 * point.mean)
+            axes.annotate(point.model, where, (5, 4), textcoords="offset points", fontsize="x-small")
+    metrics = dict.fromkeys(point.metric for points in lines.values() for point in points)
+    axes.set(xlabel=label, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
     return figure
 
 

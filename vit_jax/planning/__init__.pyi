@@ -1,7 +1,7 @@
 from .chips import CHIPS as CHIPS
-from .chips import Slice as Slice
 from .chips import parse_topology as parse_topology
 from .client import compile_in_subprocess as compile_in_subprocess
+from .flops import run_exaflops as run_exaflops
 from .inference import plan_inference as plan_inference
 from .page import write_page as write_page
 from .planner import make_plan as make_plan

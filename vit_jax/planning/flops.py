@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
+from ml_collections import ConfigDict
 
-from vit_jax.models import Model
+from vit_jax.models import Model, create
 
 
 def macs_per_image(model: Model) -> int:
@@ -27,6 +28,13 @@ def training_exaflops(model: Model, images: float) -> float:
     As in Table 6, a multiply-accumulate counts as 2 operations and the backward pass as twice the forward pass.
     """
     return 6 * macs_per_image(model) * images / 1e18
+
+
+def run_exaflops(config: ConfigDict) -> float:
+    """Returns the same of a run, without its evaluations, from its configuration as in its folder."""
+    fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
+    sizes = {"num_classes": config.data.num_classes, "resolution": config.resolution}
+    return training_exaflops(create(config.model.name, **sizes, **fields), config.total_steps * config.batch)
 
 
 def count_macs(function: Callable[..., Any], *args: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vit_jax.results.paper import PaperNumber, find_paper_number, read_paper_numbers
 from vit_jax.results.record import Record
+from vit_jax.results.studies import study_tables
 from vit_jax.results.transfer import HEADINGS, frozen_metrics, transfer_lines
 
 HEAD = """# Results
@@ -59,7 +60,8 @@ def format_page(records: Sequence[Record]) -> str:
         f"## Table {number}: {title}\n\n{format_paper_table(number, records)}" for number, title in TITLES.items()
     ]
     transfer = TRANSFER + format_table([HEADINGS, *transfer_lines(records)])
-    return "\n".join([HEAD, "## Runs\n", format_runs(records), transfer, *tables])
+    studies = [f"## {title}\n\n{format_table(lines)}" for title, lines in study_tables(records).items()]
+    return "\n".join([HEAD, "## Runs\n", format_runs(records), transfer, *studies, *tables])
 
 
 def format_runs(records: Sequence[Record]) -> str:

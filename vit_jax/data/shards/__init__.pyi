@@ -1,3 +1,4 @@
+from .duplicates import MAX_DISTANCE as MAX_DISTANCE
 from .files import ShardSet as ShardSet
 from .files import check_cache_room as check_cache_room
 from .files import find_shards as find_shards

@@ -27,6 +27,23 @@ class LeftOut:
 
 
 @dataclasses.dataclass(frozen=True)
+class Duplicate:
+    """A near-duplicate of an image of another split, which a shard lacks.
+
+    Attributes:
+        index: of the image in the split that was packed.
+        split: the other split, as written on the command line.
+        image: the name of the other image, see `Source.example_name`.
+        distance: of their perceptual hashes, in bits.
+    """
+
+    index: int
+    split: str
+    image: str
+    distance: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ShardEntry:
     """What the manifest states about a shard.
 
@@ -36,6 +53,7 @@ class ShardEntry:
         size: of the file in bytes.
         file_stamp: changes when the packed image files do; empty where none were packed.
         left_out: the unreadable images.
+        duplicates: the near-duplicates of images of other splits.
     """
 
     name: str
@@ -43,18 +61,21 @@ class ShardEntry:
     size: int
     file_stamp: str = ""
     left_out: tuple[LeftOut, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the entry as stored."""
         entry: dict[str, Any] = {"name": self.name, "records": self.records, "bytes": self.size}
         entry |= {"files": self.file_stamp} if self.file_stamp else {}
-        return entry | ({"left_out": list(map(dataclasses.asdict, self.left_out))} if self.left_out else {})
+        entry |= {"left_out": list(map(dataclasses.asdict, self.left_out))} if self.left_out else {}
+        return entry | ({"duplicates": list(map(dataclasses.asdict, self.duplicates))} if self.duplicates else {})
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "ShardEntry":
         """Returns a stored entry."""
         left_out = tuple(LeftOut(image["index"], image["error"]) for image in entry.get("left_out", []))
-        return cls(entry["name"], entry["records"], entry["bytes"], entry.get("files", ""), left_out)
+        duplicates = tuple(Duplicate(**image) for image in entry.get("duplicates", []))
+        return cls(entry["name"], entry["records"], entry["bytes"], entry.get("files", ""), left_out, duplicates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +195,16 @@ SHARD_FIELDS: Fields = {
     "bytes": ("a whole number", is_whole),
     "files": ("a string", is_text),
     "left_out": ("a list of objects", lambda value: is_list(value, is_object)),
+    "duplicates": ("a list of objects", lambda value: is_list(value, is_object)),
 }
 LEFT_OUT_FIELDS: Fields = {"index": ("a whole number", is_whole), "error": ("a string", is_text)}
-OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out")
+DUPLICATE_FIELDS: Fields = {
+    "index": ("a whole number", is_whole),
+    "split": ("a string", is_text),
+    "image": ("a string", is_text),
+    "distance": ("a whole number", is_whole),
+}
+OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out", "duplicates")
 
 
 def check_manifest(fields: Mapping[str, Any], path: str) -> None:
@@ -189,8 +217,9 @@ def check_manifest(fields: Mapping[str, Any], path: str) -> None:
         for number, shard in enumerate(listed):
             where = f"splits.{split}[{number}]."
             check_fields(SHARD_FIELDS, shard, path, where)
-            for image, left_out in enumerate(shard.get("left_out", [])):
-                check_fields(LEFT_OUT_FIELDS, left_out, path, f"{where}left_out[{image}].")
+            for key, fields_of_image in (("left_out", LEFT_OUT_FIELDS), ("duplicates", DUPLICATE_FIELDS)):
+                for image, values in enumerate(shard.get(key, [])):
+                    check_fields(fields_of_image, values, path, f"{where}{key}[{image}].")
 
 
 def check_fields(fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "") -> None:

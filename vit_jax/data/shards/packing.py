@@ -19,7 +19,8 @@ from vit_jax import UserError
 from vit_jax.data.images import DecodeError, EncodeOptions
 from vit_jax.data.shards import files
 from vit_jax.data.shards.class_selection import parse_class_selection
-from vit_jax.data.shards.manifest import MANIFEST_NAME, LeftOut, Manifest, ShardEntry, write_manifest
+from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
+from vit_jax.data.shards.manifest import MANIFEST_NAME, Duplicate, LeftOut, Manifest, ShardEntry, write_manifest
 from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished, resume_progress
 from vit_jax.data.sources import Label, Source, SourceConfig, list_splits, open_split
 
@@ -38,6 +39,7 @@ class PackingResult:
         shards: number of files.
         size: their bytes.
         left_out: number of unreadable images left out.
+        duplicates: number of near-duplicates of other images left out.
         read: number of images read by this run, not by an earlier one.
     """
 
@@ -45,6 +47,7 @@ class PackingResult:
     shards: int
     size: int
     left_out: int
+    duplicates: int
     read: int
 
 
@@ -81,6 +84,7 @@ class Packing:
         labels: label in the source -> its new label; other labels are dropped.
         manifest: what info.json will contain, without the shards.
         encode: how images are encoded.
+        without: images whose near-duplicates are left out; None: there are none.
         skip_unreadable: leave unreadable images out instead of failing.
         workers: threads that read, decode and encode.
         shards: of each split, at most one for each example; None: as many as give about `SHARD_BYTES` each.
@@ -91,6 +95,7 @@ class Packing:
     labels: dict[int, int]
     manifest: Manifest
     encode: EncodeOptions
+    without: KnownImages | None
     skip_unreadable: bool
     workers: int
     shards: int | None
@@ -149,9 +154,11 @@ class Packing:
         self, out: str, job: ShardJob, pool: concurrent.futures.Executor, advance: Callable[[int], None]
     ) -> ShardEntry:
         """Writes a shard and records that it is finished; returns its entry in the manifest."""
-        left_out: list[LeftOut] = []
+        left_out: list[LeftOut | Duplicate] = []
         shard = files.write_shard(f"{out}/{job.name}", self.encode_examples(pool, job, left_out, advance))
-        entry = ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, tuple(left_out))
+        unreadable = tuple(image for image in left_out if isinstance(image, LeftOut))
+        duplicates = tuple(image for image in left_out if isinstance(image, Duplicate))
+        entry = ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, unreadable, duplicates)
         record_finished(out, entry)
         return entry
 
@@ -164,11 +171,13 @@ class Packing:
         sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
         return max(1, round(total * np.mean(sizes) / SHARD_BYTES))
 
-    def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut:
-        """Reads and encodes an example; one that is unreadable is returned as left out, if that is allowed."""
+    def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut | Duplicate:
+        """Reads and encodes an example, or returns why it is left out."""
         source = self.sources[split]
         try:
             image, label = source.read_example(split, index)
+            if duplicate := self.without and self.without.find(index, image):
+                return duplicate
             encoded = self.encode(image)
         except DecodeError as error:
             if not self.skip_unreadable:
@@ -188,12 +197,12 @@ class Packing:
         self,
         pool: concurrent.futures.Executor,
         job: ShardJob,
-        left_out: list[LeftOut],
+        left_out: list[LeftOut | Duplicate],
         advance: Callable[[int], None],
     ) -> Iterator[EncodedExample]:
         """Iterates over a shard's examples in order, encoded ahead by the threads; fills `left_out`."""
 
-        def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | LeftOut]:
+        def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | LeftOut | Duplicate]:
             return [self.encode_example(job.split, index) for index in chunk]
 
         def submit(chunk: Sequence[int]) -> concurrent.futures.Future:
@@ -205,10 +214,10 @@ class Packing:
             examples = ahead.popleft().result()
             ahead.extend(map(submit, itertools.islice(chunks, 1)))
             for example in examples:
-                if isinstance(example, LeftOut):
-                    left_out.append(example)
-                else:
+                if isinstance(example, EncodedExample):
                     yield example
+                else:
+                    left_out.append(example)
             advance(len(examples))
 
 
@@ -218,6 +227,8 @@ def plan_packing(
     *,
     splits: list[str] | None = None,
     classes: str | None = None,
+    without: Sequence[str] = (),
+    max_distance: int = MAX_DISTANCE,
     shards: int | None = None,
     skip_unreadable: bool = False,
     workers: int = 0,
@@ -229,6 +240,8 @@ def plan_packing(
         encode: how images are encoded.
         splits: names of whole splits; None: all.
         classes: those to pack, in the order of their labels, as `parse_class_selection` reads them; None: all.
+        without: splits whose near-duplicates are left out, as `hash_splits` reads them.
+        max_distance: in bits, by which the hashes of near-duplicates may differ.
         shards: of each split; None: as many as give about 256 MB each.
         skip_unreadable: leave unreadable images out instead of failing.
         workers: threads; 0: one for each core.
@@ -252,6 +265,7 @@ def plan_packing(
         selected = parse_class_selection(classes, names, first.num_classes, source_config.source)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             rows = {split: rows_with_classes(source, split, set(selected), pool) for split, source in sources.items()}
+    known = hash_splits(without, source_config, sources, max_distance, workers) if without else None
     manifest = Manifest(
         name=first.name.removeprefix("array_record:"),
         num_classes=len(selected),
@@ -262,10 +276,11 @@ def plan_packing(
             "fingerprints": {split: source.fingerprint for split, source in sources.items()},
             **dataclasses.asdict(encode),
             **({"classes": selected} if classes is not None else {}),
+            **({"without": known.describe()} if known else {}),
         },
     )
-    labels = {old: new for new, old in enumerate(selected)}
-    return Packing(sources, rows, labels, manifest, encode, skip_unreadable, workers, shards)
+    labels = dict(zip(selected, range(len(selected)), strict=True))
+    return Packing(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
 
 
 def label_list(label: Label) -> list[int]:
@@ -313,5 +328,6 @@ def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], read: int) -> Packin
         shards=len(entries),
         size=sum(entry.size for entry in entries),
         left_out=sum(len(entry.left_out) for entry in entries),
+        duplicates=sum(len(entry.duplicates) for entry in entries),
         read=read,
     )

@@ -13,7 +13,8 @@ The format, which `python -m vit_jax.pack` and other programs can write:
     class_names: in the order of the labels, or null
     max_labels: the most different labels of an image in multi-label data; null: each image has exactly one
     splits: split -> [{"name": of the shard's file, "records": their number, "bytes": size of the file}, ...]; if
-      images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...];
+      images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...] or
+      "duplicates": [{"index": likewise, "split": and "image": what it is like, "distance": in bits}, ...];
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
@@ -166,7 +167,8 @@ def packed_identity(found: shards.ShardSet) -> dict | None:
     splits = {
         split: [
             sum(entry.records for entry in entries),
-            [image.index for entry in entries for image in entry.left_out],
+            [image.index for entry in entries for image in entry.left_out]
+            + [image.index for entry in entries for image in entry.duplicates],
         ]
         for split, entries in manifest.splits.items()
     }

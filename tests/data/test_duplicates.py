@@ -1,0 +1,113 @@
+"""Near-duplicates: found after they were encoded again, resized or mirrored; listed; other images are kept."""
+
+import io
+import json
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_packing import contents, everything, packed
+from tests.data.test_sources import TFDS, open_source
+from vit_jax import UserError
+from vit_jax.data.shards import duplicates, perceptual_hash
+
+
+def smooth(seed):
+    """A picture of a few waves, 48x40 pixels."""
+    noise = np.random.default_rng(seed).normal(128, 60, (12, 10, 3)).clip(0, 255).astype(np.uint8)
+    return cv2.resize(noise, (40, 48), interpolation=cv2.INTER_CUBIC)
+
+
+def jpeg(pixels, quality):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
+    return np.array(Image.open(file))
+
+
+def resized(pixels, height, width):
+    return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+CHANGES = {
+    "same": lambda pixels: pixels,
+    "jpeg": lambda pixels: jpeg(pixels, 60),
+    "smaller": lambda pixels: resized(pixels, pixels.shape[0] * 3 // 4, pixels.shape[1] * 3 // 4),
+    "larger": lambda pixels: jpeg(resized(pixels, 224, 224), 85),
+    "mirrored": lambda pixels: np.ascontiguousarray(pixels[:, ::-1]),
+    "brighter": lambda pixels: np.clip(pixels * 1.2 + 10, 0, 255).astype(np.uint8),
+}
+
+
+def write_images(folder, images):
+    folder.mkdir(parents=True)
+    for name, pixels in images.items():
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A folder of 20 images and, among them, one of the six images of a test set in each of the changes."""
+    write_images(tmp_path / "test" / "test" / "a", {f"t{i}": smooth(100 + i) for i in range(6)})
+    own = {f"own{i:02}": smooth(i) for i in range(20)}
+    copies = {f"own{i:02}_{name}": change(smooth(100 + i)) for i, (name, change) in enumerate(CHANGES.items())}
+    write_images(tmp_path / "data" / "train" / "a", own | copies)
+    write_images(tmp_path / "data" / "train" / "b", {"last": smooth(50)})
+    return f"folder:{tmp_path / 'data'}", f"--without=folder:{tmp_path / 'test'}"
+
+
+def test_what_was_planted_is_left_out_and_listed(planted, tmp_path, capsys):
+    source, without = planted
+    where = packed(source, tmp_path / "out", without, "--shards=2")
+    assert "6 near-duplicates left out, listed in info.json" in capsys.readouterr().out
+    rows = open_source(source, "train")
+    names = [rows.example_name(index) for index in range(len(rows))]
+    wanted = [index for index, name in enumerate(names) if "_" in name.rpartition("/")[2]]
+    entries = json.loads((tmp_path / "out" / "info.json").read_text())["splits"]["train"]
+    listed = [one for entry in entries for one in entry.get("duplicates", [])]
+    assert [one["index"] for one in listed] == wanted
+    assert {one["split"] for one in listed} == {without.partition("=")[2]}
+    for one in listed:
+        number = int(names[one["index"]].rpartition("own")[2][:2])
+        assert one["image"].endswith(f"t{number}.png") and one["distance"] <= 60
+    before = everything(source, "train")
+    assert everything(where, "train") == [row for index, row in enumerate(before) if index not in wanted]
+    packed(source, tmp_path / "again", without, "--shards=2", "--workers=1", "--json")
+    assert json.loads(capsys.readouterr().out)["duplicates"] == 6
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+    with pytest.raises(UserError, match=r"other settings \(made_from\.without\.max_distance: 60 -> 5\)"):
+        packed(source, tmp_path / "out", without, "--shards=2", "--max-distance=5")
+
+
+def test_a_split_is_not_emptied(planted, tmp_path):
+    source, without = planted
+    with pytest.raises(UserError, match=r"split train contains the images of --without=\S+,split=train; list only"):
+        packed(source, tmp_path / "out", f"--without={source},split=train")
+    with pytest.raises(UserError, match=r"unknown split of the folder \S+ 'val'"):
+        packed(source, tmp_path / "out", f"{without},split=val")
+
+
+def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_image():
+    image = smooth(3)
+    own, mirrored = perceptual_hash.perceptual_hash(image)
+    again = perceptual_hash.perceptual_hash(np.ascontiguousarray(image[:, ::-1]))
+    assert perceptual_hash.hash_distances(mirrored, again.T).tolist()[0] <= 4  # rounded sums
+    opposite = own ^ np.packbits(np.arange(256) > 0).view(np.uint64)
+    assert perceptual_hash.hash_distances(own, np.stack([own, opposite], axis=1)).tolist() == [0, 255]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TFDS.exists(), reason="needs the shared CIFAR-10")
+def test_test_images_of_cifar10_among_training_images():
+    known = duplicates.hash_splits(["tfds:cifar10"], open_config("tfds:cifar10"), {}, 60, 2)
+    test, train = (open_source("tfds:cifar10", split, data_dir=str(TFDS)) for split in ("test", "train"))
+    for name, change in CHANGES.items():
+        found = [known.find(i, change(np.asarray(test[i]["image"]))) for i in range(0, 10_000, 50)]
+        assert None not in found, name
+    kept = [known.find(i, train[i]["image"]) is None for i in range(0, 50_000, 50)]
+    assert np.mean(kept) > 0.985
+
+
+def open_config(source):
+    return duplicates.SourceConfig(source, str(TFDS))

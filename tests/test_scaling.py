@@ -1,0 +1,89 @@
+"""The plot of a sweep: compute as in Table 6, seeds averaged, lines of studies, early stopping; what is left out."""
+
+import json
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.results.test_results import write_run
+from vit_jax import UserError, sweep
+from vit_jax.sweeps import scaling
+
+JFT = {"data.num_examples": 303_000_000, "data.num_classes": 18_291, "model.pre_logits": True, "batch": 4096}
+
+
+def run(folder, name="ViT-B/16", accuracy=0.5, more=None, **fields):
+    """Writes the folder of a finished run; names of fields in `more` have dots."""
+    groups = {"model": {"name": name}, "data": {}} | fields
+    for key, value in (more or {}).items():
+        group, _, field = key.rpartition(".")
+        (groups[group] if group else groups)[field] = value
+    return write_run(folder, last=fields.get("total_steps", 10), accuracy=accuracy, **groups)
+
+
+def points(*folders, **request):
+    return scaling.read_points([str(folder) for folder in folders], scaling.Request(**request))
+
+
+def test_compute_is_that_of_table_6(tmp_path):
+    pretrained = run(tmp_path / "b16", total_steps=7 * 303_000_000 // 4096, more=JFT)
+    (point,), notes = points(run(tmp_path / "tuned", accuracy=0.9, init_from=str(pretrained)))
+    assert point.place == pytest.approx(224, rel=2e-3) and (point.mean, notes) == (0.9, [])
+    assert (point.line, point.model) == ("Transformer (ViT)", "ViT-B/16")
+    assert scaling.family("R50+ViT-B/32") == "Hybrid" and scaling.family("BiT-R50x1") == "ResNet (BiT)"
+
+
+def test_lines_seeds_and_early_stopping(tmp_path, capsys):
+    for line, depth in (("base", 8), ("depth", 4), ("depth", 16), ("width", 2)):
+        for seed, accuracy in ((0, 0.5), (1, 0.7)):
+            fields = {"seed": seed, "model.depth": depth, "model.width": 48, "model.num_heads": 4}
+            run(tmp_path / "shape" / line / f"{depth},seed={seed}", accuracy=accuracy, more=fields)
+    found, _ = points(tmp_path / "shape", against="model.depth")
+    assert [(point.line, point.place, point.mean, point.runs) for point in found] == [
+        (line, place, pytest.approx(0.6), 2) for line, place in (("base", 8), ("depth", 4), ("depth", 16), ("width", 2))
+    ]
+    assert found[0].std == pytest.approx(0.1 * 2**0.5)
+    lines = scaling.lines_of(found)
+    assert {name: sorted(one.place for one in line) for name, line in lines.items()} == {
+        "depth": [4, 8, 16],
+        "width": [2, 8],
+    }
+    early, _ = points(tmp_path / "shape", against="model.depth", stop="test/accuracy")
+    assert early[0].mean == pytest.approx(0.6)
+    sweep.main(["sweep", f"--plot={tmp_path}/shape.svg", "--against=model.depth", str(tmp_path / "shape")])
+    assert "0.1414" in capsys.readouterr().out
+    assert "model.depth" in (tmp_path / "shape.svg").read_text()
+
+
+def test_what_has_no_point_is_left_out(tmp_path, capsys):
+    run(tmp_path / "runs" / "whole", "ViT-mu/16")
+    run(tmp_path / "runs" / "half", total_steps=20)
+    (tmp_path / "runs" / "half" / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/loss": 1.0}))
+    run(tmp_path / "runs" / "published", init_from="ViT-B/16-imagenet21k")
+    (tmp_path / "runs" / "bert").mkdir()
+    (tmp_path / "runs" / "bert" / "config.json").write_text('{"hidden_size": 768}')
+    sweep.main(["sweep", f"--plot={tmp_path}/a.png", str(tmp_path / "runs"), "--json"])
+    told = capsys.readouterr()
+    assert json.loads(told.out)["name"] == "whole"
+    assert "bert is not the folder of a run: its config.json is of another program." in told.err
+    assert "half is at step 3 of 20." in told.err and "is not the folder of a run: its compute is unkn" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--plot=a.svg"], "write --plot=FILE and folders of runs"),
+        (["--plot", "RUNS"], "write --plot=FILE and folders of runs"),
+        (["--plot=a.svg", "--metrc=x", "RUNS"], "unknown flag of --plot 'metrc'; did you mean 'metric'"),
+        (["--plot=a.svg", "RUNS", "--metric=real/accuracy"], "can be plotted: .*one has no metric real/accuracy"),
+        (["--plot=a.svg", "RUNS", "--stop=val/accuracy"], "one has no metric val/accuracy"),
+        (["--plot=a.svg", "RUNS", "--against=model.dept"], "did you mean 'model.depth'"),
+        (["--plot=a.svg", "RUNS", "--against=model.name"], "model.name=ViT-B/16, which is not a number"),
+        (["--plot=a.svg", str(ROOT / "docs")], "there is no run in"),
+        (["--plot=/proc/x/a.svg", "RUNS"], "cannot write /proc/x/a.svg"),
+    ],
+)
+def test_mistakes(tmp_path, words, sentence):
+    run(tmp_path / "runs" / "one")
+    with pytest.raises(UserError, match=sentence):
+        sweep.main(["sweep", *(str(tmp_path / "runs") if word == "RUNS" else word for word in words)])

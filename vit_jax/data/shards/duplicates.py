@@ -1,0 +1,101 @@
+"""Near-duplicates of images that packed data must not contain, such as those of a test set, by perceptual hashes."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from jaxtyping import UInt64
+
+from vit_jax import UserError
+from vit_jax.data.images import RGB, EncodedImage
+from vit_jax.data.shards.manifest import Duplicate
+from vit_jax.data.shards.perceptual_hash import HASH_NAME, hash_distances, perceptual_hash
+from vit_jax.data.sources import Source, SourceConfig, open_split
+
+CHUNK = 100  # images that a thread hashes at a time
+MAX_DISTANCE = 60  # bits of 255 by which near-duplicates may differ, by default; docs/data.md has what was measured
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownImages:
+    """Hashes of the images of some splits.
+
+    Attributes:
+        splits: as written, `tfds:cifar10,split=test` -> the examples of each.
+        hashes: of each image and of its mirror image, in the order of the splits, one a column.
+        max_distance: in bits.
+    """
+
+    splits: dict[str, Source]
+    hashes: UInt64[np.ndarray, "4 hashes"]
+    max_distance: int
+
+    def find(self, index: int, image: RGB | EncodedImage) -> Duplicate | None:
+        """Returns which of the images an image is a near-duplicate of, or None.
+
+        Args:
+            index: that the result has.
+            image: decoded or not.
+
+        Raises:
+            DecodeError: the image is unreadable.
+        """
+        distances = hash_distances(_hash(image)[0], self.hashes)
+        nearest = int(np.argmin(distances))
+        if distances[nearest] > self.max_distance:
+            return None
+        row = nearest // 2
+        for name, source in self.splits.items():
+            if row < len(source):
+                return Duplicate(index, name, source.example_name(row), int(distances[nearest]))
+            row -= len(source)
+        raise AssertionError(nearest)
+
+    def describe(self) -> dict[str, object]:
+        """Returns what decides which images are found, in JSON values."""
+        fingerprints = {name: source.fingerprint for name, source in self.splits.items()}
+        return {"splits": fingerprints, "hash": HASH_NAME, "max_distance": self.max_distance}
+
+
+def hash_splits(
+    names: Sequence[str], like: SourceConfig, packed: Mapping[str, Source], max_distance: int, workers: int
+) -> KnownImages:
+    """Returns the hashes of all images of some splits.
+
+    Args:
+        names: a source as in the config, and `,split=SPLIT` unless it is test.
+        like: what else is to be known about the sources.
+        packed: split to pack -> its examples, which must be others.
+        max_distance: in bits, by which near-duplicates may differ.
+        workers: threads that read and decode.
+
+    Raises:
+        UserError: a source or a split is missing, its images are among those to pack, or one is unreadable.
+    """
+    splits = {}
+    for name in names:
+        source, _, split = name.partition(",split=")
+        splits[name] = other = open_split(dataclasses.replace(like, source=source), split or "test")
+        for to_pack, examples in packed.items():
+            if (examples.name, examples.digest) == (other.name, other.digest) and examples.overlaps(other):
+                raise UserError(
+                    f"split {to_pack} contains the images of --without={name}; list only the other splits in --splits"
+                )
+
+    def hash_chunk(source: Source, rows: range) -> list[UInt64[np.ndarray, "2 4"]]:
+        return [_hash(source[row]["image"]) for row in rows]
+
+    chunks = [
+        (source, range(len(source))[start : start + CHUNK])
+        for source in splits.values()
+        for start in range(0, len(source), CHUNK)
+    ]
+    with ThreadPoolExecutor(workers) as pool:
+        hashes = list(itertools.chain.from_iterable(pool.map(hash_chunk, *zip(*chunks, strict=True))))
+    return KnownImages(splits, np.ascontiguousarray(np.concatenate(hashes).T), max_distance)
+
+
+def _hash(image: RGB | EncodedImage) -> UInt64[np.ndarray, "2 4"]:
+    return perceptual_hash(image if isinstance(image, np.ndarray) else image.decode())

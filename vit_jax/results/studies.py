@@ -1,0 +1,44 @@
+"""The studies of configs/studies/: means over the seeds of the recorded runs, beside what the paper states."""
+
+import csv
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.results.record import Record
+
+PAPER = Path(__file__).with_name("studies.csv")
+HEADINGS = ("run", "ours", "paper")
+
+
+def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
+    """Returns title -> lines of `HEADINGS`, for each study of which runs are recorded.
+
+    A record belongs to a study by its name, which is that of the sweep's folder, of the run and of its seed:
+    `pooling-token-0.0003,seed=1`, or `cifar10_pooling-...` for a form on other data.
+    """
+    with PAPER.open() as file:
+        rows = list(csv.DictReader(file))
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for study, title in {row["study"]: row["title"] for row in rows if row["title"]}.items():
+        stated = {row["run"]: row["paper"] for row in rows if row["study"] == study}
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in records:
+            if found := re.fullmatch(rf"((?:\w+_)?{study})-(.+?)(?:,seed=\d+)?", record.name):
+                groups.setdefault((found[1], found[2]), []).append(record)
+        for folder in dict.fromkeys(folder for folder, _ in groups):
+            runs = {run: group for (of, run), group in groups.items() if of == folder}
+            lines = [(run, mean_metric(group), stated.get(run, "")) for run, group in runs.items()]
+            tables[f"{title}: {folder}"] = [HEADINGS, ("", "", stated.get("", "")), *lines]
+    return tables
+
+
+def mean_metric(records: Sequence[Record]) -> str:
+    """Returns the mean of the metric that decides between checkpoints, in percent, with the deviation of several."""
+    metric = records[0].config["checkpoint"]["best_metric"]
+    values = [100 * value for record in records if (value := record.metrics.get(metric)) is not None]
+    if not values:
+        return ""
+    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{metric} {statistics.mean(values):.2f}{std} % ({len(values)} run{'s' if len(values) > 1 else ''})"

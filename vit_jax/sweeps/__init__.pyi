@@ -1,0 +1,12 @@
+from . import scaling as scaling
+from .combinations import Combination as Combination
+from .combinations import full_split_words as full_split_words
+from .combinations import list_combinations as list_combinations
+from .combinations import without_seed as without_seed
+from .outcomes import Outcome as Outcome
+from .outcomes import Train as Train
+from .outcomes import read_outcome as read_outcome
+from .outcomes import train_combinations as train_combinations
+from .report import average_seeds as average_seeds
+from .report import best_combinations as best_combinations
+from .report import make_report as make_report

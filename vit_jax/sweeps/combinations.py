@@ -1,0 +1,120 @@
+"""The combinations of values that a command line asks for, each with its configuration and its folder."""
+
+import dataclasses
+import fnmatch
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.config_flags import parse_command_line, read_grid
+from vit_jax.storage import check_workdir, filesystem
+
+FieldValues = dict[str, list[str]]  # field -> its values, as written
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """A point of the recipe's grid, if it has one, and one value of each field that is varied.
+
+    Attributes:
+        name: see `Outcome`.
+        words: the flags of `vit_jax.main` that train with it.
+        config: its configuration.
+        folder: in which it trains.
+        workdir: the folder of the sweep, which contains it.
+    """
+
+    name: str
+    words: list[str]
+    config: ConfigDict
+    folder: str
+    workdir: str
+
+
+def list_combinations(argv: list[str]) -> list[Combination]:
+    """Returns the combinations that a command line asks for; equal configurations, such as of 0.1 and 1e-1, count once.
+
+    Raises:
+        UserError: no field or an unknown field is varied, one is varied twice, two combinations would share a folder,
+            the workdir cannot be written to, or see `vit_jax.config_flags.parse_command_line`.
+    """
+    words = [word for word in argv if not word.startswith(("--sweep.", "--only=")) and word != "--json"]
+    values_by_field = _parse_values(argv, words)
+    points = _parse_points(argv, words, values_by_field)
+    found: dict[str, Combination] = {}
+    for point, *values in itertools.product(points, *values_by_field.values()):
+        pairs = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
+        given = [*words, *points[point], *(f"--config.{pair}" for pair in pairs)]
+        config, workdir = parse_command_line(given)
+        name = ",".join([point, *sorted(pairs)] if point else sorted(pairs))
+        inside = "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in (name.split("/", 1) if point else [name]))
+        workdir = check_workdir(workdir)
+        folder = filesystem.join_path(workdir, inside)
+        if any(other.config == config for other in found.values()):
+            continue
+        if folder in found:
+            raise UserError(
+                f"{found[folder].name} and {name} would both use {folder}; run them as two sweeps with different "
+                "--workdir."
+            )
+        found[folder] = Combination(name, given[1:], config, folder, workdir)
+    return list(found.values())
+
+
+def _parse_points(argv: list[str], words: list[str], values_by_field: FieldValues) -> dict[str, list[str]]:
+    """Returns the points of the recipe's grid by name, as flags; without a grid, one that has no name and no flags."""
+    parse_command_line(words)  # whose errors come first
+    grid, patterns = read_grid(words), [word.removeprefix("--only=") for word in argv if word.startswith("--only=")]
+    if not grid and not values_by_field:
+        raise UserError("add --sweep.KEY=VALUE,VALUE, the values to try, for example --sweep.base_lr=0.003,0.01.")
+    given = {word.removeprefix("--config.").partition("=")[0] for word in words} | set(values_by_field)
+    for key in {key for fields in grid.values() for key in fields} & given:
+        raise UserError(f"{key} is a field of the recipe's grid; leave it out, or choose points with --only=PATTERN.")
+    points = {name: [f"--config.{key}={value}" for key, value in fields.items()] for name, fields in grid.items()}
+    chosen = {name: flags for name, flags in points.items() if any(fnmatch.fnmatch(name, one) for one in patterns)}
+    if patterns and not chosen:
+        raise UserError(f"no point of the grid is like {patterns[-1]}; choose from {', '.join(points) or 'none'}.")
+    return (chosen if patterns else points) or {"": []}
+
+
+def _parse_values(argv: list[str], words: list[str]) -> FieldValues:
+    given: FieldValues = {}
+    for word in argv:
+        if word.startswith("--sweep."):
+            key, _, values = word.removeprefix("--sweep.").partition("=")
+            if not all(values.split(",")):
+                raise UserError(f"{word} gives no values; write --sweep.base_lr=0.003,0.01.")
+            if key in given or any(other.startswith(f"--config.{key}=") for other in words):
+                raise UserError(f"{key} is given twice; write all its values in one --sweep.{key}=VALUE,VALUE.")
+            given[key] = list(dict.fromkeys(values.split(",")))
+    return given
+
+
+def full_split_words(combination: Combination) -> list[str] | None:
+    """Returns the flags that train with a combination on the whole training split, without a workdir.
+
+    Returns None unless split=dev in the argument of the config held a part of the split out.
+    """
+    words = [word for word in combination.words if not word.startswith("--workdir=")]
+    whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
+    return None if whole == words else whole
+
+
+def full_split_command(combination: Combination, seeds: Sequence[int] = ()) -> str | None:
+    """Returns the command for `full_split_words`; with `seeds`, it trains with each of them."""
+    words, module = full_split_words(combination), "main"
+    if words is None:
+        return None
+    if seeds:
+        words, module = [*without_seed(words), f"--sweep.seed={','.join(map(str, seeds))}"], "sweep"
+    workdir = f"--workdir={filesystem.join_path(combination.workdir, 'full')}"
+    return f"python -m vit_jax.{module} {shlex.join([*words, workdir])}"
+
+
+def without_seed(words: list[str]) -> list[str]:
+    """Returns the flags without that of the seed."""
+    return [word for word in words if not word.startswith("--config.seed=")]
