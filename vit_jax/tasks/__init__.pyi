@@ -1,0 +1,4 @@
+from .choice import make_task as make_task
+from .choice import task_of_model as task_of_model
+from .classify import Classify as Classify
+from .task import Task as Task
