@@ -98,7 +98,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
     """
     return TrainStep(
         model=model,
-        task=tasks.make_task(config, spec.num_classes, spec.max_labels),
+        task=tasks.make_task(config, spec.num_classes, spec.max_labels, model),
         optimizer=optim.make_optimizer(config),
         schedule=optim.make_schedule(config),
         seed=config.seed,
@@ -203,8 +203,10 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
             f"data.preprocess produces images of {given} pixels, but resolution={config.resolution}; "
             "write {resolution} in data.preprocess in place of the size, or change both."
         )
-    head = tasks.make_task(config, spec.num_classes, spec.max_labels).head
-    model = models.create(config.model.name, resolution=resolution, **fields, **head)
+    fields["resolution"] = resolution
+    model = models.create(config.model.name, **fields)
+    task = tasks.make_task(config, spec.num_classes, spec.max_labels, model)
+    model = models.create(config.model.name, **fields, **task.head)
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model

@@ -1,0 +1,199 @@
+"""Masked patch prediction: what is corrupted, what is predicted, and runs that are stopped, split and fine-tuned."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import masked_patches, smoke
+from vit_jax import UserError, data, interop, sharding, train
+from vit_jax.config import resolve_config
+from vit_jax.program import make_program, program_without_data
+from vit_jax.tasks import MaskedPatches
+from vit_jax.tasks.corruption import cut_patches, draw_corruption, join_patches
+from vit_jax.tasks.patch_targets import TARGETS, Colors
+
+RANDOM = np.random.default_rng(0)
+LEVELS = RANDOM.integers(0, 256, (4, 8, 16, 3), dtype=np.int32)
+IMAGES = jnp.asarray(LEVELS / 127.5 - 1, jnp.float32)
+PIXELS = jnp.asarray(LEVELS.reshape(4, 2, 4, 4, 4, 3).swapaxes(2, 3).reshape(4, 8, 4, 4, 3))  # of 8 patches an image
+
+
+def small(target="mean_color", devices=-1):
+    """The smoke recipe, which reads digits as 16 patches of 4x4 pixels, without the labels."""
+    config = smoke.get_config()
+    config.task.label_smoothing = config.task.mixup = 0.0
+    config.total_steps, config.eval_every, config.mesh.data = 4, 4, devices
+    return masked_patches.mask(config, f"target={target}")
+
+
+def test_half_of_the_patches_are_corrupted_in_three_ways():
+    keys = jax.random.split(jax.random.key(0), 400)
+    drawn = draw_corruption(keys, 16, 0.5, 0.8, 0.1)
+    own = np.arange(16)
+    assert (drawn.corrupted.sum(axis=1) == 8).all()
+    assert not (drawn.masked & ~drawn.corrupted).any()
+    swapped = drawn.source != own
+    assert not (swapped & (~drawn.corrupted | drawn.masked)).any()
+    assert drawn.masked.sum() / 3200 == pytest.approx(0.8, abs=0.02)
+    assert swapped.sum() / 3200 == pytest.approx(0.1, abs=0.02)
+    assert drawn.corrupted.mean(axis=0) == pytest.approx(np.full(16, 0.5), abs=0.1)  # every patch equally often
+
+
+def test_what_an_image_is_given_does_not_depend_on_the_others():
+    keys = jax.random.split(jax.random.key(3), 6)
+    one, all = draw_corruption(keys[4:5], 16, 0.5, 0.8, 0.1), draw_corruption(keys, 16, 0.5, 0.8, 0.1)
+    for part, whole in zip(one, all, strict=True):
+        np.testing.assert_array_equal(part[0], whole[4])
+    task = MaskedPatches(4)
+    inputs, targets = task.test_examples({"image": IMAGES})
+    few, few_targets = task.test_examples({"image": IMAGES[jnp.array([2, 0])]})
+    np.testing.assert_array_equal(few["images"], inputs["images"][jnp.array([2, 0])])
+    np.testing.assert_array_equal(few_targets["corrupted"], targets["corrupted"][jnp.array([2, 0])])
+
+
+def test_corrupted_images_consist_of_their_own_patches_or_of_those_of_the_row_before():
+    np.testing.assert_array_equal(join_patches(cut_patches(IMAGES, 4), 8), IMAGES)
+    for swap_from, shift in (("image", 0), ("batch", 1)):
+        task = MaskedPatches(4, swapped=1.0, masked=0.0, swap_from=swap_from)
+        inputs, targets = task.train_examples(jax.random.key(1), {"image": IMAGES})
+        given, own, others = (cut_patches(x, 4) for x in (inputs["images"], IMAGES, jnp.roll(IMAGES, shift, axis=0)))
+        for row, patch in np.ndindex(4, 8):
+            same = (given[row, patch] == own[row, patch]).all()
+            assert same != targets["corrupted"][row, patch]
+            assert same or any((given[row, patch] == other).all() for other in others[row])
+        np.testing.assert_array_equal(targets["pixels"], PIXELS)
+
+
+def test_colours_are_those_of_their_definition():
+    part = PIXELS.reshape(4, 8, 2, 2, 2, 2, 3).mean(axis=(3, 5))
+    for side, means in ((1, PIXELS.mean(axis=(2, 3))[:, :, None]), (2, part.reshape(4, 8, 4, 3))):
+        wanted = np.minimum(np.floor(8 * np.array(means) / 255), 7) @ [64, 8, 1]
+        np.testing.assert_array_equal(Colors(side).classes(PIXELS), wanted)
+    assert Colors(1).classes(jnp.full((1, 1, 4, 4, 3), 255))[0, 0, 0] == 511
+
+
+@pytest.mark.parametrize(("name", "outputs"), [("mean_color", 512), ("patch4", 16 * 512), ("full", 48)])
+def test_a_perfect_prediction(name, outputs):
+    target = TARGETS[name]
+    assert target.outputs(4) == outputs
+    if name == "full":
+        perfect = PIXELS.reshape(4, 8, 48) / 127.5 - 1
+        np.testing.assert_allclose(target.picture(perfect, 4), cut_patches(IMAGES, 4), atol=1e-6)
+        np.testing.assert_allclose(target.losses(perfect + 0.5, PIXELS), np.full((4, 8), 0.25), rtol=1e-5)
+    else:
+        perfect = 100.0 * jax.nn.one_hot(target.classes(PIXELS), 512).reshape(4, 8, -1)
+        drawn, shown = (x.mean(axis=(2, 3)) for x in (target.picture(perfect, 4), cut_patches(IMAGES, 4)))
+        assert np.abs(drawn - shown).max() < 0.13  # half of a level
+        np.testing.assert_allclose(target.losses(0 * perfect, PIXELS), np.full((4, 8), np.log(512)), rtol=1e-5)
+    task = MaskedPatches(4, name)
+    _, targets = task.test_examples({"image": IMAGES})
+    sums = task.metric_sums(perfect, targets, jnp.array([1.0, 1, 0, 1]))
+    assert (sums["n"], sums["accuracy"]) == (3, 3) and sums["loss"] < 1e-3
+    wrong = task.metric_sums(jnp.full_like(perfect, jnp.nan), targets, jnp.ones(4))
+    assert wrong["accuracy"] == 0 and np.isnan(wrong["loss"])
+
+
+def test_only_corrupted_patches_count():
+    task = MaskedPatches(4)
+    _, targets = task.test_examples({"image": IMAGES})
+    perfect = 100.0 * jax.nn.one_hot(Colors(1).classes(PIXELS)[..., 0], 512)
+    wrong = jnp.roll(perfect, 7, axis=-1)
+    elsewhere = jnp.where(targets["corrupted"][..., None], perfect, wrong)
+    assert (task.losses(elsewhere, targets) < 1e-3).all() and (task.losses(wrong, targets) > 1).all()
+
+
+def test_a_masked_patch_is_not_seen():
+    config = small()
+    config.data.num_examples = 1438
+    _, program = program_without_data(config)
+    params = program.model.init(jax.random.key(0), program.batch["image"])
+    params["head"]["kernel"] += 1.0
+    images = RANDOM.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
+    masked = np.zeros((2, 16), bool)
+    masked[:, 5] = True  # the second patch of the second row
+    changed = images.copy()
+    changed[:, 4:8, 4:8] = 0.7
+    one, out = program.model.apply(params, images, masked=masked)
+    other, _ = program.model.apply(params, changed, masked=masked)
+    np.testing.assert_array_equal(one, other)
+    assert one.shape == (2, 16, 512) and out["pre_logits"].shape == (2, 16)
+    assert not np.allclose(one, program.model.apply(params, changed)[0])
+
+
+def rows(workdir):
+    """The metrics that a run has written, without those of time."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "sec" not in name and "wait" not in name} for line in lines]
+
+
+def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
+    config = small()
+    config.base_lr, config.total_steps, config.eval_every = 1e-2, 12, 6
+    metrics = train.train(config, tmp_path / "pre")
+    first, last = rows(tmp_path / "pre")[0], metrics
+    assert last["patches/loss"] < np.log(512) - 0.3 and 0 < last["patches/accuracy"] < 1 and "train/loss" in first
+    model, params = interop.load(tmp_path / "pre")
+    assert model.field("head") == "patches" and model.class_names is None and params["mask"].any()
+    with pytest.raises(UserError, match="the google layout does not support head patches"):
+        interop.save(tmp_path / "model.npz", model, params, layout="google")
+
+    fine = smoke.get_config()
+    fine.task.mixup, fine.total_steps, fine.eval_every, fine.base_lr = 0.0, 1, 1, 0.0
+    fine.warmup_steps, fine.init_from = 0, str(tmp_path / "pre")
+    train.train(fine, tmp_path / "fine")
+    said = (tmp_path / "fine/train.log").read_text()
+    assert f"Starting from {tmp_path}/pre; its head, for masked patches, and its [mask] embedding are left out." in said
+    _, tuned = interop.load(tmp_path / "fine")
+    assert "mask" not in tuned and not tuned["head"]["kernel"].any()
+    np.testing.assert_array_equal(tuned["embed"]["kernel"], params["embed"]["kernel"])
+    fine.keep_head = True
+    with pytest.raises(UserError, match="head is for masked patches, but the task's is for classes of images"):
+        train.train(fine, tmp_path / "kept")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_that_was_stopped_is_bitwise_the_one_that_was_not(target, tmp_path):
+    config = small(target, 8)
+    config.checkpoint_every, config.log_every, config.total_steps = 2, 1, 6
+    train.train(config, tmp_path / "whole")
+
+    def stop(step, metrics):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, tmp_path / "stopped", stop)
+    assert not (tmp_path / "stopped/model.npz").exists()
+    train.train(config, tmp_path / "stopped")
+    whole, stopped = (np.load(tmp_path / name / "model.npz") for name in ("whole", "stopped"))
+    assert set(whole) == set(stopped) and all((whole[name] == stopped[name]).all() for name in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "swap_from"), [("mean_color", "batch"), ("patch4", "image"), ("full", "image")])
+def test_any_mesh_and_any_parts_of_the_batch_give_the_same(target, swap_from):
+    config = resolve_config(small(target))
+    config.data.num_examples = 1438
+    config.task.swap_from, config.base_lr, config.warmup_steps = swap_from, 1e-2, 0
+    images = (RANDOM.integers(0, 256, (3, 32, 16, 16, 3)) / 127.5 - 1).astype(np.float32)
+    results, corrupted = [], []
+    for devices, parts, fsdp in ((1, 1, 1), (8, 1, 1), (8, 2, 2)):
+        config.accum_steps, config.mesh.fsdp = parts, fsdp
+        program = make_program(config, sharding.make_mesh(config, jax.devices()[:devices]), data.spec(config))
+        state, losses = program.init(jax.random.key(0), {}), []
+        for batch in images:
+            given = jax.device_put({"image": batch, "label": np.zeros(32, np.int32)}, program.batch_sharding)
+            state, metrics = program.train_step(state, given)
+            losses.append(float(metrics["train/loss"]))
+        seen = {"image": images[0], "label": np.zeros(32, np.int32), "mask": np.ones(32, np.float32)}
+        sums = program.eval_step(state.params, jax.device_put(seen, program.batch_sharding))
+        results.append([*losses, *jax.tree.leaves(jax.device_get(sums))])
+        draw = jax.jit(program.task.train_examples, in_shardings=(None, program.batch_sharding))
+        corrupted.append(jax.device_get(draw(jax.random.key(5), given)))
+    np.testing.assert_allclose(results[1:], [results[0]] * 2, rtol=2e-5)
+    for other in corrupted[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, corrupted[0])
