@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs import masked_patches, smoke
-from vit_jax import UserError, data, interop, sharding, train
+from vit_jax import UserError, data, evaluate, interop, look, predict, sharding, train
 from vit_jax.config import resolve_config
 from vit_jax.program import make_program, program_without_data
 from vit_jax.tasks import MaskedPatches
@@ -152,6 +153,32 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     fine.keep_head = True
     with pytest.raises(UserError, match="head is for masked patches, but the task's is for classes of images"):
         train.train(fine, tmp_path / "kept")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_pictures_evaluations_and_refusals_of_exported_weights(target, tmp_path):
+    config = small(target)
+    config.mesh.data, config.total_steps = 8, 2
+    metrics = train.train(config, tmp_path / "pre")
+    again = evaluate.evaluate(tmp_path / "pre")
+    assert again["patches/loss"] == pytest.approx(metrics["patches/loss"], rel=1e-5)
+    alone = evaluate.evaluate(
+        tmp_path / "pre/model.npz", source="digits", requests=["patches=masked_patches"], batch=64
+    )
+    assert alone["patches/loss"] == pytest.approx(metrics["patches/loss"], rel=1e-5)
+    assert 0 <= evaluate.evaluate(tmp_path / "pre", requests=["knn"])["knn/5nn"] <= 1
+    with pytest.raises(UserError, match="a head for the task classify, but the model's is for masked_patches"):
+        evaluate.evaluate(tmp_path / "pre", requests=["classify"])
+
+    Image.fromarray(LEVELS[0].astype(np.uint8)).save(tmp_path / "one.png")
+    files = look.look(tmp_path / "pre", [tmp_path / "one.png"] * 2, tmp_path / "look")
+    assert {"predicted_patches.png", "predicted_patches.svg"} <= {file.name for file in files}
+    assert "predicted" in files[0].read_text()
+    with pytest.raises(UserError, match="leave out the saliency"):
+        look.look(tmp_path / "pre", [tmp_path / "one.png"], tmp_path / "look", saliency=True)
+    with pytest.raises(UserError, match="predicts masked patches, not classes"):
+        predict.predict(tmp_path / "pre", [tmp_path / "one.png"])
 
 
 @pytest.mark.slow
