@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import masked_patches, smoke
-from vit_jax import UserError, data, evaluate, interop, look, predict, sharding, train
-from vit_jax.config import resolve_config
-from vit_jax.program import make_program, program_without_data
+from configs import masked_patches, masked_patches_cifar10, smoke
+from vit_jax import UserError, data, evaluate, interop, look, models, predict, sharding, train
+from vit_jax.config import check_config, resolve_config
+from vit_jax.program import make_program, prepare, program_without_data
 from vit_jax.tasks import MaskedPatches
 from vit_jax.tasks.corruption import cut_patches, draw_corruption, join_patches
 from vit_jax.tasks.patch_targets import TARGETS, Colors
+from vit_jax.workdir import load_init
 
 RANDOM = np.random.default_rng(0)
 LEVELS = RANDOM.integers(0, 256, (4, 8, 16, 3), dtype=np.int32)
@@ -30,9 +31,49 @@ def small(target="mean_color", devices=-1):
     return masked_patches.mask(config, f"target={target}")
 
 
+def test_the_recipe_is_that_of_the_paper():
+    config = masked_patches.get_config()
+    check_config(config)
+    assert (config.model.name, config.batch, config.total_steps, config.warmup_steps) == (
+        "ViT-B/16",
+        4096,
+        10**6,
+        10**4,
+    )
+    assert (config.base_lr, config.decay_type, config.optim.name, config.resolution) == (2e-4, "cosine", "adamw", 224)
+    assert (config.task.corrupted, config.task.masked, config.task.swapped) == (0.5, 0.8, 0.1)
+    assert config.total_steps * config.batch / config.data.num_examples == pytest.approx(13.5, abs=0.1)
+    for target in TARGETS:
+        assert masked_patches_cifar10.get_config(f"target={target}").task.target == target
+    few = masked_patches_cifar10.get_config("labels=10")
+    assert (few.task.kind, few.data.split, few.data.num_examples) == ("classify", "train[:10%]", 5000)
+    for wrong in ("target=colour", "labels=0", "labels=many", "stage=pretrain"):
+        with pytest.raises(ValueError, match="the argument"):
+            masked_patches_cifar10.get_config(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model.name": "R+ViT-Ti/16", "resolution": 32}, r"R\+ViT-Ti/16 has none; choose a ViT without a ResNet"),
+        ({"model.name": "ViT-mu/2", "task.target": "patch4"}, "needs patches of a multiple of 4 pixels, not 2"),
+        ({"task.swapped": 0.3}, "together more than 1"),
+        ({"task.mixup": 0.2}, "masked patches have no labels"),
+    ],
+)
+def test_what_does_not_suit_it_is_refused(change, sentence):
+    config = small()
+    config.data.num_examples = 1438
+    config.update_from_flattened_dict(change)
+    config.data.preprocess = "resize({resolution})|value_range(-1,1)"
+    config.evals.patches.preprocess = config.data.preprocess
+    with pytest.raises(UserError, match=sentence):
+        program_without_data(config)
+
+
 def test_half_of_the_patches_are_corrupted_in_three_ways():
     keys = jax.random.split(jax.random.key(0), 400)
-    drawn = draw_corruption(keys, 16, 0.5, 0.8, 0.1)
+    drawn = jax.device_get(jax.jit(lambda keys: draw_corruption(keys, 16, 0.5, 0.8, 0.1))(keys))
     own = np.arange(16)
     assert (drawn.corrupted.sum(axis=1) == 8).all()
     assert not (drawn.masked & ~drawn.corrupted).any()
@@ -44,23 +85,18 @@ def test_half_of_the_patches_are_corrupted_in_three_ways():
 
 
 def test_what_an_image_is_given_does_not_depend_on_the_others():
-    keys = jax.random.split(jax.random.key(3), 6)
-    one, all = draw_corruption(keys[4:5], 16, 0.5, 0.8, 0.1), draw_corruption(keys, 16, 0.5, 0.8, 0.1)
-    for part, whole in zip(one, all, strict=True):
-        np.testing.assert_array_equal(part[0], whole[4])
-    task = MaskedPatches(4)
-    inputs, targets = task.test_examples({"image": IMAGES})
-    few, few_targets = task.test_examples({"image": IMAGES[jnp.array([2, 0])]})
-    np.testing.assert_array_equal(few["images"], inputs["images"][jnp.array([2, 0])])
-    np.testing.assert_array_equal(few_targets["corrupted"], targets["corrupted"][jnp.array([2, 0])])
+    draw = jax.jit(MaskedPatches(4).test_examples)
+    first, last = draw({"image": IMAGES}), draw({"image": IMAGES[::-1]})
+    jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, other[::-1]), first, last)
 
 
 def test_corrupted_images_consist_of_their_own_patches_or_of_those_of_the_row_before():
     np.testing.assert_array_equal(join_patches(cut_patches(IMAGES, 4), 8), IMAGES)
     for swap_from, shift in (("image", 0), ("batch", 1)):
         task = MaskedPatches(4, swapped=1.0, masked=0.0, swap_from=swap_from)
-        inputs, targets = task.train_examples(jax.random.key(1), {"image": IMAGES})
-        given, own, others = (cut_patches(x, 4) for x in (inputs["images"], IMAGES, jnp.roll(IMAGES, shift, axis=0)))
+        inputs, targets = jax.device_get(jax.jit(task.train_examples)(jax.random.key(1), {"image": IMAGES}))
+        whole = (inputs["images"], IMAGES, jnp.roll(IMAGES, shift, axis=0))
+        given, own, others = (np.asarray(cut_patches(jnp.asarray(images), 4)) for images in whole)
         for row, patch in np.ndindex(4, 8):
             same = (given[row, patch] == own[row, patch]).all()
             assert same != targets["corrupted"][row, patch]
@@ -76,7 +112,9 @@ def test_colours_are_those_of_their_definition():
     assert Colors(1).classes(jnp.full((1, 1, 4, 4, 3), 255))[0, 0, 0] == 511
 
 
-@pytest.mark.parametrize(("name", "outputs"), [("mean_color", 512), ("patch4", 16 * 512), ("full", 48)])
+@pytest.mark.parametrize(
+    ("name", "outputs"), [("mean_color", 512), pytest.param("patch4", 16 * 512, marks=pytest.mark.slow), ("full", 48)]
+)
 def test_a_perfect_prediction(name, outputs):
     target = TARGETS[name]
     assert target.outputs(4) == outputs
@@ -90,16 +128,17 @@ def test_a_perfect_prediction(name, outputs):
         assert np.abs(drawn - shown).max() < 0.13  # half of a level
         np.testing.assert_allclose(target.losses(0 * perfect, PIXELS), np.full((4, 8), np.log(512)), rtol=1e-5)
     task = MaskedPatches(4, name)
-    _, targets = task.test_examples({"image": IMAGES})
-    sums = task.metric_sums(perfect, targets, jnp.array([1.0, 1, 0, 1]))
+    _, targets = jax.jit(task.test_examples)({"image": IMAGES})
+    measure = jax.jit(task.metric_sums)
+    sums = measure(perfect, targets, jnp.array([1.0, 1, 0, 1]))
     assert (sums["n"], sums["accuracy"]) == (3, 3) and sums["loss"] < 1e-3
-    wrong = task.metric_sums(jnp.full_like(perfect, jnp.nan), targets, jnp.ones(4))
+    wrong = measure(jnp.full_like(perfect, jnp.nan), targets, jnp.ones(4))
     assert wrong["accuracy"] == 0 and np.isnan(wrong["loss"])
 
 
 def test_only_corrupted_patches_count():
     task = MaskedPatches(4)
-    _, targets = task.test_examples({"image": IMAGES})
+    _, targets = jax.jit(task.test_examples)({"image": IMAGES})
     perfect = 100.0 * jax.nn.one_hot(Colors(1).classes(PIXELS)[..., 0], 512)
     wrong = jnp.roll(perfect, 7, axis=-1)
     elsewhere = jnp.where(targets["corrupted"][..., None], perfect, wrong)
@@ -107,21 +146,19 @@ def test_only_corrupted_patches_count():
 
 
 def test_a_masked_patch_is_not_seen():
-    config = small()
-    config.data.num_examples = 1438
-    _, program = program_without_data(config)
-    params = program.model.init(jax.random.key(0), program.batch["image"])
-    params["head"]["kernel"] += 1.0
+    model = models.create("ViT-mu/4", head="patches", num_classes=8, resolution=16)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32))
+    params = jax.tree.map(lambda leaf: RANDOM.normal(0, 0.1, leaf.shape).astype(np.float32), shapes)
     images = RANDOM.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
     masked = np.zeros((2, 16), bool)
     masked[:, 5] = True  # the second patch of the second row
     changed = images.copy()
     changed[:, 4:8, 4:8] = 0.7
-    one, out = program.model.apply(params, images, masked=masked)
-    other, _ = program.model.apply(params, changed, masked=masked)
+    apply = jax.jit(lambda images, masked: model.apply(params, images, masked=masked))
+    (one, out), (other, _) = apply(images, masked), apply(changed, masked)
     np.testing.assert_array_equal(one, other)
-    assert one.shape == (2, 16, 512) and out["pre_logits"].shape == (2, 16)
-    assert not np.allclose(one, program.model.apply(params, changed)[0])
+    assert one.shape == (2, 16, 8) and out["pre_logits"].shape == (2, 32)
+    assert not np.allclose(one, apply(changed, ~masked)[0])
 
 
 def rows(workdir):
@@ -132,7 +169,7 @@ def rows(workdir):
 
 def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     config = small()
-    config.base_lr, config.total_steps, config.eval_every = 1e-2, 12, 6
+    config.base_lr, config.total_steps, config.eval_every = 1e-2, 12, 12
     metrics = train.train(config, tmp_path / "pre")
     first, last = rows(tmp_path / "pre")[0], metrics
     assert last["patches/loss"] < np.log(512) - 0.3 and 0 < last["patches/accuracy"] < 1 and "train/loss" in first
@@ -141,18 +178,15 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     with pytest.raises(UserError, match="the google layout does not support head patches"):
         interop.save(tmp_path / "model.npz", model, params, layout="google")
 
-    fine = smoke.get_config()
-    fine.task.mixup, fine.total_steps, fine.eval_every, fine.base_lr = 0.0, 1, 1, 0.0
-    fine.warmup_steps, fine.init_from = 0, str(tmp_path / "pre")
-    train.train(fine, tmp_path / "fine")
-    said = (tmp_path / "fine/train.log").read_text()
-    assert f"Starting from {tmp_path}/pre; its head, for masked patches, and its [mask] embedding are left out." in said
-    _, tuned = interop.load(tmp_path / "fine")
-    assert "mask" not in tuned and not tuned["head"]["kernel"].any()
-    np.testing.assert_array_equal(tuned["embed"]["kernel"], params["embed"]["kernel"])
+    fine, info, program = prepare(smoke.get_config())
+    source = str(tmp_path / "pre")
+    given, words = load_init(source, fine, program, info.class_names)
+    assert words == f"{source}; its head, for masked patches, and its [mask] embedding are left out"
+    assert not {"mask", "head/kernel"} & set(given)
+    np.testing.assert_array_equal(given["embed/kernel"], params["embed"]["kernel"])
     fine.keep_head = True
     with pytest.raises(UserError, match="head is for masked patches, but the task's is for classes of images"):
-        train.train(fine, tmp_path / "kept")
+        load_init(source, fine, program, info.class_names)
 
 
 @pytest.mark.slow
