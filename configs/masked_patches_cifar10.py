@@ -38,7 +38,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.depth = 2
     config.model.mlp_dim = 128
     config.task.label_smoothing = 0.0
-    config.evals.test.split = "test[:2000]"
+    config.evals.test.split = "test[:20%]"
     key, _, percent = arg.partition("=")
     if key != "labels":
         return masked_patches.mask(config, arg)
