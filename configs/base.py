@@ -95,11 +95,17 @@ def get_config() -> ConfigDict:
     config.data.max_bad = 0.001  # largest fraction of images to replace, counted by each host since it started
 
     config.task = ConfigDict()
+    config.task.kind = "classify"  # what is learnt: classify (labels), or masked_patches (without labels, section 4.6)
     config.task.loss = "softmax"  # cross-entropy: softmax, or sigmoid (summed over classes)
     config.task.label_smoothing = 0.0  # softmax: mass spread over all classes; sigmoid: on = 1 - s, off = s
     config.task.mixup = 0.0  # alpha of MixUp's Beta(alpha, alpha); 0: off
     config.task.cutmix = 0.0  # alpha of CutMix's Beta(alpha, alpha); 0: off; with MixUp, each in half of the steps
     config.task.mixup_probability = 1.0  # fraction of the steps that mix
+    config.task.target = "mean_color"  # of masked_patches: mean_color, patch4 (4x4 colours) or full (pixels) of a patch
+    config.task.corrupted = 0.5  # fraction of the patches that are corrupted, and predicted
+    config.task.masked = 0.8  # fraction of these that the [mask] embedding replaces
+    config.task.swapped = 0.1  # fraction of these that another patch's embedding replaces; the others stay as they are
+    config.task.swap_from = "image"  # where the other patch is: in the same image, or batch (in the image before it)
 
     config.optim = ConfigDict()
     config.optim.name = "adamw"  # optimizer: adamw or sgd
@@ -140,7 +146,7 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
     """
     config = ConfigDict()
-    config.kind = kind  # classify, predictions (of the head); on frozen features: fewshot, knn, probe or probe_sgd
+    config.kind = kind  # classify, predictions, masked_patches (of the head); of features: fewshot, knn, probe(_sgd)
     config.source = placeholder(str)  # its data, as data.source; unset: data.source
     config.split = "test"  # split to evaluate on, as TFDS writes it
     config.preprocess = "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)"
@@ -149,7 +155,7 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     if kind == "predictions":
         config.labels = placeholder(str)  # ReaL's labels, real.json; unset: those of the data
         config.class_map = placeholder(str)  # how classes of the data are the model's: names, order, imagenet_a, a file
-    if kind not in ("classify", "predictions"):
+    if kind not in ("classify", "predictions", "masked_patches"):
         config.train_split = "train"  # split that the classifier on frozen features learns from
     if kind == "fewshot":
         config.shots = (1, 5, 10, 25)  # images of each class to learn from; gives NAME/<N>shot

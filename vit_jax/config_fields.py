@@ -58,23 +58,24 @@ class EvalKind:
         best: metrics by which a checkpoint may be the best, where larger is better; {FIELD} stands for each value of a
             field.
         grid: a field that, where it has several values, is added to these names: 5shot_l2_1024.
-        uses_head: it evaluates the head, so that its classes must be those of training.
+        task: the kind of task whose head it evaluates; empty: it evaluates the features of any model.
     """
 
     best: tuple[str, ...]
     grid: str = ""
-    uses_head: bool = False
+    task: str = ""
 
 
 EVAL_KINDS: Mapping[str, EvalKind] = {
-    "classify": EvalKind(("accuracy", "top5"), uses_head=True),
-    "predictions": EvalKind(("accuracy", "top5"), uses_head=True),
+    "classify": EvalKind(("accuracy", "top5"), task="classify"),
+    "predictions": EvalKind(("accuracy", "top5"), task="classify"),
+    "masked_patches": EvalKind(("accuracy",), task="masked_patches"),
     "fewshot": EvalKind(("{shots:g}shot",), grid="l2"),
     "knn": EvalKind(("{k:g}nn",)),
     "probe": EvalKind(("accuracy",)),
     "probe_sgd": EvalKind(("accuracy",)),
 }
-FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.uses_head)  # which learn from frozen features
+FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.task)  # which learn from frozen features
 
 # Group -> the rule for its fields that state none, and for fields of other versions. Others: ACCEPTED.
 GROUPS = {"model": OnResume.REFUSED, "task": OnResume.REFUSED, "data": OnResume.DATA}
@@ -157,11 +158,17 @@ FIELDS: Mapping[str, Field] = {
     "data.accept_change": Field(on_resume=OnResume.ACCEPTED),
     "data.bad_images": Field(choices=("fail", "replace"), on_resume=OnResume.ACCEPTED),
     "data.max_bad": Field(0, 1, on_resume=OnResume.ACCEPTED),
+    "task.kind": Field(choices=("classify", "masked_patches"), when_missing=("classify",)),
     "task.loss": Field(choices=("softmax", "sigmoid")),
     "task.label_smoothing": Field(0, 1),
     "task.mixup": Field(0, MOST),
     "task.cutmix": Field(0, MOST),
     "task.mixup_probability": Field(0, 1),
+    "task.target": Field(choices=("mean_color", "patch4", "full"), when_missing=("mean_color",)),
+    "task.corrupted": Field(0, 1, when_missing=(0.5,)),
+    "task.masked": Field(0, 1, when_missing=(0.8,)),
+    "task.swapped": Field(0, 1, when_missing=(0.1,)),
+    "task.swap_from": Field(choices=("image", "batch"), when_missing=("image",)),
     # These three decide which arrays the optimizer's state has.
     "optim.name": Field(choices=("adamw", "sgd"), on_resume=OnResume.REFUSED),
     "optim.moment_dtype": Field(choices=("float32", "bfloat16"), on_resume=OnResume.REFUSED),
@@ -225,10 +232,15 @@ def eval_fields(kind: str) -> list[str]:
     return [name for name, row in rows.items() if not row.kinds or kind in row.kinds]
 
 
+def kinds_of_task(task: str) -> list[str]:
+    """Returns the kinds of evaluations of a model that has learnt a kind of task: of its head, then of its features."""
+    return [kind for kind, rules in EVAL_KINDS.items() if rules.task == task] + list(FROZEN)
+
+
 def has_classes_of_head(eval_config: ConfigDict) -> bool:
     """Returns whether the data of an evaluation must have the classes of the model's head."""
     other = eval_config.kind == "predictions" and (eval_config.labels or eval_config.class_map)
-    return EVAL_KINDS[eval_config.kind].uses_head and not other
+    return EVAL_KINDS[eval_config.kind].task == "classify" and not other
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:
@@ -245,7 +257,7 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
 
 def first_evaluation(config: ConfigDict) -> str:
     """Returns the name of the evaluation that stands for all: the first, by name, of those of the head, if any."""
-    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].uses_head)
+    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
 
 
 def epochs_field(name: str) -> str:

@@ -30,7 +30,7 @@ class Inference:
         params_shardings: their shardings.
         batch_sharding: the sharding of arrays with a leading batch dimension.
         predict: (params, images) -> logits.
-        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Classify.metric_sums`.
+        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Task.metric_sums`.
         features: (params, batch of an evaluation) -> (`pre_logits`, float32 [batch, width], labels), whole on every
             host.
         logits: (params, batch of an evaluation) -> (logits, float32 [batch, classes], labels), whole on every host.
@@ -39,7 +39,7 @@ class Inference:
 
     mesh: Mesh
     model: models.Model
-    task: tasks.Classify
+    task: tasks.Task
     params: Any
     params_shardings: Any
     batch_sharding: NamedSharding
@@ -51,25 +51,26 @@ class Inference:
 
 
 def make_inference(
-    model: models.Model, mesh: Mesh, params: Any, task: tasks.Classify | None = None, compiler_options: str = ""
+    model: models.Model, mesh: Mesh, params: Any, task: tasks.Task | None = None, compiler_options: str = ""
 ) -> Inference:
     """Returns the functions of a model whose parameters have the shapes of `params`.
 
-    Without a task, it is classification by the loss that the model states.
+    Without a task, it is the one that the model has learnt.
 
     Raises:
         UserError: the model cannot be split over the mesh, or the compiler rejects an option.
     """
-    task = task or tasks.Classify(model.field("num_classes"), model.loss)
+    task = task or tasks.task_of_model(model)
     sharding.check_divides(mesh, model.spec.split_sizes)
     params_shardings, batch_sharding = sharding.state_shardings(params, mesh), sharding.batch_sharding(mesh)
 
-    def predict(params: Any, images: jax.Array) -> jax.Array:
+    def predict(params: Any, images: jax.Array, **inputs: jax.Array) -> jax.Array:
         with sharding.use_mesh(mesh):
-            return model.apply(params, images)[0]
+            return model.apply(params, images, **inputs)[0]
 
     def eval_step(params: Any, batch: Batch) -> Batch:
-        return task.metric_sums(predict(params, batch["image"]), batch["label"], batch["mask"])
+        inputs, targets = task.test_examples(batch)
+        return task.metric_sums(predict(params, **inputs), targets, batch["mask"])
 
     def features(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         with sharding.use_mesh(mesh):

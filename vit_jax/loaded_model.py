@@ -79,7 +79,7 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     wanted = data.eval_batch_size(config)
     program = make_inference_program(config, fsdp, check_kernels)
     names = checkpoint.read_about(folder)["model"]["class_names"]
-    program = describe_program(program, None, tuple(names) if names else None, config.task.loss)
+    program = describe_program(program, None, tuple(names) if names else None)
     return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, int(folder.name))
 
 

@@ -82,6 +82,8 @@ def examine(
     preprocess = program.model.preprocess
     if preprocess is None:
         raise UserError(f"{checkpoint} does not state how images are preprocessed.")
+    if saliency and program.model.field("head") == "patches":
+        raise UserError(f"{checkpoint} predicts masked patches, not classes; leave out the saliency of a class.")
     batch = analysis.observe.choose_batch(program, len(images)) if batch is None else rounded(batch)
     on_devices = jax.device_put(params, program.params_shardings)
     arrays = read_images(images, preprocess)

@@ -47,6 +47,10 @@ def iterate_predictions(
         raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     if not model.field("num_classes"):
         raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
+    if model.field("head") == "patches":
+        raise UserError(
+            f"{checkpoint} predicts masked patches, not classes; fine-tune it with --config.init_from first."
+        )
     for name, number in (("top", top), ("batch", batch)):
         if number < 1:
             raise UserError(f"{name} must be at least 1, not {number}.")

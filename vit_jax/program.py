@@ -96,11 +96,9 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
     Raises:
         UserError: the objective does not fit the data, or `config.optim.lr_multipliers` cannot be parsed.
     """
-    if spec.max_labels and config.task.loss != "sigmoid":
-        raise UserError("data with several labels per image needs --config.task.loss=sigmoid.")
     return TrainStep(
         model=model,
-        task=tasks.make_task(config, spec.num_classes),
+        task=tasks.make_task(config, spec.num_classes, spec.max_labels, model),
         optimizer=optim.make_optimizer(config),
         schedule=optim.make_schedule(config),
         seed=config.seed,
@@ -133,14 +131,18 @@ def prepare(config: ConfigDict, check: ModelCheck | None = None) -> tuple[Config
     config, info = data.complete_config(config)
     config = resolve_config(config)
     program = make_program(config, mesh, data.spec(config), check)
-    return config, info, describe_program(program, info.preprocess, info.class_names, config.task.loss)
+    return config, info, describe_program(program, info.preprocess, info.class_names)
 
 
-def describe_program(
-    program: Program, preprocess: str | None, class_names: tuple[str, ...] | None, loss: str
-) -> Program:
-    """Returns the program of a model that also states how its images are made, its classes and its loss."""
-    model = dataclasses.replace(program.model, preprocess=preprocess, class_names=class_names, loss=loss)
+def describe_program(program: Program, preprocess: str | None, class_names: tuple[str, ...] | None) -> Program:
+    """Returns the program of a model that also states how its images are made, and what its outputs mean.
+
+    Args:
+        program: of the model.
+        preprocess: the pipe of operations that prepares the images.
+        class_names: of the data.
+    """
+    model = dataclasses.replace(program.model, preprocess=preprocess, **program.task.describe(class_names))
     return dataclasses.replace(program, model=model)
 
 
@@ -201,7 +203,10 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
             f"data.preprocess produces images of {given} pixels, but resolution={config.resolution}; "
             "write {resolution} in data.preprocess in place of the size, or change both."
         )
-    model = models.create(config.model.name, num_classes=spec.num_classes, resolution=resolution, **fields)
+    fields["resolution"] = resolution
+    model = models.create(config.model.name, **fields)
+    task = tasks.make_task(config, spec.num_classes, spec.max_labels, model)
+    model = models.create(config.model.name, **fields, **task.head)
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model

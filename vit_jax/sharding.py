@@ -56,6 +56,7 @@ PARAMETER_DIMENSIONS = {
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
     "cls": ("width",),
+    "mask": ("width",),
     "registers": ("tokens", "width"),
     "probe": ("width",),
     "position": ("tokens", "width"),

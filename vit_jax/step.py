@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
 from vit_jax.models import Model
-from vit_jax.tasks import Classify
+from vit_jax.tasks import Task
 
 Batch = dict[str, Array]
 StepMetrics = dict[str, Array]  # still on the devices
@@ -48,18 +48,18 @@ class TrainStep:
     """One update of the state by a batch.
 
     Attributes:
-        model: maps parameters and images to logits.
-        task: maps logits and targets to losses.
+        model: maps parameters and inputs to outputs.
+        task: makes inputs and targets of a batch, and losses of outputs and targets.
         optimizer: maps gradients to parameter updates.
         schedule: the learning rate of each step, for the metrics.
-        seed: the seed of dropout, stochastic depth and MixUp.
+        seed: the seed of dropout, stochastic depth and what the task draws.
         accum_steps: the number of parts into which a batch is split.
         ema_decay: the decay of the moving average; 0 for none.
         freeze: returns the parameters with the gradient of the frozen ones stopped: it is 0 and is not computed.
     """
 
     model: Model
-    task: Classify
+    task: Task
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     seed: int
@@ -80,9 +80,9 @@ class TrainStep:
         If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
         update are not, those parameters keep their values; the step counts as skipped.
         """
-        mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
-        images, targets = self.task.mix(mix_key, batch["image"], self.task.targets(batch["label"]))
-        loss, grads = self.loss_and_grads(state.params, images, targets, dropout_key)
+        task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
+        inputs, targets = self.task.train_examples(task_key, batch)
+        loss, grads = self.loss_and_grads(state.params, inputs, targets, dropout_key)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -117,25 +117,34 @@ class TrainStep:
     def loss_and_grads(
         self,
         params: Any,
-        images: Float[Array, "batch height width 3"],
-        targets: Float[Array, "batch classes"],
+        inputs: dict[str, Array],
+        targets: Any,
         dropout_key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Any]:
-        """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts."""
+        """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
-        def loss_of(params: Any, images: Array, targets: Array, key: PRNGKeyArray) -> Array:
-            logits, _ = self.model.apply(self.freeze(params), images, dropout_key=key)
-            return self.task.losses(logits, targets).mean()
+        Args:
+            params: the parameters.
+            inputs: of the model, and
+            targets: of its outputs, as `Task.train_examples` returns them.
+            dropout_key: the random key of dropout and stochastic depth.
+        """
+
+        def loss_of(params: Any, inputs: dict[str, Array], targets: Any, key: PRNGKeyArray) -> Array:
+            outputs, _ = self.model.apply(self.freeze(params), **inputs, dropout_key=key)
+            return self.task.losses(outputs, targets).mean()
 
         grad_of = jax.value_and_grad(loss_of)
         if self.accum_steps == 1:
-            return grad_of(params, images, targets, dropout_key)
+            return grad_of(params, inputs, targets, dropout_key)
 
         # Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
-        parts = [jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0) for x in (images, targets)]
+        parts = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0), (inputs, targets)
+        )
         keys = jax.random.split(dropout_key, self.accum_steps)
 
-        def add(total: tuple[Array, Any], part: tuple[Array, Array, Array]) -> tuple[tuple[Array, Any], None]:
+        def add(total: tuple[Array, Any], part: tuple[Any, Any, Array]) -> tuple[tuple[Array, Any], None]:
             return jax.tree.map(jnp.add, total, grad_of(params, *part)), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))

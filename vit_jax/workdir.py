@@ -72,7 +72,9 @@ class Workdir:
             if not resumes and first:
                 check_new_run(place, before, config, last_logged_step(self.path), self._has_model)
             self._changes = check_resumes(before, config, place) if before and resumes else []
-            self._given = {} if resumes or source is None else load_init(source, config, program, info.class_names)
+            self._given, self._origin = dict[str, Any](), "random weights"
+            if source is not None and not resumes:
+                self._given, self._origin = load_init(source, config, program, info.class_names)
             undone.pop_all()
 
     def __enter__(self) -> "Workdir":
@@ -101,7 +103,7 @@ class Workdir:
             UserError: the checkpoint is of other data, or beyond the run's end; all checkpoints are damaged; or they
                 cannot be read, or none can be written.
         """
-        program, source = self._program, self._config.init_from
+        program = self._program
         restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
         with self._writing():
             self._checkpoints.open()
@@ -112,8 +114,7 @@ class Workdir:
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.place} after step {self.start}."
         state = program.init(jax.random.key(self._config.seed), self._given)
-        kept = ", head included" if self._config.keep_head else ""
-        return state, f"Starting from {source or 'random weights'}{kept}."
+        return state, f"Starting from {self._origin}."
 
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
         return check_manifest(manifest, self._config, self._about["data"], self.place)
@@ -304,8 +305,10 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
         )
 
 
-def load_init(source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Returns the parameters of `init_from`, by name, adapted to the model of this run.
+def load_init(
+    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
+) -> tuple[dict[str, Any], str]:
+    """Returns the parameters of `init_from`, by name, adapted to the model of this run, and words on what they are.
 
     Raises:
         UserError: they cannot be read, or do not suit the model.
@@ -319,7 +322,9 @@ def load_init(source: str, config: ConfigDict, program: Program, class_names: tu
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
-        return adapted
+            return adapted, f"{source}, head included"
+        left = "; its head, for masked patches, and its [mask] embedding are left out"
+        return adapted, source + (left if loaded.field("head") == "patches" else "")
     except UserError as error:
         raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 

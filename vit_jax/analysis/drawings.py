@@ -53,6 +53,7 @@ def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observa
         *attention(spec, observations),
         similarity(observations),
         *rollouts(observations),
+        *predictions(observations),
     ]
 
 
@@ -145,3 +146,18 @@ def rollouts(observations: Observations) -> Iterator[Drawing]:
     for name, figure, draw in (("rollout", 6, figures.rollout_pairs), ("rollout_all", 14, figures.rollout_mosaic)):
         drawn = functools.partial(draw, pixels, found)
         yield Drawing(name, "Attention of photographs", text, f"{caption} (Figure {figure}).", drawn)
+
+
+def predictions(observations: Observations) -> Iterator[Drawing]:
+    """Yields what a model of masked patches predicts."""
+    corrupted, predicted = observations.corrupted, observations.predicted
+    if corrupted is None or predicted is None:
+        return
+    yield Drawing(
+        "predicted_patches",
+        "Predicted patches",
+        "Three rows of pictures: images, the same with grey and displaced patches, the same with predicted patches.",
+        "Images; what the model is given of them: of the corrupted patches most are masked, here grey, and some are "
+        "replaced by another patch; and its predictions in the place of all corrupted patches (section 4.6).",
+        lambda: figures.predicted_patches(observations.pixels, corrupted, predicted),
+    )

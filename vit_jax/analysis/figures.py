@@ -10,6 +10,7 @@ from vit_jax.analysis.overlays import attended, mosaic, stretch
 from vit_jax.analysis.plot import NotebookFigure
 from vit_jax.data.images import resize_pixels
 
+EXAMPLES = 8  # images whose patches are predicted
 PAIRS = 6  # of photograph and attention, in Figure 6
 TILE = 64  # largest side of a photograph in Figure 14, in pixels
 TICKS = 14  # most numbers along an axis
@@ -113,6 +114,22 @@ def rollout_mosaic(
     picture = mosaic(np.stack(pairs), columns=max(1, round(np.sqrt(len(pairs) / 2))))
     inches = min(8.0, picture.shape[1] / TILE)
     figure = NotebookFigure(figsize=(inches, inches * picture.shape[0] / picture.shape[1]), layout="constrained")
+    _show(figure.subplots(), picture)
+    return figure
+
+
+def predicted_patches(
+    pixels: UInt8[np.ndarray, "images height width 3"],
+    corrupted: UInt8[np.ndarray, "images height width 3"],
+    predicted: UInt8[np.ndarray, "images height width 3"],
+) -> NotebookFigure:
+    """Returns the first images, below each what a model of masked patches is given of it, and what it predicts."""
+    columns = min(EXAMPLES, len(pixels))
+    height, width = pixels.shape[1:3]
+    scale = max(1, -(-TILE // max(height, width)))  # small images as larger squares
+    tiles = np.concatenate([x[:columns] for x in (pixels, corrupted, predicted)])
+    picture = mosaic(tiles.repeat(scale, axis=1).repeat(scale, axis=2) / 255, columns, gap=2 * scale)
+    figure = NotebookFigure(figsize=(columns, columns * picture.shape[0] / picture.shape[1]), layout="constrained")
     _show(figure.subplots(), picture)
     return figure
 

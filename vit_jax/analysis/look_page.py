@@ -96,6 +96,11 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
     if seen.saliency is not None:
         words += " Saliency: the gradient of the first class by the pixels; bright is large."
     lines = f"<h1>Inside {escape(model.name)}</h1>{page.table(facts)}<h2>Photographs</h2><p>{words}</p>"
+    if spec.head.kind == "patches":
+        lines += (
+            "<p>This model predicts masked patches. Corrupted: the image that it is given, as in an evaluation; masked "
+            "patches are grey, some others are replaced. Predicted: what it makes of the corrupted patches.</p>"
+        )
     if not spec.head.num_classes:
         lines += "<p>This model has no classifier, so no classes are shown.</p>"
     return lines
@@ -109,6 +114,9 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
         ("rollout", attended(pixels, seen.rollout[number]), f"{short}, bright where the rollout is high"),
         ("attention alone", attended(pixels, seen.rollout_alone[number]), f"{short}, bright where the attention is"),
     ]
+    if seen.corrupted is not None and seen.predicted is not None:
+        pictures.append(("corrupted", seen.corrupted[number], f"{short}, some patches grey or replaced by others"))
+        pictures.append(("predicted", seen.predicted[number], f"{short}, the corrupted patches as predicted"))
     if seen.saliency is not None:
         values = seen.saliency[number]
         bright = np.minimum(values / max(np.quantile(values, 0.99), np.finfo(np.float32).tiny), 1)
@@ -125,7 +133,7 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
 
 def classes(model: Model, logits: np.ndarray, top: int) -> str:
     """Returns the most probable classes."""
-    if not model.vit.head.num_classes:
+    if not logits.size or not model.vit.head.num_classes:
         return ""
     logits = logits.astype(np.float64)
     if model.loss == "sigmoid":

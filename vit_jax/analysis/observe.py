@@ -16,6 +16,7 @@ from vit_jax.inference import Inference
 KEPT = 128  # images of which everything is kept, as many as in Figure 14
 EXAMPLES = 1024  # patches, of all images kept, whose representations are compared
 LARGEST = 2**28  # bytes of attention weights that are in memory at once on a device
+PICTURES = ("corrupted", "predicted")  # of masked patches
 IMAGES = 16  # most images of a device at a time: more are no faster
 
 
@@ -34,6 +35,9 @@ class Observations:
         entropy: of the attention in nats, averaged over all images.
         similarity: of the patches' representations after each block, by linear CKA.
         saliency: of the class with the largest logit, where asked for.
+        corrupted: by a model of masked patches, whose logits are none: the images as it is given them, masked patches
+            grey, as in an evaluation, uint8.
+        predicted: the same with its predictions of the corrupted patches.
     """
 
     count: int
@@ -46,6 +50,8 @@ class Observations:
     entropy: Float[np.ndarray, "depth heads"]
     similarity: Float[np.ndarray, "depth depth"]
     saliency: Float[np.ndarray, "images height width"] | None = None
+    corrupted: UInt8[np.ndarray, "images height width 3"] | None = None
+    predicted: UInt8[np.ndarray, "images height width 3"] | None = None
 
 
 def choose_batch(program: Inference, images: int) -> int:
@@ -84,7 +90,8 @@ def observe(
         rows = {name: np.asarray(array)[: len(given)] for name, array in out.items()}
         for name in sums:
             sums[name] += rows.pop(name).sum(axis=0, dtype=np.float64)
-        rows["pixels"] = np.rint((given.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+        pictures = {"pixels": given} | {name: rows[name] for name in PICTURES if name in rows}
+        rows |= {name: np.rint((array.clip(-1, 1) + 1) * 127.5).astype(np.uint8) for name, array in pictures.items()}
         if start < KEPT:
             kept.append({name: array[: KEPT - start] for name, array in rows.items()})
     whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
@@ -117,8 +124,8 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
         layers = [out["attention"][block] for block in range(spec.depth)]
         blocks = [out["blocks"][block] for block in range(spec.depth)]
         distances = [measure.attention_distance(weights, grid, spec.stem.patch_size) for weights in layers]
-        return {
-            "logits": logits,
+        seen = {"logits": logits} if spec.head.kind == "image" else predict_patches(params, images)
+        return seen | {
             "rollout": maps(measure.attention_rollout(layers)),
             "rollout_alone": maps(measure.attention_rollout(layers, residual=0.0)),
             "heads": jnp.stack([maps(weights) for weights in layers], axis=1).astype(jnp.float16),
@@ -126,6 +133,13 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
             "entropy": jnp.stack([measure.attention_entropy(weights) for weights in layers], axis=1),
             "tokens": jnp.stack([block[:, -patches:][:, chosen] for block in blocks], axis=1).astype(jnp.float32),
         }
+
+    def predict_patches(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        task: Any = program.task
+        inputs, targets = task.test_examples({"image": images})
+        with sharding.use_mesh(program.mesh):
+            outputs, _ = model.apply(params, **inputs)
+        return {"logits": jnp.zeros((len(images), 0))} | task.pictures(inputs, targets, outputs)
 
     def gradients(params: Any, images: jax.Array, classes: jax.Array) -> jax.Array:
         return measure.class_saliency(lambda images: logits(params, images), images, classes)

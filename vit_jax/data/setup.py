@@ -25,7 +25,7 @@ class DataSpec:
 
     Attributes:
         image_shape: (height, width, 3) of each image of a batch, float32.
-        num_classes: labels are 0 to num_classes - 1.
+        num_classes: labels are 0 to num_classes - 1; 0: their number is not known.
         num_examples: of the training split; the length of an epoch.
         max_labels: the most labels of an image in multi-label data, where labels are int32 [max_labels], each class
             once, padded with -1; None: every image has one label.
@@ -69,12 +69,14 @@ def spec(config: ConfigDict) -> DataSpec:
     """
     num_classes, num_examples = config.data.num_classes, config.data.num_examples
     known = {"num_classes": num_classes, "num_examples": num_examples}
+    if config.task.kind == "masked_patches":  # which reads no labels
+        del known["num_classes"]
     if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
         raise UserError(f"a plan does not open the data; add {' and '.join(f'{field}=N' for field in unknown)}")
     shape = train_preprocessor(config).shape
     for name in config.evals:
         eval_preprocessor(config, name, shape)
-    return DataSpec(shape, num_classes, num_examples, config.data.max_labels)
+    return DataSpec(shape, num_classes or 0, num_examples, config.data.max_labels)
 
 
 def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:

@@ -1,5 +1,6 @@
-"""Exact top-1 accuracy, top-5 accuracy and loss of a split, on any mesh."""
+"""The exact metrics of a task on a split, on any mesh: of classification, top-1 and top-5 accuracy and the loss."""
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ EvalStep = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
 def evaluate(
     step: EvalStep, batches: Iterable[dict[str, jax.Array]], name: str, params: Any, tick: Callable[[], None]
 ) -> dict[str, float]:
-    """Returns `<name>/{accuracy, top5, loss, n}` over all batches; counts are added exactly, on the host.
+    """Returns `<name>/<metric>` of the task and `<name>/n` over all batches; counts are added exactly, on the host.
 
     Args:
         step: `Program.eval_step`.
@@ -27,7 +28,7 @@ def evaluate(
     Raises:
         UserError: no image has a label, or one cannot be read.
     """
-    totals = {"accuracy": 0.0, "top5": 0.0, "loss": 0.0, "n": 0.0}
+    totals = collections.defaultdict[str, float](float)
     pending = None
     for batch in batches:
         done, pending = pending, step(params, batch)
@@ -37,7 +38,8 @@ def evaluate(
     n = totals.pop("n")
     if not n:
         raise UserError(f"none of the images of evals.{name} has a label; choose another split.")
-    return {f"{name}/{key}": total / n for key, total in totals.items()} | {f"{name}/n": int(n)}
+    names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after what is better if larger
+    return {f"{name}/{key}": totals[key] / n for key in names} | {f"{name}/n": int(n)}
 
 
 def _add(totals: dict[str, float], sums: dict[str, jax.Array] | None) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, reason
-from vit_jax.config_fields import FROZEN, has_classes_of_head
+from vit_jax.config_fields import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
@@ -36,10 +36,10 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
     eval_config = config.evals[name]
-    if eval_config.kind == "classify":
-        return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
     if eval_config.kind == "predictions":
         return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick, cache)
+    if EVAL_KINDS[eval_config.kind].task:
+        return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
     if batches.source.overlaps(train_batches.source):
         logging.getLogger(__name__).warning("evals.%s learns from images that it is tested on: see its splits", name)
@@ -84,10 +84,17 @@ def check_labels(config: ConfigDict, name: str, program: Any, source: Any) -> No
         UserError: they are not those of the model's head, or have a form that the evaluation does not know.
     """
     eval_config, classes = config.evals[name], program.task.num_classes
-    where = eval_config.source or config.data.source
-    if eval_config.kind in FROZEN:
+    where, wanted = eval_config.source or config.data.source, EVAL_KINDS[eval_config.kind].task
+    if not wanted:
         if source.max_labels:
             raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
+        return
+    if wanted != program.task.kind:
+        raise UserError(
+            f"evals.{name}, of the kind {eval_config.kind}, evaluates a head for the task {wanted}, but the model's is "
+            f"for {program.task.kind}; {', '.join(kinds_of_task(program.task.kind))} would do."
+        )
+    if classes is None:
         return
     in_order = has_classes_of_head(eval_config)
     if (in_order or eval_config.class_map == "order") and source.num_classes != classes:
@@ -113,7 +120,9 @@ def named_errors(name: str) -> Iterator[None]:
 
 def choose_step(program: Any, kind: str) -> Callable[..., Any]:
     """Returns the function of a batch that a kind of evaluation runs."""
-    return {"classify": program.eval_step, "predictions": program.logits}.get(kind, program.features)
+    if kind == "predictions":
+        return program.logits
+    return program.eval_step if EVAL_KINDS[kind].task else program.features
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:

@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, user_errors
+from vit_jax.config_fields import EVAL_KINDS
 from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, read_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions
@@ -115,7 +116,8 @@ def list_parts(config: ConfigDict, program: Any, what: str) -> dict[tuple[str, s
     parts = {}
     for name, eval_config in config.evals.items():
         splits = [eval_config.split, *([eval_config.train_split] if "train_split" in eval_config else [])]
-        for part, split in enumerate(splits) if what == "features" or len(splits) == 1 else ():
+        task = EVAL_KINDS[eval_config.kind].task
+        for part, split in enumerate(splits) if what == "features" or task == "classify" else ():
             batches = data.eval_batches(config, name, program.batch_sharding, {}, part)
             parts[name, split_label(split, batches.source.parts)] = batches
     return parts

@@ -78,6 +78,7 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
     family = min(differ, key=lambda family: len(differ[family]))
     unsupported = dict.fromkeys(differ[family], True)
     classes, pooling = bool(spec.head.num_classes), spec.head.pooling
+    unsupported["a head of patches"] = spec.head.kind == "patches"
     if family in ("vit", "deit"):
         unsupported["a tanh layer before a classifier"] = classes and spec.head.pre_logits
     if family.startswith("dinov2"):

@@ -156,6 +156,7 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     return {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
         "rotary positions": spec.position.rotary != "none",
+        "a head of patches": spec.head.kind == "patches",
         "class token and mean pooled together": spec.head.pooling == "token_gap",
         "a tanh layer (pre_logits)": spec.head.pre_logits,
         f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],

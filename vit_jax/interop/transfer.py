@@ -6,8 +6,8 @@ from typing import Any
 
 from vit_jax import UserError, models, tree
 
-# The whole pre-training head is dropped; the new one starts at zero.
-HEAD_PREFIXES = ("head/", "pre_logits/")
+# The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
+HEAD_PREFIXES = ("head/", "pre_logits/", "mask")
 
 # Fields in which source and target must agree. config.model has a field of its own for these; the last two matter only
 # if the head is kept.
@@ -17,6 +17,7 @@ CONFIG_FIELDS = (
     *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
 )
 HEAD_FIELDS = ("pre_logits", "representation_size")
+HEADS = {"image": "classes of images", "patches": "masked patches", None: "classes of images"}
 NAME_FIELDS = ("patch_size", "stem", "stages", "stem_width")  # in a config, only the name of the model states these
 
 
@@ -55,6 +56,11 @@ def adapt_parameters(
         if differ == ["patch_size"] and source.field("stem") == "patches":
             found += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
         raise UserError(f"the checkpoint contains a model with {found}; {_remedy(source, target, config_fields)}")
+    if keep_head and source.field("head") != target.field("head"):
+        raise UserError(
+            f"the checkpoint's head is for {HEADS[source.field('head')]}, but the task's is for "
+            f"{HEADS[target.field('head')]}; without --config.keep_head the run starts with a new head."
+        )
     old_classes, new_classes = source.field("num_classes"), target.field("num_classes")
     if keep_head and old_classes != new_classes:
         raise UserError(

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError, choose
 from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_attention
@@ -112,7 +112,8 @@ class Model:
         images: Float[Array | np.ndarray, "batch height width 3"],
         dropout_key: Array | None = None,
         capture: tuple[str, ...] = (),
-    ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
+        masked: Bool[Array | np.ndarray, "batch patches"] | None = None,
+    ) -> tuple[Float[Array, "batch *patches classes"], dict[str, Array]]:
         """Returns logits and intermediates. What a jitted caller does not return costs nothing.
 
         Args:
@@ -120,9 +121,11 @@ class Model:
             images: values in [-1, 1].
             dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
             capture: further intermediates to return: "attention" of a ViT.
+            masked: patches, in raster order, in whose place the [mask] embedding stands; of a model with head=patches.
 
         Returns:
-            logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation.
+            logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation; with
+                head=patches [batch, patches, outputs], and `pre_logits` is the pooled representation.
             out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
                 [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
                 width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens]. A class token is
@@ -133,13 +136,16 @@ class Model:
         Raises:
             UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
         """
+        if masked is not None and self.field("head") != "patches":
+            raise UserError(f"{self.name} has no [mask] embedding; create it with head='patches'.")
         for word in capture:
             if self.field(choose("capture", word, CAPTURES)) is None:
                 raise UserError(f"{self.name} has no {word} to capture.")
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         params = jax.tree.map(jnp.asarray, params)
         network = NETWORKS[self.spec.family](self.spec)
-        return network.apply({"params": params}, jnp.asarray(images), tuple(capture), rngs=rngs)
+        more = {} if masked is None else {"masked": jnp.asarray(masked)}
+        return network.apply({"params": params}, jnp.asarray(images), tuple(capture), **more, rngs=rngs)
 
 
 def create(

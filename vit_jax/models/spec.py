@@ -20,6 +20,7 @@ PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
 PositionRows = Literal["all", "class", "patches"]
 Rotary = Literal["none", "axial"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
+HeadKind = Literal["image", "patches"]
 Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
 Activation = Literal["gelu_tanh", "gelu", "swiglu"]
@@ -182,6 +183,9 @@ class HeadSpec:
     """From tokens to logits: pooling, the pre-training head's tanh layer, the linear classifier (section 3.1)."""
 
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
+    # What has logits: the image, by its pooled representation; or every patch, by its token, in a model whose patches
+    # may be masked (masked patch prediction).
+    kind: HeadKind = field(default="image", metadata={"keyword": "head"})
     pooling: Pooling = "token"
     final_norm: FinalNorm = "tokens"  # what the last LayerNorm normalises: the tokens before the pooling, or its result
     pre_logits: bool = False

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError
 from vit_jax.models.attention import choose_packing
@@ -77,8 +77,8 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(
-        self, images: Images, capture: tuple[str, ...] = ()
-    ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
+        self, images: Images, capture: tuple[str, ...] = (), masked: Bool[Array, "batch patches"] | None = None
+    ) -> tuple[Float[Array, "batch *patches classes"], dict[str, Array]]:
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         spec = self._sized_spec(images)
         patches, before = math.prod(spec.grid), spec.prefix_rows
@@ -89,6 +89,8 @@ class ViT(nn.Module):
         alone = packing.alone
         x = STEMS[spec.stem.kind](spec, normalise(spec, images))
         x, bias = Embed(spec, before, alone.rows, name="embed")(x)
+        if spec.head.kind == "patches":
+            x = self._mask(x, masked, before)
         added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: prefix, biases and positions
         added = jnp.concatenate([*self._prefix(), added])
         table = POSITIONS[spec.position.kind](self.param, spec.grid, spec.position_rows, spec.width)
@@ -124,6 +126,15 @@ class ViT(nn.Module):
             rows.append(self.param("registers", nn.initializers.normal(1e-6), shape))
         return rows
 
+    def _mask(self, x: Tokens, masked: Bool[Array, "batch patches"] | None, before: int) -> Tokens:
+        """Returns the embeddings of patches, after rows `before` them, with [mask] in the place of those masked."""
+        mask = self.param("mask", nn.initializers.zeros, (self.spec.width,))
+        if masked is None:
+            return x
+        after = x.shape[1] - before - masked.shape[1]
+        rows = jnp.pad(masked, ((0, 0), (before, after)))[..., None]
+        return jnp.where(rows, add_bias(jnp.zeros_like(x), mask), x)
+
     def _classify(self, tokens: Tokens, out: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         head = self.spec.head
         name = "map_head" if head.pooling == "map" else None
@@ -131,16 +142,21 @@ class ViT(nn.Module):
         x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
         if head.final_norm == "pooled":
             x = LayerNorm(self.spec.block.norm_epsilon, name="pooled_norm")(x)
+        rows: tuple[str, ...] = ("batch",)
+        out = out | {"tokens": tokens}
+        if head.kind == "patches":  # the pooled representation is then for evaluations of features alone
+            out["pre_logits"] = constrain(x, ("batch", "width"))
+            rows, x = ("batch", "tokens"), tokens[:, self.spec.prefix_rows :].astype(jnp.float32)
         if head.pre_logits:
-            x = constrain(x, ("batch", "width"))
+            x = constrain(x, (*rows, "width"))
             size = head.representation_size or self.spec.width
             x = nn.tanh(Dense(size, ("width", "hidden"), name="pre_logits")(x))
-        x = constrain(x, ("batch", "width"))
-        out = out | {"tokens": tokens, "pre_logits": x}
+        x = constrain(x, (*rows, "width"))
+        out = {"pre_logits": x} | out
         if head.num_classes:
             inits = (nn.initializers.zeros, nn.initializers.constant(head.bias))
             x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
-            x = constrain(x, ("batch", "classes"))
+            x = constrain(x, (*rows, "classes"))
         return x, out
 
 

@@ -1,14 +1,14 @@
-"""Training objectives: targets, mixing, losses and evaluation metrics."""
+"""Classification: targets, mixing, losses and evaluation metrics."""
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax.tasks.task import Batch, Inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,31 @@ class Classify:
         cutmix: alpha of CutMix (arXiv 1905.04899); 0 for none. With MixUp, each is used in half of the mixing steps.
     """
 
+    kind: ClassVar[str] = "classify"
     num_classes: int
     loss: str = "softmax"
     label_smoothing: float = 0.0
     mixup: float = 0.0
     mixup_probability: float = 1.0
     cutmix: float = 0.0
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The head: a logit for each class."""
+        return {"num_classes": self.num_classes}
+
+    def describe(self, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+        """Returns the names of the classes, and the loss, which turns logits into probabilities."""
+        return {"class_names": class_names, "loss": self.loss}
+
+    def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Float[Array, "batch classes"]]:
+        """Returns mixed images and targets."""
+        images, targets = self.mix(key, batch["image"], self.targets(batch["label"]))
+        return {"images": images}, targets
+
+    def test_examples(self, batch: Batch) -> tuple[Inputs, Int[Array, " batch"] | Int[Array, "batch labels"]]:
+        """Returns the images and their labels."""
+        return {"images": batch["image"]}, batch["label"]
 
     def targets(self, labels: Int[Array, " batch"] | Int[Array, "batch labels"]) -> Float[Array, "batch classes"]:
         """Returns the smoothed targets of a batch. Negative labels pad images that have fewer labels than others."""
@@ -113,24 +132,3 @@ def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[
         pixel = jnp.arange(length) + 0.5
         inside.append(((pixel > centre - half) & (pixel < centre + half)).astype(jnp.float32))
     return (inside[0][:, None] * inside[1])[..., None]
-
-
-def make_task(config: ConfigDict, num_classes: int) -> Classify:
-    """Returns the objective that `config.task` describes.
-
-    Raises:
-        UserError: softmax is used with a single class.
-    """
-    if config.task.loss == "softmax" and num_classes < 2:
-        raise UserError(
-            f"the data has {num_classes} class(es), but softmax needs two or more; if the data is a folder, check that "
-            "--config.data.source names the folder that contains one folder per class."
-        )
-    return Classify(
-        num_classes=num_classes,
-        loss=config.task.loss,
-        label_smoothing=config.task.label_smoothing,
-        mixup=config.task.mixup,
-        mixup_probability=config.task.mixup_probability,
-        cutmix=config.task.cutmix,
-    )

@@ -1,0 +1,5 @@
+from .choice import make_task as make_task
+from .choice import task_of_model as task_of_model
+from .classify import Classify as Classify
+from .masked_patches import MaskedPatches as MaskedPatches
+from .task import Task as Task

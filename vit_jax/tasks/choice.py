@@ -1,0 +1,68 @@
+"""Which task a configuration describes, and which one a model has learnt."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.masked_patches import MaskedPatches
+from vit_jax.tasks.patch_targets import TARGETS
+from vit_jax.tasks.task import Task
+
+
+def make_task(config: ConfigDict, num_classes: int, max_labels: int | None = None, model: Any = None) -> Task:
+    """Returns the objective that `config.task` describes.
+
+    Args:
+        config: of the run.
+        num_classes: of the data.
+        max_labels: of an image in multi-label data.
+        model: `models.Model` with any head; classification does not need it.
+
+    Raises:
+        UserError: softmax is used with a single class, or with several labels an image; masked patches do not suit the
+            model, or fields of classification are set for them.
+    """
+    if config.task.kind == "masked_patches":
+        return _make_masked_patches(config, model)
+    if max_labels and config.task.loss != "sigmoid":
+        raise UserError("data with several labels per image needs --config.task.loss=sigmoid.")
+    if config.task.loss == "softmax" and num_classes < 2:
+        raise UserError(
+            f"the data has {num_classes} class(es), but softmax needs two or more; if the data is a folder, check that "
+            "--config.data.source names the folder that contains one folder per class."
+        )
+    return Classify(
+        num_classes=num_classes,
+        loss=config.task.loss,
+        label_smoothing=config.task.label_smoothing,
+        mixup=config.task.mixup,
+        mixup_probability=config.task.mixup_probability,
+        cutmix=config.task.cutmix,
+    )
+
+
+def _make_masked_patches(config: ConfigDict, model: Any) -> MaskedPatches:
+    target, masked, swapped = config.task.target, config.task.masked, config.task.swapped
+    if model.field("stem") != "patches":
+        raise UserError(f"masked patches are pixels, but {model.name} has none; choose a ViT without a ResNet.")
+    size = model.field("patch_size")
+    if not TARGETS[target].outputs(size):
+        raise UserError(f"task.target={target} needs patches of a multiple of 4 pixels, not {size}.")
+    if masked + swapped > 1:
+        raise UserError(f"task.masked={masked} and task.swapped={swapped} are together more than 1.")
+    if config.task.loss != "softmax" or config.task.label_smoothing or config.task.mixup or config.task.cutmix:
+        raise UserError("masked patches have no labels: leave task.loss, label_smoothing, mixup and cutmix alone.")
+    return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
+
+
+def task_of_model(model: Any) -> Task:
+    """Returns the task of a model whose run is not known, by its head: classification by the loss that the model
+    states, or masked patches as in the paper.
+    """
+    if model.field("head") == "patches":
+        size, outputs = model.field("patch_size"), model.field("num_classes")
+        target = next(name for name, target in TARGETS.items() if target.outputs(size) == outputs)
+        return MaskedPatches(size, target)
+    return Classify(model.field("num_classes"), model.loss)
