@@ -58,7 +58,7 @@ def test_lines_seeds_and_early_stopping(tmp_path, capsys):
 def test_what_has_no_point_is_left_out(tmp_path, capsys):
     run(tmp_path / "runs" / "whole", "ViT-mu/16")
     run(tmp_path / "runs" / "half", total_steps=20)
-    (tmp_path / "runs" / "half" / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/loss": 1.0}))
+    (tmp_path / "runs" / "half" / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/loss": 1.0}) + "\n")
     run(tmp_path / "runs" / "published", init_from="ViT-B/16-imagenet21k")
     (tmp_path / "runs" / "bert").mkdir()
     (tmp_path / "runs" / "bert" / "config.json").write_text('{"hidden_size": 768}')
