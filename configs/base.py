@@ -58,8 +58,12 @@ def get_config() -> ConfigDict:
     config.model.pre_logits = False  # whether a tanh layer precedes the head, as in pre-training
     config.model.representation_size = placeholder(int)  # width of the pre_logits layer; unset: the model's width
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
-    config.model.position = "learned"  # position embeddings: learned, sincos2d, sincos2d_moco (both fixed) or none
+    config.model.position = "learned"  # learned (1-D), learned2d, relative, none (Table 8), sincos2d or sincos2d_moco
     config.model.position_rows = "all"  # which tokens have a learned position: all, class (and patches) or patches
+    config.model.position_place = "stem"  # where learned positions are added: stem; every block, own (blocks) or shared
+    config.model.position_std = 0.02  # standard deviation of the initial values of learned positions
+    config.model.relative_tables = "block"  # tables of relative positions: one for each block, head, or for the model
+    config.model.relative_clip = 0  # largest relative offset with a row of its own, in patches of raster order; 0: all
     config.model.rotary = "none"  # rotation of queries and keys: none, or axial (by row and column, as in EVA-02)
     config.model.rotary_grid = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not
     config.model.qk_norm = False  # whether queries and keys are normalised, each by a LayerNorm over a head's channels

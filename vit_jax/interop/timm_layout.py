@@ -155,6 +155,7 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     """Returns what timm's model does not compute, and whether this model does."""
     return {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
+        f"positions with position_place {spec.position.place}": spec.position.place != "stem",
         "rotary positions": spec.position.rotary != "none",
         "class token and mean pooled together": spec.head.pooling == "token_gap",
         "a tanh layer (pre_logits)": spec.head.pre_logits,

@@ -13,6 +13,7 @@ HEAD_PREFIXES = ("head/", "pre_logits/")
 # if the head is kept.
 CONFIG_FIELDS = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "position"),
+    *("position_place", "relative_tables", "relative_clip"),
     *("position_rows", "rotary", "rotary_grid", "qk_norm", "activation", "norm_epsilon", "layer_scale", "embed_bias"),
     *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
 )
@@ -65,11 +66,7 @@ def adapt_parameters(
         {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD_PREFIXES)}
         for all in (params, wanted)
     )
-    old, new = source.spec, target.spec
-    if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample_positions(
-            leaves["position"], old.grid, new.grid, old.position_rows, method
-        )
+    leaves = models.resample_parameters(leaves, source.spec, target.spec, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
         raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")

@@ -70,9 +70,9 @@ class BitSpec:
         return -(-height // stride), -(-width // stride)
 
     @property
-    def position_rows(self) -> int:
-        """Rows of a table of positions before those of the patches: there is no such table."""
-        return 0
+    def has_sized_parameters(self) -> bool:
+        """Whether the shapes of parameters depend on `resolution`."""
+        return False
 
     @property
     def traits(self) -> list[str]:

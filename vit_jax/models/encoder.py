@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from vit_jax.kernels import Packing
-from vit_jax.models.block import Block
+from vit_jax.models.block import Block, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
-from vit_jax.models.spec import ModelSpec, Remat
+from vit_jax.models.spec import ModelSpec, PositionSpec, Remat
 from vit_jax.sharding import constrain
 from vit_jax.tree import flatten, unflatten
 
@@ -56,12 +56,13 @@ class Encoder(nn.Module):
         spec = self.spec
         block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
+        shared = shared_positions(self, spec)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 
         def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
-            x, weights = block.apply({"params": layer}, x, rate, rngs=rngs)
+            x, weights = block.apply({"params": layer}, x, rate, shared, rngs=rngs)
             return x, {"blocks": packing.unpack(x)} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
@@ -100,6 +101,9 @@ def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     # The parameters are the same for all kinds of attention, and a single token is not rotated.
     attention = dataclasses.replace(spec.attention, kind="heads_first")
     position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
-    block = Block(dataclasses.replace(spec, attention=attention, position=position), Packing(1, 1, 1), parent=None)
-    example = jnp.zeros((1, spec.width), spec.dtype)
+    tokens = spec.tokens
+    if spec.position.owner != "block":
+        position, tokens = PositionSpec("none", position.resolution), 1
+    spec = dataclasses.replace(spec, attention=attention, position=position)
+    block, example = Block(spec, Packing(tokens, 1, tokens), parent=None), jnp.zeros((tokens, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

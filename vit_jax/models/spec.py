@@ -16,7 +16,10 @@ from vit_jax.models.spec_fields import image_size
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
-PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
+PositionKind = Literal["learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"]
+PositionPlace = Literal["stem", "blocks", "shared"]
+PositionOwner = Literal["model", "encoder", "block"]
+RelativeTables = Literal["block", "head", "model"]
 PositionRows = Literal["all", "class", "patches"]
 Rotary = Literal["none", "axial"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
@@ -28,6 +31,9 @@ Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
+LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative")  # made for one grid of patches
+ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
+PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
 MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
 
@@ -126,14 +132,42 @@ class PositionSpec:
     # Which tokens have a learned row: all; those of class token and patches; those of patches, so that the positions
     # are added before the other tokens join.
     rows: PositionRows = field(default="all", metadata={"keyword": "position_rows"})
+    # Where learned positions are added (Table 8): to what the stem gives; or to the input of every block, with a table
+    # for each block, or one that all share.
+    place: PositionPlace = field(default="stem", metadata={"keyword": "position_place"})
+    # Standard deviation of initial values: the authors' for those of the stem; the paper states none for the others.
+    std: float = field(default=0.02, metadata={"keyword": "position_std"})
+    # The paper does not say which relative tables there are: one for each block; for each of its heads; for the model.
+    relative_tables: RelativeTables = "block"
+    # Largest offset that has a row of its own, which farther ones share; 0: all have. The paper mentions no clipping.
+    relative_clip: int = 0
     rotary: Rotary = "none"  # axial: queries and keys of patches are rotated by row and column as well (EVA-02)
     rotary_grid: int = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not scaled
 
     def __post_init__(self):
-        """Raises UserError for a resolution below one pixel, or a grid of no rotation."""
+        """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
         image_size(self.resolution)
+        if self.place != "stem" and self.kind not in ADDED_POSITIONS:
+            inside = "inside the attention" if self.kind == "relative" else "at the stem"
+            raise UserError(
+                f"position {self.kind} has one place, {inside}: leave position_place at stem; {self.place} is for "
+                f"{' and '.join(ADDED_POSITIONS)}."
+            )
+        if self.kind != "relative" and (self.relative_tables, self.relative_clip) != ("block", 0):
+            raise UserError("relative_tables and relative_clip are fields of position='relative'; give that as well.")
+        if self.relative_clip < 0:
+            raise UserError(f"relative_clip must be 0 or more, not {self.relative_clip}.")
+        if not 0 <= self.std < math.inf:
+            raise UserError(f"position_std must be 0 or more, not {self.std}.")
         if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
             raise UserError("rotary_grid is the number of patches on a side for rotary='axial'; 0 does not scale.")
+
+    @property
+    def owner(self) -> PositionOwner:
+        """What has the parameters: the whole model; all blocks together; or each block."""
+        if self.kind == "relative":
+            return "encoder" if self.relative_tables == "model" else "block"
+        return PLACE_OWNERS[self.place]
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -226,10 +260,15 @@ class ModelSpec:
         position = self.position.kind
         if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
             raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
+        if position == "learned2d" and self.width % 2:
+            raise UserError(f"position learned2d needs an even width, half for each axis, not {self.width}.")
         if self.position.rotary == "axial" and self.head_dim % 4:
             raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {self.head_dim}.")
         if self.attention.kind == "fused" and self.changes_queries:
             raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
+        if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
+            kind = self.attention.kind
+            raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
         self.grid_of(self.position.image_size)
 
     @property
@@ -241,7 +280,9 @@ class ModelSpec:
             head = replace(head, representation_size=0)
         if head.pooling in CLASS_POOLINGS:
             prefix = replace(prefix, class_token="auto")
-        if position.kind != "learned" or self.position_rows == self.prefix_rows:
+        if position.kind not in LEARNED_POSITIONS:
+            position = replace(position, rows="all", std=0.02)
+        elif self.position_rows == self.prefix_rows:
             position = replace(position, rows="all")
         return replace(self, head=head, prefix=prefix, position=position)
 
@@ -266,7 +307,8 @@ class ModelSpec:
         """What else distinguishes the model, in words."""
         head = self.head
         tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
-        words = [f"{self.position.kind} positions", f"{head.pooling} pooling"]
+        place = {"stem": "", "blocks": " in every block", "shared": " shared by every block"}[self.position.place]
+        words = [f"{self.position.kind} positions{place}", f"{head.pooling} pooling"]
         return words + ([tanh_layer] if head.pre_logits else [])
 
     @property
@@ -290,6 +332,16 @@ class ModelSpec:
         return self.attention.qk_norm or self.position.rotary != "none"
 
     @property
+    def adds_scores(self) -> bool:
+        """Whether something is added to the scores of the attention before their softmax."""
+        return self.position.kind == "relative"
+
+    @property
+    def has_sized_parameters(self) -> bool:
+        """Whether the shapes of parameters depend on `resolution`."""
+        return self.position.kind in LEARNED_POSITIONS
+
+    @property
     def class_rows(self) -> int:
         """Class tokens, which come first: 1 or 0."""
         return int(self.head.pooling in CLASS_POOLINGS or self.prefix.class_token == "always")
@@ -303,6 +355,11 @@ class ModelSpec:
     def position_rows(self) -> int:
         """Rows of a table of positions before those of the patches."""
         return {"all": self.prefix_rows, "class": self.class_rows, "patches": 0}[self.position.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image of the size `resolution`."""
+        return self.prefix_rows + math.prod(self.grid)
 
     @property
     def grid(self) -> tuple[int, int]:
