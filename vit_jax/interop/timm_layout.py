@@ -156,6 +156,7 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     return {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
         f"positions with position_place {spec.position.place}": spec.position.place != "stem",
+        f"{spec.block.kind} blocks": spec.block.kind != "standard",
         "rotary positions": spec.position.rotary != "none",
         "class token and mean pooled together": spec.head.pooling == "token_gap",
         "a tanh layer (pre_logits)": spec.head.pre_logits,

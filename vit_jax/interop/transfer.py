@@ -18,7 +18,8 @@ CONFIG_FIELDS = (
     *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
 )
 HEAD_FIELDS = ("pre_logits", "representation_size")
-NAME_FIELDS = ("patch_size", "stem", "stages", "stem_width")  # in a config, only the name of the model states these
+# In a config, only the name of the model states these.
+NAME_FIELDS = ("patch_size", "block", "stem", "stages", "stem_width")
 
 
 def adapt_parameters(

@@ -29,7 +29,7 @@ def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) ->
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
     jitted = jax.jit(
-        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, IMAGES))
+        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, sizes.images))
     )
     found = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in found.items()}

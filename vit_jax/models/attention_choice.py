@@ -88,5 +88,8 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
         images: on one device, in one part of the batch.
         tensor: devices over which the heads are split.
     """
+    tokens = spec.tokens
+    if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
+        tokens, images = max(spec.grid), images * min(spec.grid)
     heads, changes = spec.attention.num_heads // tensor, (spec.changes_queries, spec.adds_scores)
-    return AttentionSizes(images, spec.tokens, heads, spec.head_dim, spec.dtype, *changes)
+    return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)

@@ -1,7 +1,7 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -11,13 +11,25 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, QKV, AttentionWeights, Change, QKVBias, QKVKernel, Scores
+from vit_jax.models.attention import (
+    ATTENTIONS,
+    QKV,
+    AttentionWeights,
+    Change,
+    QKVBias,
+    QKVKernel,
+    Scores,
+    choose_packing,
+)
 from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, layer_norm, product
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
 from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, gather
+from vit_jax.models.spec import BlockKind, ModelSpec
+from vit_jax.sharding import constrain, gather, local_size
+
+Lines: TypeAlias = Float[Array, "batch lines patches width"]
+WeightsInLines: TypeAlias = Float[Array, "batch lines heads queries keys"]
 
 
 def shared_positions(encoder: nn.Module, spec: ModelSpec) -> PositionTable | RelativeTable | None:
@@ -117,6 +129,7 @@ class Block(nn.Module):
 
     spec: ModelSpec
     packing: Packing  # of the rows
+    lines: int = 1  # of an image, each of which is an image to the packing
 
     @nn.compact
     def __call__(
@@ -163,6 +176,52 @@ class Block(nn.Module):
         """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
         if not self.spec.block.stochastic_depth or not self.has_rng("dropout"):
             return branch
-        keep, images = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
-        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (images, 1, 1)) / keep
-        return branch * self.packing.pack(jnp.broadcast_to(kept, (images, self.packing.tokens, 1))).astype(branch.dtype)
+        keep, lines = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (lines // self.lines, 1, 1)) / keep
+        kept = kept if self.lines == 1 else jnp.repeat(kept, self.lines, axis=0)
+        return branch * self.packing.pack(jnp.broadcast_to(kept, (lines, self.packing.tokens, 1))).astype(branch.dtype)
+
+
+class AxialBlock(nn.Module):
+    """Two blocks in the place of one (Axial-ViT, appendix D.6): in the first each patch attends to those of its row, in
+    the second to those of its column.
+    """
+
+    spec: ModelSpec
+    packing: Packing  # of the rows of the matrix
+
+    @nn.compact
+    def __call__(
+        self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0, shared: None = None
+    ) -> tuple[Rows, AttentionWeights]:
+        """Returns the rows and the attention weights between all patches: of the heads of the first block, then of the
+        second's.
+
+        Args:
+            x: the rows of all images.
+            drop_rate: of both blocks; see `Block`.
+            shared: nothing.
+        """
+        del shared
+        rows, columns = self.spec.grid
+        x = self.packing.unpack(x).reshape(-1, rows, columns, x.shape[-1])
+        x, along_rows = self._attend(x, drop_rate, "rows")
+        x, along_columns = self._attend(x.swapaxes(1, 2), drop_rate, "columns")
+        weights = (
+            jnp.einsum("brhcd,rs->bhrcsd", along_rows, jnp.eye(rows)),
+            jnp.einsum("bchrs,cd->bhrcsd", along_columns, jnp.eye(columns)),
+        )
+        whole = jnp.concatenate(weights, axis=1).reshape(len(x), -1, rows * columns, rows * columns)
+        return self.packing.pack(x.swapaxes(1, 2).reshape(len(x), rows * columns, -1)), whole
+
+    def _attend(self, x: Lines, drop_rate: float | Float[Array, ""], name: str) -> tuple[Lines, WeightsInLines]:
+        """Returns what a block makes of lines [batch, lines, patches, width], each an image of its own."""
+        lines, patches, width = x.shape[1:]
+        heads, images = local_size("heads", self.spec.attention.num_heads), local_size("batch", len(x))
+        packing = choose_packing(self.spec.attention.kind, patches, heads, images * lines)
+        block = Block(self.spec, packing, lines, name=name)
+        found, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
+        return packing.unpack(found).reshape(x.shape), weights.reshape(len(x), lines, *weights.shape[1:])
+
+
+BLOCKS: dict[BlockKind, type[nn.Module]] = {"standard": Block, "axial": AxialBlock}

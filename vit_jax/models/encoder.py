@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from vit_jax.kernels import Packing
-from vit_jax.models.block import Block, shared_positions
+from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.spec import ModelSpec, PositionSpec, Remat
 from vit_jax.sharding import constrain
@@ -51,10 +51,11 @@ class Encoder(nn.Module):
         Returns:
             tokens: [batch, tokens, width].
             out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
-                [depth, batch, heads, tokens, tokens] in float32.
+                [depth, batch, heads, tokens, tokens] in float32; of axial blocks, twice as many heads.
         """
         spec = self.spec
-        block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
+        # Applied to one layer's slice of the stacked parameters.
+        block = BLOCKS[spec.block.kind](spec, packing, parent=None)
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         shared = shared_positions(self, spec)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
@@ -103,7 +104,9 @@ def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
     tokens = spec.tokens
     if spec.position.owner != "block":
-        position, tokens = PositionSpec("none", position.resolution), 1
+        position = PositionSpec("none", position.resolution)
+        tokens = tokens if spec.block.kind == "axial" else 1
     spec = dataclasses.replace(spec, attention=attention, position=position)
-    block, example = Block(spec, Packing(tokens, 1, tokens), parent=None), jnp.zeros((tokens, spec.width), spec.dtype)
+    block = BLOCKS[spec.block.kind](spec, Packing(tokens, 1, tokens), parent=None)
+    example = jnp.zeros((tokens, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

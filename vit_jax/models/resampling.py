@@ -1,5 +1,6 @@
 """Weights resampled for another resolution or patch size: position tables and the kernel that projects patches."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -104,12 +105,13 @@ def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: s
     """
     if old.tile != new.tile:
         params = dict(params) | {"embed/kernel": resize_patches(params["embed/kernel"], new.tile)}
-    if old.grid == new.grid:
-        return dict(params)
 
     def resample(name: str, leaf: Any) -> Any:
+        if line := re.fullmatch(r"stage(\d+)/unit(\d+)/(columns|rows)/relative_line", name):
+            place = int(line[1]), int(line[2]), int(line[3] == "rows")
+            return resample_line(leaf, old.line_length(*place), new.line_length(*place), method)
         one = TABLES.get(name.rpartition("/")[2])
-        if one is None:
+        if one is None or old.grid == new.grid:
             return leaf
         tables = np.asarray(leaf)  # of layers or heads, which are leading axes
         found = np.stack([one(table, old, new, method) for table in tables.reshape(-1, *tables.shape[-2:])])
@@ -145,6 +147,13 @@ def resample_relative(table: Table, old: Any, new: Any, method: str = "linear") 
     for total, values in ((sums, plane * pairs[..., None]), (weights, pairs[..., None])):
         np.add.at(total, _offsets(new_rows, new_columns), values)
     return np.concatenate([table[:ends], (sums / weights).astype(table.dtype), table[len(table) - ends :]])
+
+
+def resample_line(
+    table: Float[Array | np.ndarray, "rows channels"], old: int, new: int, method: str = "linear"
+) -> NewTable:
+    """Returns the relative positions of lines of `new` places from those of `old`; the offset 0 stays in the middle."""
+    return resample_positions(table, (1, 2 * old - 1), (1, 2 * new - 1), 0, method)
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:

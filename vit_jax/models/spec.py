@@ -12,7 +12,7 @@ from vit_jax import UserError
 from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
-# MLPS and REMAT_POLICIES.
+# MLPS, BLOCKS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
@@ -25,6 +25,7 @@ Rotary = Literal["none", "axial"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
 Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
+BlockKind = Literal["standard", "axial"]
 Activation = Literal["gelu_tanh", "gelu", "swiglu"]
 MlpKind = Literal["jit", "shard_map"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
@@ -61,6 +62,16 @@ def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
 def resnet_stride(stages: tuple[int, ...]) -> int:
     """Returns the pixels, on a side, under one position of the feature map of a ResNet with these stages."""
     return 4 * 2 ** max(0, len(stages) - 1)
+
+
+def _check_axial(spec: "ModelSpec") -> None:
+    if spec.prefix_rows:
+        raise UserError(
+            "axial blocks have no place for a class token or registers: set pooling to gap or map, class_token to auto "
+            "and registers to 0."
+        )
+    if spec.position.owner != "model" or spec.position.rotary != "none":
+        raise UserError("axial blocks get positions at the stem only: leave position_place and rotary as they are.")
 
 
 @dataclass(frozen=True)
@@ -193,6 +204,8 @@ class AttentionSpec:
 class BlockSpec:
     """What is inside the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
 
+    # Of every token to all; or, as two blocks, to those of its row, then of its column (Axial-ViT, appendix D.6)
+    kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
     norm_epsilon: float = 1e-6  # of every LayerNorm
     activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
     layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
@@ -269,6 +282,8 @@ class ModelSpec:
         if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
             kind = self.attention.kind
             raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
+        if self.block.kind == "axial":
+            _check_axial(self)
         self.grid_of(self.position.image_size)
 
     @property

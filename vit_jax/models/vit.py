@@ -84,7 +84,10 @@ class ViT(nn.Module):
         patches, before = math.prod(spec.grid), spec.prefix_rows
         attention, images_here = spec.attention, local_size("batch", len(images))
         packing = choose_packing(
-            attention.kind, before + patches, local_size("heads", attention.num_heads), images_here
+            attention.kind if spec.block.kind == "standard" else "tokens_first",  # axial blocks pack lines themselves
+            before + patches,
+            local_size("heads", attention.num_heads),
+            images_here,
         )
         alone = packing.alone
         x = STEMS[spec.stem.kind](spec, normalise(spec, images))
