@@ -74,9 +74,7 @@ def get_config() -> ConfigDict:
     config.model.stem_epsilons = "released"  # of a hybrid's ResNet: released (the authors') or timm
     config.model.image_mean = (0.5, 0.5, 0.5)  # subtracted from red, green, blue in [0, 1] before the patches,
     config.model.image_std = (0.5, 0.5, 0.5)  # then divided by; 0.5 leaves the images in [-1, 1]
-    config.model.unit = placeholder(
-        str
-    )  # of a BiT: pre_activation (as released), post_activation or axial; unset: by the name
+    config.model.unit = placeholder(str)  # of a BiT: pre_activation (if unset), post_activation or axial
     config.model.border = placeholder(str)  # of a BiT's root pooling: zeros, as released (unset), or lowest
     config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added
     config.model.stochastic_depth = 0.0  # rate at which the last block drops a residual branch; linear from 0 before it
