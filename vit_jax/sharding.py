@@ -52,8 +52,7 @@ PARAMETER_AXES: dict[str, Any] = {"width": "fsdp", "filters": "fsdp", "heads": "
 # Last part of a parameter's name -> its last dimensions (encoder blocks have a leading dimension for the layers).
 PARAMETER_DIMENSIONS = {
     # The weights of a filter stay on one device, which standardises them.
-    r"conv(\d|_proj)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
-    "projection": ("channels", "filters"),
+    r"conv(\d|_proj|_qkv)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
     "relative_line": ("offsets", "head_dim"),
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),

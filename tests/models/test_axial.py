@@ -95,7 +95,7 @@ def group_norm(x, p):
 def attend_line(x, p):
     length, channels = x.shape
     size = channels // 8
-    qkv = group_norm(x @ p["projection"], p["norm_qkv"]).reshape(length, 8, 2 * size)
+    qkv = group_norm(x @ p["conv_qkv"]["kernel"][0, 0], p["norm_qkv"]).reshape(length, 8, 2 * size)
     out = np.zeros((length, 8, size))
     of_query, of_key, of_value = np.split(p["relative_line"], [size // 2, size], axis=1)
     for head, i in np.ndindex(8, length):
@@ -181,7 +181,9 @@ def test_an_axial_resnet_equals_its_definition():
     def evaluate(params, root):
         return np.array([evaluate_resnet(params, each) for each in root])
 
-    names = [f"stage2/unit1/{axis}/{leaf}" for axis in ("rows", "columns") for leaf in ("projection", "relative_line")]
+    names = [
+        f"stage2/unit1/{axis}/{leaf}" for axis in ("rows", "columns") for leaf in ("conv_qkv/kernel", "relative_line")
+    ]
     # In float32, the norms of few values and the ReLUs lose some digits.
     out = compare(model, np.asarray(images_of(2, 28, 24, 3)), evaluate, names, tolerance=1e-2)
     assert out["stage1"].shape == (2, 7, 6, 128) and out["stage2"].shape == (2, 4, 3, 256)

@@ -14,8 +14,7 @@ import numpy as np
 from flax.linen.initializers import normal
 from jaxtyping import Array, Float
 
-from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, conv_norm, group_norm, standardise
-from vit_jax.sharding import gather
+from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, StdConv, conv_norm, group_norm, standardise
 
 HEADS = 8
 EPSILONS = Epsilons(standardise, 1e-4)
@@ -40,9 +39,10 @@ class LineAttention(nn.Module):
         """Returns what each position of a line attends to."""
         length, channels = x.shape[2:]
         size = channels // HEADS
-        kernel = self.param("projection", normal(1 / channels), (channels, 2 * channels))
-        qkv = x @ gather(kernel, ("channels", "filters"), x.dtype).astype(x.dtype)
-        qkv = group_norm(qkv.reshape(-1, 1, length, 2 * channels), "norm_qkv", epsilon=EPSILONS.norm)
+        project = StdConv(
+            2 * channels, 1, standardise=lambda kernel: kernel, kernel_init=normal(1 / channels), name="conv_qkv"
+        )
+        qkv = group_norm(project(x.reshape(-1, 1, length, channels)), "norm_qkv", epsilon=EPSILONS.norm)
         parts = np.array([size // 2, size])
         query, key, value = jnp.split(qkv.reshape(-1, length, HEADS, 2 * size), parts, axis=-1)
         table = self.param("relative_line", normal(1 / size), (2 * length - 1, 2 * size)).astype(x.dtype)

@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax import UserError
 from vit_jax.models import resnet
 from vit_jax.models.axial_resnet import AxialUnit, axial_root
 from vit_jax.models.bit_spec import BitRemat, BitSpec, Border, UnitKind
@@ -113,12 +112,7 @@ class BiT(nn.Module):
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         del capture  # all intermediates are returned
         spec = self.spec
-        if spec.has_sized_parameters and images.shape[1:3] != spec.image_size:
-            given, own = ("{}x{}".format(*size) for size in (images.shape[1:3], spec.image_size))
-            raise UserError(
-                f"images of {given} pixels do not fit a model of resolution {own}; vit_jax.load(PATH, resolution=...) "
-                "resamples the positions of its axial units."
-            )
+        spec.check_images(images.shape[1:3])
         form = FORMS[spec.unit]
         unit = REMATS[spec.remat](form.unit)
         x = constrain(images.astype(spec.dtype), resnet.DIMENSIONS)

@@ -79,6 +79,15 @@ class BitSpec:
         """Whether the shapes of parameters depend on `resolution`."""
         return self.unit == "axial"
 
+    def check_images(self, size: tuple[int, ...]) -> None:
+        """Raises UserError for images of a (height, width) that the parameters are not for."""
+        if self.has_sized_parameters and size != self.image_size:
+            given, own = ("{}x{}".format(*each) for each in (size, self.image_size))
+            raise UserError(
+                f"images of {given} pixels do not fit a model of resolution {own}; vit_jax.load(PATH, resolution=...) "
+                "resamples the positions of its axial units."
+            )
+
     def line_length(self, stage: int, unit: int, axis: int) -> int:
         """Returns the positions on an axis (0: height, 1: width) of the feature map that a unit attends to.
 
