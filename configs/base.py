@@ -58,8 +58,12 @@ def get_config() -> ConfigDict:
     config.model.pre_logits = False  # whether a tanh layer precedes the head, as in pre-training
     config.model.representation_size = placeholder(int)  # width of the pre_logits layer; unset: the model's width
     config.model.head_bias = 0.0  # initial bias of the head; its kernel starts at 0
-    config.model.position = "learned"  # position embeddings: learned, sincos2d, sincos2d_moco (both fixed) or none
+    config.model.position = "learned"  # learned (1-D), learned2d, relative, none (Table 8), sincos2d or sincos2d_moco
     config.model.position_rows = "all"  # which tokens have a learned position: all, class (and patches) or patches
+    config.model.position_place = "stem"  # where learned positions are added: stem; every block, own (blocks) or shared
+    config.model.position_std = 0.02  # standard deviation of the initial values of learned positions
+    config.model.relative_tables = "block"  # tables of relative positions: one for each block, head, or for the model
+    config.model.relative_clip = 0  # largest relative offset with a row of its own, in patches of raster order; 0: all
     config.model.rotary = "none"  # rotation of queries and keys: none, or axial (by row and column, as in EVA-02)
     config.model.rotary_grid = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not
     config.model.qk_norm = False  # whether queries and keys are normalised, each by a LayerNorm over a head's channels
@@ -70,7 +74,7 @@ def get_config() -> ConfigDict:
     config.model.stem_epsilons = "released"  # of a hybrid's ResNet: released (the authors') or timm
     config.model.image_mean = (0.5, 0.5, 0.5)  # subtracted from red, green, blue in [0, 1] before the patches,
     config.model.image_std = (0.5, 0.5, 0.5)  # then divided by; 0.5 leaves the images in [-1, 1]
-    config.model.unit = placeholder(str)  # of a BiT: pre_activation, as released (unset), or post_activation
+    config.model.unit = placeholder(str)  # of a BiT: pre_activation (if unset), post_activation or axial
     config.model.border = placeholder(str)  # of a BiT's root pooling: zeros, as released (unset), or lowest
     config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added
     config.model.stochastic_depth = 0.0  # rate at which the last block drops a residual branch; linear from 0 before it

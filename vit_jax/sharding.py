@@ -52,15 +52,18 @@ PARAMETER_AXES: dict[str, Any] = {"width": "fsdp", "filters": "fsdp", "heads": "
 # Last part of a parameter's name -> its last dimensions (encoder blocks have a leading dimension for the layers).
 PARAMETER_DIMENSIONS = {
     # The weights of a filter stay on one device, which standardises them.
-    r"conv(\d|_proj)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
+    r"conv(\d|_proj|_qkv)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
+    "relative_line": ("offsets", "head_dim"),
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
     "cls": ("width",),
     "mask": ("width",),
     "registers": ("tokens", "width"),
     "probe": ("width",),
-    "position": ("tokens", "width"),
-    r"(pooled_)?norm(\d|_proj)?/(scale|bias)": ("width",),
+    "position(_[xy]|_prefix)?": ("tokens", "width"),
+    "relative": ("offsets", "head_dim"),
+    "relative_heads": ("heads", "offsets", "head_dim"),
+    r"(pooled_)?norm(\d|_proj|_qkv|_out)?/(scale|bias)": ("width",),
     "(query|key)_norm/(scale|bias)": ("head_dim",),
     r"layer_scale\d": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),

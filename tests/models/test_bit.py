@@ -38,7 +38,7 @@ FAST = "BiT-R50x1"  # the others have the same parts
 
 @pytest.mark.parametrize("name", [n if n == FAST else pytest.param(n, marks=pytest.mark.slow) for n in COUNTS])
 def test_parameter_counts(name):
-    params, other = (shapes_of(create(name, unit=unit)) for unit in FORMS)
+    params, other = (shapes_of(create(name, unit=unit)) for unit in ("pre_activation", "post_activation"))
     assert (tree.count(params), tree.count(other)) == COUNTS[name][1:]
     assert tree.count(params) - tree.count(params["head"]) == COUNTS[name][0]
 

@@ -15,6 +15,7 @@ from vit_jax.models import ModelSpec
 
 FIXED = {
     "none": "This model has no position embeddings.",
+    "relative": "The position embeddings of this model belong to pairs of tokens; there is none of a single patch.",
     "sincos2d": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
     "sincos2d_moco": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
 }
@@ -76,12 +77,29 @@ def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     )
 
 
+def _position_table(spec: ModelSpec, params: dict[str, Any]) -> np.ndarray:
+    """Returns the positions of the patches, the last rows; of those that each block has, the first block's."""
+    owners: dict[str, Callable[[], Any]] = {
+        "model": lambda: params,
+        "encoder": lambda: params["encoder"],
+        "block": lambda: {name: leaf[0] for name, leaf in params["encoder"]["blocks"].items() if "position" in name},
+    }
+    tables = {
+        name: np.asarray(leaf, np.float32) for name, leaf in owners[spec.position.owner]().items() if "position" in name
+    }
+    if spec.position.kind == "learned":
+        return tables["position"]
+    halves = np.meshgrid(*(range(side) for side in spec.grid), indexing="ij")
+    rows, columns = (half.ravel() for half in halves)
+    return np.concatenate([tables["position_x"][columns], tables["position_y"][rows]], axis=1)
+
+
 def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     """Returns the similarity of the position embeddings."""
     title, (rows, columns) = "Similarity of position embeddings", spec.grid
-    if spec.position.kind != "learned":
+    if spec.position.kind in FIXED:
         return Drawing("position_similarity", title, "", FIXED[spec.position.kind])
-    found = measure.position_similarity(np.asarray(params["position"], np.float32), spec.grid)
+    found = measure.position_similarity(_position_table(spec, params), spec.grid)
     flat = found.reshape(rows * columns, -1)
     others = flat[~np.eye(len(flat), dtype=bool)]
     between = f"{others.min():.2f} to {others.max():.2f}" if others.size else "1"

@@ -29,6 +29,8 @@ ALL: dict[str, tuple[Any, ...]] = {
     "stem": ("patches",),
     "embed_bias": (True,),
     "position": ("learned",),
+    "block": ("standard",),
+    "position_place": ("stem",),
     "rotary": ("none",),
     "qk_norm": (False,),
     "final_norm": ("tokens",),

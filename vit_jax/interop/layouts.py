@@ -27,8 +27,8 @@ POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
 # Fields of later ViTs, which have their defaults in every model of these layouts.
 LATER_FIELDS = (
-    *("class_token", "registers", "rotary", "qk_norm", "activation", "norm_epsilon", "layer_scale", "final_norm"),
-    *("embed_bias", "stem_epsilons", "image_mean", "image_std", "head"),
+    *("class_token", "registers", "position_place", "rotary", "qk_norm", "activation", "norm_epsilon", "layer_scale"),
+    *("final_norm", "block", "embed_bias", "stem_epsilons", "image_mean", "image_std", "head"),
 )
 
 

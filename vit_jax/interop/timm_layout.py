@@ -155,6 +155,8 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     """Returns what timm's model does not compute, and whether this model does."""
     return {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
+        f"positions with position_place {spec.position.place}": spec.position.place != "stem",
+        f"{spec.block.kind} blocks": spec.block.kind != "standard",
         "rotary positions": spec.position.rotary != "none",
         "a head of patches": spec.head.kind == "patches",
         "class token and mean pooled together": spec.head.pooling == "token_gap",

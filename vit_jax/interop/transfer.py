@@ -13,12 +13,14 @@ HEAD_PREFIXES = ("head/", "pre_logits/", "mask")
 # if the head is kept.
 CONFIG_FIELDS = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "position"),
+    *("position_place", "relative_tables", "relative_clip"),
     *("position_rows", "rotary", "rotary_grid", "qk_norm", "activation", "norm_epsilon", "layer_scale", "embed_bias"),
     *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
 )
 HEAD_FIELDS = ("pre_logits", "representation_size")
 HEADS = {"image": "classes of images", "patches": "masked patches", None: "classes of images"}
-NAME_FIELDS = ("patch_size", "stem", "stages", "stem_width")  # in a config, only the name of the model states these
+# In a config, only the name of the model states these.
+NAME_FIELDS = ("patch_size", "block", "stem", "stages", "stem_width")
 
 
 def adapt_parameters(
@@ -71,11 +73,7 @@ def adapt_parameters(
         {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD_PREFIXES)}
         for all in (params, wanted)
     )
-    old, new = source.spec, target.spec
-    if "position" in leaves and old.grid != new.grid:
-        leaves["position"] = models.resample_positions(
-            leaves["position"], old.grid, new.grid, old.position_rows, method
-        )
+    leaves = models.resample_parameters(leaves, source.spec, target.spec, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
         raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")

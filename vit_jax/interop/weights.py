@@ -33,7 +33,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
             flexi, as FlexiViT does. Unset: flexi if patch_size is given, else linear.
         **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
-            patch_size the kernel of the patches is resized (`models.resize_patches`).
+            patch_size the kernel of the patches is resized, as FlexiViT does.
 
     Raises:
         UserError: nothing that can be loaded is at the path; or the arrays are not those of the model, in which case it
@@ -161,13 +161,9 @@ def _resize(
     resized = models.create(name, **(model.fields | sizes))
     spec = resized.spec
     if other_patches:
-        params = params | {"embed/kernel": models.resize_patches(params["embed/kernel"], sizes["patch_size"])}
         sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
         print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
-    if "position" in params and spec.grid != old.grid:
-        method = method or ("flexi" if "patch_size" in given else "linear")
-        positions = models.resample_positions(params["position"], old.grid, spec.grid, old.position_rows, method)
-        params = params | {"position": positions}
+    params = models.resample_parameters(params, old, spec, method or ("flexi" if "patch_size" in given else "linear"))
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]
     height, width = resized.image_size
@@ -185,8 +181,8 @@ def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
 def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     # Cached, as the same model is traced when its file is read and when its parameters are checked.
     model = models.Model("", spec)
-    # Only learned positions depend on the resolution. The table of fixed ones, which may be large, is not computed.
-    size = model.image_size if model.field("position") == "learned" else (spec.tile, spec.tile)
+    # The table of fixed positions, which may be large, is not computed.
+    size = model.image_size if spec.has_sized_parameters else (spec.tile, spec.tile)
     init, image = model.init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
     wanted = jax.eval_shape(init, jax.random.key(0), image)
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())

@@ -4,9 +4,9 @@ from .bit_spec import BitSpec as BitSpec
 from .model import Model as Model
 from .model import create as create
 from .resampling import RESAMPLINGS as RESAMPLINGS
+from .resampling import resample_parameters as resample_parameters
 from .resampling import resample_positions as resample_positions
-from .resampling import resize_patches as resize_patches
+from .resnet_stages import resnet_stride as resnet_stride
 from .spec import ModelSpec as ModelSpec
-from .spec import resnet_stride as resnet_stride
 from .spec_fields import image_size as image_size
 from .variants import model_name as model_name

@@ -1,7 +1,7 @@
 """Self-attention, with the projection before it: implementations with one signature (equations 5 to 7)."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,38 @@ AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
 LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
-QKVChange: TypeAlias = Callable[[QKV], QKV]  # of queries and keys, after their projection
+Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
+Scores: TypeAlias = Callable[[Queries], AttentionWeights]  # what scaled queries add to their scores
+
+
+class Change(NamedTuple):
+    """What happens besides equations 5 to 7."""
+
+    qkv: Callable[[QKV], QKV] | None = None  # of queries and keys, after their projection
+    scores: Scores | None = None
+
+
 # (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
-Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, QKVChange | None], tuple[Rows, AttentionWeights]]
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, Change | None], tuple[Rows, AttentionWeights]]
 
 # Names of the dimensions of the parameters.
 KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
 
 
-def heads_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
+def heads_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
     """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim), and these weights in float32.
 
     One transposition puts heads before tokens, so that every product is a batch of plain matrix products, and the
-    backward pass is written out. This is the fastest form on CPUs. Only reverse-mode differentiation works.
+    backward pass is written out, unless there are further scores. This is the fastest form on CPUs. Only reverse-mode
+    differentiation works.
     """
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv.transpose(2, 0, 3, 1, 4)
-    attended, weights = _attend(query, key, value)
+    if scores:
+        added = scores(_scaled(qkv[:, :, 0]))
+        (attended, weights), _ = _forward(query, key, value, added)
+    else:
+        attended, weights = _attend(query, key, value)
     return attended.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * head_dim), weights
 
 
@@ -46,8 +61,11 @@ def _attend(query: PerHead, key: PerHead, value: PerHead) -> tuple[PerHead, Atte
     return _forward(query, key, value)[0]
 
 
-def _forward(query: PerHead, key: PerHead, value: PerHead) -> tuple[tuple[PerHead, AttentionWeights], tuple]:
-    weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32))
+def _forward(
+    query: PerHead, key: PerHead, value: PerHead, added: AttentionWeights | None = None
+) -> tuple[tuple[PerHead, AttentionWeights], tuple]:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores if added is None else scores + added)
     attended = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value)
     return (attended, weights), (query, key, value, weights)
 
@@ -67,34 +85,36 @@ def _backward(residuals: tuple, grads: tuple[PerHead, AttentionWeights]) -> tupl
 _attend.defvjp(_forward, _backward)
 
 
-def tokens_first(qkv: QKV) -> tuple[Attended, AttentionWeights]:
+def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
     """Returns the same as `heads_first`, without a transposition: accelerators choose the layout of each product."""
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32))
+    products = jnp.einsum("bqhd,bkhd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(products + scores(_scaled(query)) if scores else products)
     attended = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value)
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: QKVChange | None) -> QKV:
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: Change | None) -> QKV:
     """Returns the queries, keys and values of all images (equation 5), changed if there is a change."""
     kernel = gather(kernel, KERNEL, x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", *BIAS))
-    return change(qkv) if change else qkv
+    return change.qkv(qkv) if change and change.qkv else qkv
 
 
-def _projected(attention: Callable[[QKV], tuple[Attended, AttentionWeights]]) -> Attention:
+def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, AttentionWeights]]) -> Attention:
     def attend(
-        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
     ) -> tuple[Rows, AttentionWeights]:
-        attended, weights = attention(project(packing.unpack(x), kernel, bias, change))
+        scores = change.scores if change else None
+        attended, weights = attention(project(packing.unpack(x), kernel, bias, change), scores)
         return packing.pack(attended), weights
 
     return attend
 
 
 def fused(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
 
@@ -104,7 +124,7 @@ def fused(
         ValueError: there is a change, of which the kernel computes none.
     """
     if change:
-        raise ValueError("the kernel does not change queries and keys")
+        raise ValueError("the kernel changes neither queries and keys nor scores")
 
     def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
@@ -117,9 +137,15 @@ def fused(
 
 
 def cudnn(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured."""
+    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured.
+
+    Raises:
+        ValueError: there are further scores.
+    """
+    if change and change.scores:
+        raise ValueError("cuDNN's attention gets no further scores")
     tokens, rows = packing.tokens, packing.rows
     qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, change)
     lengths = None if rows == tokens else jnp.full(len(qkv), tokens, jnp.int32)
@@ -133,7 +159,7 @@ def cudnn(
 
 
 def auto(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by the fastest form for the platform that the program is lowered for.
 
@@ -142,7 +168,8 @@ def auto(
     differentiation works.
     """
     heads, head_dim = kernel.shape[2:]
-    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, change is not None)
+    changes = bool(change and change.qkv), bool(change and change.scores)
+    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
         return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
@@ -154,11 +181,12 @@ def auto(
         tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
         default=plain,
     )
-    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
+    scores = change.scores if change else None
+    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), scores)[1]
 
 
 def _repacked(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: QKVChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns `fused` of rows in another packing."""
     images = len(x) // packing.rows * packing.images

@@ -1,7 +1,7 @@
 """How far an implementation of attention is from its plain form: the result and all gradients, of random numbers."""
 
 import functools
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
-from vit_jax.models.spec import ModelSpec
 
 IMAGES = 8
 NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
@@ -19,17 +18,17 @@ Images: TypeAlias = Float[Array, "images tokens width"]
 EMPTY = 3.0  # what stands in empty rows, and must not be attended to
 
 
-def measure_differences(spec: ModelSpec, device: jax.Device, tensor: int = 1) -> dict[str, float]:
+def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[str, float]:
     """Returns, by name, how far a model's attention is from the plain form on a device; see `compare`.
 
     Args:
-        spec: of the model.
+        spec: of the model, a `ModelSpec`.
         device: executes both.
         tensor: devices over which the heads are split.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
     jitted = jax.jit(
-        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, IMAGES))
+        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, sizes.images))
     )
     found = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in found.items()}

@@ -20,6 +20,7 @@ class AttentionSizes(NamedTuple):
     head_dim: int
     dtype: Dtype
     changes_queries: bool = False  # queries and keys are normalised or rotated after their projection
+    adds_scores: bool = False  # by relative positions
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
@@ -29,7 +30,7 @@ def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
 
     def allows(sizes: AttentionSizes) -> bool:
         return (
-            not sizes.changes_queries
+            not (sizes.changes_queries or sizes.adds_scores)
             and kernels.vmem_bytes(*sizes[:4], jnp.dtype(sizes.dtype).itemsize) <= mebibytes * 2**20
         )
 
@@ -37,7 +38,7 @@ def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
 
 
 def _suits_cudnn(sizes: AttentionSizes) -> bool:
-    return sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
+    return not sizes.adds_scores and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
 # Beginning of the kind of device, implementation, what it needs; the first row that applies is chosen.
@@ -87,6 +88,8 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
         images: on one device, in one part of the batch.
         tensor: devices over which the heads are split.
     """
-    rows, columns = spec.grid
-    tokens, heads = spec.prefix_rows + rows * columns, spec.attention.num_heads // tensor
-    return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, spec.changes_queries)
+    tokens = spec.tokens
+    if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
+        tokens, images = max(spec.grid), images * min(spec.grid)
+    heads, changes = spec.attention.num_heads // tensor, (spec.changes_queries, spec.adds_scores)
+    return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)

@@ -1,7 +1,8 @@
 """BiT (arXiv 1912.11370): a ResNet with GroupNorm and standardised convolutions, in the two forms of its authors.
 
 The pre-activation form is that of the released files; its arithmetic is that of google-research/big_vision,
-models/bit_paper.py. The post-activation form has the units of the hybrids (`resnet.py`).
+models/bit_paper.py. The post-activation form has the units of the hybrids (`resnet.py`). With axial units
+(`axial_resnet.py`) it is the ViT paper's AxialResNet.
 """
 
 import math
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models import resnet
+from vit_jax.models.axial_resnet import AxialUnit, axial_root
 from vit_jax.models.bit_spec import BitRemat, BitSpec, Border, UnitKind
 from vit_jax.models.layers import Dense
 from vit_jax.models.resnet import FeatureMap, Kernel, Reduced, Stage, StdConv
@@ -91,6 +93,7 @@ class Form(NamedTuple):
 FORMS: dict[UnitKind, Form] = {
     "pre_activation": Form(PreActivationRoot, PreActivationUnit, norm),
     "post_activation": Form(post_activation_root, resnet.Unit, lambda x, name: x),
+    "axial": Form(lambda spec, name: axial_root(spec.width, name), AxialUnit, lambda x, name: x),
 }
 
 # What is computed again in the backward pass: nothing, or all units.
@@ -109,6 +112,7 @@ class BiT(nn.Module):
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         del capture  # all intermediates are returned
         spec = self.spec
+        spec.check_images(images.shape[1:3])
         form = FORMS[spec.unit]
         unit = REMATS[spec.remat](form.unit)
         x = constrain(images.astype(spec.dtype), resnet.DIMENSIONS)

@@ -1,15 +1,16 @@
-"""What a BiT is (arXiv 1912.11370), as plain frozen values, and its named sizes."""
+"""What a BiT is (arXiv 1912.11370), or an AxialResNet, as plain frozen values, and the named sizes."""
 
 import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, choose
-from vit_jax.models.spec import Dtype, check_stages, resnet_stride
+from vit_jax.models.resnet_stages import check_stages, resnet_stride
+from vit_jax.models.spec import Dtype
 from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: FORMS, BORDERS and REMATS.
-UnitKind = Literal["pre_activation", "post_activation"]
+UnitKind = Literal["pre_activation", "post_activation", "axial"]
 Border = Literal["zeros", "lowest"]
 BitRemat = Literal["none", "full"]
 
@@ -24,7 +25,10 @@ UNITS = {
     200: (3, 24, 36, 3),
 }
 ROOT_WIDTH = 64  # channels of the root at width factor 1
-BIT_NAMES = tuple(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4))
+BIT_NAMES = (
+    *(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4)),
+    *(f"AxialResNet-{layers}" for layers in UNITS),
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,14 @@ class BitSpec:
     family: ClassVar = "BiT"
     stages: tuple[int, ...] = UNITS[50]  # units in each
     width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many
-    # Of the two forms by the same authors, the released one, or that of the hybrids and of big_vision's recipes.
+    # Of the two forms by the same authors, the released one, or that of the hybrids and of big_vision's recipes; or the
+    # latter with axial attention for each 3x3 convolution.
     unit: UnitKind = "pre_activation"
     # Around the images in the max pooling of a pre-activation root: zeros, as the released weights were trained, or
     # the lowest number, as in big_vision. After the other root's ReLU it makes no difference.
     border: Border = "zeros"
-    resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width); any image will do
+    # Pixels on a side, or (height, width); any image will do, unless axial units have positions for this size.
+    resolution: int | tuple[int, int] = 224
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled features
     head_bias: float = 0.0  # initial value
     dtype: Dtype = "float32"  # of the activations and of the gradients; parameters and statistics are float32
@@ -70,9 +76,29 @@ class BitSpec:
         return -(-height // stride), -(-width // stride)
 
     @property
-    def position_rows(self) -> int:
-        """Rows of a table of positions before those of the patches: there is no such table."""
-        return 0
+    def has_sized_parameters(self) -> bool:
+        """Whether the shapes of parameters depend on `resolution`."""
+        return self.unit == "axial"
+
+    def check_images(self, size: tuple[int, ...]) -> None:
+        """Raises UserError for images of a (height, width) that the parameters are not for."""
+        if self.has_sized_parameters and size != self.image_size:
+            given, own = ("{}x{}".format(*each) for each in (size, self.image_size))
+            raise UserError(
+                f"images of {given} pixels do not fit a model of resolution {own}; vit_jax.load(PATH, resolution=...) "
+                "resamples the positions of its axial units."
+            )
+
+    def line_length(self, stage: int, unit: int, axis: int) -> int:
+        """Returns the positions on an axis (0: height, 1: width) of the feature map that a unit attends to.
+
+        Args:
+            stage: from 1.
+            unit: from 1; the first of a stage has its stride after the attention.
+            axis: of the map.
+        """
+        stride = resnet_stride((1,) * max(1, stage - (unit == 1)))
+        return -(-self.image_size[axis] // stride)
 
     @property
     def traits(self) -> list[str]:
@@ -97,7 +123,7 @@ class BitSpec:
     @property
     def simplified(self) -> "BitSpec":
         """The spec without values that say what is so anyway."""
-        return replace(self, border="zeros") if self.unit == "post_activation" else self
+        return self if self.unit == "pre_activation" else replace(self, border="zeros")
 
     @property
     def soonest_traced(self) -> "BitSpec":
@@ -106,11 +132,15 @@ class BitSpec:
 
 
 def bit_fields(name: str) -> dict[str, Any]:
-    """Returns the fields that a name stands for: `BiT-R<layers>x<width factor>`; None for those that `BiT` leaves open.
+    """Returns the fields of a name: `BiT-R<layers>x<width factor>`; `AxialResNet-<layers>`; or `BiT`, whose
+    size is None.
 
     Raises:
         UserError: no BiT has this name.
     """
+    axial = re.fullmatch(r"AxialResNet-([1-9]\d{0,2})", name)
+    if axial and int(axial[1]) in UNITS:
+        return {"stages": UNITS[int(axial[1])], "width": ROOT_WIDTH, "unit": "axial"}
     found = re.fullmatch(r"BiT(?:-R([1-9]\d{0,2})x([1-9]\d{0,2}))?", name)
     layers, factor = found.groups() if found else ("0", "0")
     if layers is None:
@@ -120,7 +150,9 @@ def bit_fields(name: str) -> dict[str, Any]:
     return {"stages": UNITS[int(layers)], "width": ROOT_WIDTH * int(factor)}
 
 
-def bit_name(stages: tuple[int, ...], width: int) -> str:
+def bit_name(stages: tuple[int, ...], width: int, unit: UnitKind) -> str:
     """Returns the name of the models of this size; `BiT` if none has it."""
     layers = next((layers for layers, units in UNITS.items() if units == stages), None)
+    if unit == "axial" and layers and width == ROOT_WIDTH:
+        return f"AxialResNet-{layers}"
     return f"BiT-R{layers}x{width // ROOT_WIDTH}" if layers and width % ROOT_WIDTH == 0 else "BiT"

@@ -1,5 +1,8 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,12 +11,39 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, QKV, AttentionWeights, QKVBias, QKVChange, QKVKernel
+from vit_jax.models.attention import (
+    ATTENTIONS,
+    QKV,
+    AttentionWeights,
+    Change,
+    QKVBias,
+    QKVKernel,
+    Scores,
+    choose_packing,
+)
 from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, layer_norm, product
 from vit_jax.models.mlp import MLPS
+from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
 from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, gather
+from vit_jax.models.spec import BlockKind, ModelSpec
+from vit_jax.sharding import constrain, gather, local_size
+
+Lines: TypeAlias = Float[Array, "batch lines patches width"]
+WeightsInLines: TypeAlias = Float[Array, "batch lines heads queries keys"]
+
+
+def shared_positions(encoder: nn.Module, spec: ModelSpec) -> PositionTable | RelativeTable | None:
+    """Returns the positions that all blocks share, parameters of the encoder, if they do."""
+    if spec.position.owner != "encoder":
+        return None
+    return relative_table(encoder.param, spec) if spec.adds_scores else _gathered_positions(encoder, spec)
+
+
+def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
+    def parameter(*declaration: Any) -> Array:
+        return gather(module.param(*declaration), ("tokens", "width"), spec.dtype)
+
+    return table_of_tokens(parameter, spec)
 
 
 class QKVParameters(nn.Module):
@@ -54,13 +84,26 @@ class SelfAttention(nn.Module):
     packing: Packing  # of the rows
 
     @nn.compact
-    def __call__(self, x: Rows) -> tuple[Rows, AttentionWeights]:
-        """Returns what every row attends to, and the attention weights of the tokens."""
+    def __call__(self, x: Rows, relative: RelativeTable | None = None) -> tuple[Rows, AttentionWeights]:
+        """Returns what every row attends to, and the attention weights of the tokens.
+
+        Args:
+            x: the rows of all images.
+            relative: the relative positions that all blocks share, if they do.
+        """
         kernel, bias = QKVParameters(self.spec, name="qkv")()
-        attended, weights = ATTENTIONS[self.spec.attention.kind](x, kernel, bias, self.packing, self._change())
+        change = Change(self._qkv_change(), self._scores(relative))
+        attend = ATTENTIONS[self.spec.attention.kind]
+        attended, weights = attend(x, kernel, bias, self.packing, change if any(change) else None)
         return OutProjection(self.spec, name="out")(attended), weights
 
-    def _change(self) -> QKVChange | None:
+    def _scores(self, relative: RelativeTable | None) -> Scores | None:
+        """Returns what is added to the scores of the attention; None: nothing."""
+        if not self.spec.adds_scores:
+            return None
+        return scores_of_offsets(self.spec, relative_table(self.param, self.spec) if relative is None else relative)
+
+    def _qkv_change(self) -> Callable[[QKV], QKV] | None:
         """Returns what happens to queries and keys after their projection; None: nothing."""
         spec = self.spec
         if not spec.changes_queries:
@@ -86,23 +129,40 @@ class Block(nn.Module):
 
     spec: ModelSpec
     packing: Packing  # of the rows
+    lines: int = 1  # of an image, each of which is an image to the packing
 
     @nn.compact
-    def __call__(self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0) -> tuple[Rows, AttentionWeights]:
+    def __call__(
+        self,
+        x: Rows,
+        drop_rate: float | Float[Array, ""] = 0.0,
+        shared: PositionTable | RelativeTable | None = None,
+    ) -> tuple[Rows, AttentionWeights]:
         """Returns the rows and the attention weights.
 
         Args:
             x: the rows of all images.
             drop_rate: probability with which stochastic depth drops each of this block's branches.
+            shared: the positions that all blocks share, if they do.
         """
         spec, packing = self.spec, self.packing
+        x = self.add_positions(x, shared)
         norm1, norm2 = (LayerNorm(spec.block.norm_epsilon, name=name) for name in ("norm1", "norm2"))
-        branch, weights = SelfAttention(spec, packing, name="attention")(norm1(x))
+        branch, weights = SelfAttention(spec, packing, name="attention")(norm1(x), shared if spec.adds_scores else None)
         branch = self.scale_branch("layer_scale1", dropout(self, branch, packing))
         x = checkpoint_name(x + self.drop_branch(branch, drop_rate), "between")
         branch = self.scale_branch("layer_scale2", MLPS[spec.block.mlp](spec, packing, name="mlp")(norm2(x)))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights
+
+    def add_positions(self, x: Rows, shared: PositionTable | RelativeTable | None) -> Rows:
+        """Returns the rows with the positions that are added to the input of this block, if there are any."""
+        if self.spec.position.place == "stem":
+            return x
+        table = _gathered_positions(self, self.spec) if shared is None else shared
+        added = self.packing.pack(jnp.broadcast_to(table, (self.packing.images, *table.shape)))
+        x = add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
+        return constrain(x, ("batch", "width"))
 
     def scale_branch(self, name: str, branch: Rows) -> Rows:
         """Returns the branch times the factors of its channels, if the spec has any."""
@@ -116,6 +176,52 @@ class Block(nn.Module):
         """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
         if not self.spec.block.stochastic_depth or not self.has_rng("dropout"):
             return branch
-        keep, images = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
-        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (images, 1, 1)) / keep
-        return branch * self.packing.pack(jnp.broadcast_to(kept, (images, self.packing.tokens, 1))).astype(branch.dtype)
+        keep, lines = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, (lines // self.lines, 1, 1)) / keep
+        kept = kept if self.lines == 1 else jnp.repeat(kept, self.lines, axis=0)
+        return branch * self.packing.pack(jnp.broadcast_to(kept, (lines, self.packing.tokens, 1))).astype(branch.dtype)
+
+
+class AxialBlock(nn.Module):
+    """Two blocks in the place of one (Axial-ViT, appendix D.6): in the first each patch attends to those of its row, in
+    the second to those of its column.
+    """
+
+    spec: ModelSpec
+    packing: Packing  # of the rows of the matrix
+
+    @nn.compact
+    def __call__(
+        self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0, shared: None = None
+    ) -> tuple[Rows, AttentionWeights]:
+        """Returns the rows and the attention weights between all patches: of the heads of the first block, then of the
+        second's.
+
+        Args:
+            x: the rows of all images.
+            drop_rate: of both blocks; see `Block`.
+            shared: nothing.
+        """
+        del shared
+        rows, columns = self.spec.grid
+        x = self.packing.unpack(x).reshape(-1, rows, columns, x.shape[-1])
+        x, along_rows = self._attend(x, drop_rate, "rows")
+        x, along_columns = self._attend(x.swapaxes(1, 2), drop_rate, "columns")
+        weights = (
+            jnp.einsum("brhcd,rs->bhrcsd", along_rows, jnp.eye(rows)),
+            jnp.einsum("bchrs,cd->bhrcsd", along_columns, jnp.eye(columns)),
+        )
+        whole = jnp.concatenate(weights, axis=1).reshape(len(x), -1, rows * columns, rows * columns)
+        return self.packing.pack(x.swapaxes(1, 2).reshape(len(x), rows * columns, -1)), whole
+
+    def _attend(self, x: Lines, drop_rate: float | Float[Array, ""], name: str) -> tuple[Lines, WeightsInLines]:
+        """Returns what a block makes of lines [batch, lines, patches, width], each an image of its own."""
+        lines, patches, width = x.shape[1:]
+        heads, images = local_size("heads", self.spec.attention.num_heads), local_size("batch", len(x))
+        packing = choose_packing(self.spec.attention.kind, patches, heads, images * lines)
+        block = Block(self.spec, packing, lines, name=name)
+        found, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
+        return packing.unpack(found).reshape(x.shape), weights.reshape(len(x), lines, *weights.shape[1:])
+
+
+BLOCKS: dict[BlockKind, type[nn.Module]] = {"standard": Block, "axial": AxialBlock}

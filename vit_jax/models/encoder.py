@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from vit_jax.kernels import Packing
-from vit_jax.models.block import Block
+from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
-from vit_jax.models.spec import ModelSpec, Remat
+from vit_jax.models.spec import ModelSpec, PositionSpec, Remat
 from vit_jax.sharding import constrain
 from vit_jax.tree import flatten, unflatten
 
@@ -51,17 +51,19 @@ class Encoder(nn.Module):
         Returns:
             tokens: [batch, tokens, width].
             out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
-                [depth, batch, heads, tokens, tokens] in float32.
+                [depth, batch, heads, tokens, tokens] in float32; of axial blocks, twice as many heads.
         """
         spec = self.spec
-        block = Block(spec, packing, parent=None)  # applied to one layer's slice of the stacked parameters
+        # Applied to one layer's slice of the stacked parameters.
+        block = BLOCKS[spec.block.kind](spec, packing, parent=None)
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
+        shared = shared_positions(self, spec)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 
         def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
-            x, weights = block.apply({"params": layer}, x, rate, rngs=rngs)
+            x, weights = block.apply({"params": layer}, x, rate, shared, rngs=rngs)
             return x, {"blocks": packing.unpack(x)} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
@@ -100,6 +102,11 @@ def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     # The parameters are the same for all kinds of attention, and a single token is not rotated.
     attention = dataclasses.replace(spec.attention, kind="heads_first")
     position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
-    block = Block(dataclasses.replace(spec, attention=attention, position=position), Packing(1, 1, 1), parent=None)
-    example = jnp.zeros((1, spec.width), spec.dtype)
+    tokens = spec.tokens
+    if spec.position.owner != "block":
+        position = PositionSpec("none", position.resolution)
+        tokens = tokens if spec.block.kind == "axial" else 1
+    spec = dataclasses.replace(spec, attention=attention, position=position)
+    block = BLOCKS[spec.block.kind](spec, Packing(tokens, 1, tokens), parent=None)
+    example = jnp.zeros((tokens, spec.width), spec.dtype)
     return jax.vmap(lambda key: block.init(key, example)["params"])(jax.random.split(key, spec.depth))

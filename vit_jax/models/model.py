@@ -128,10 +128,10 @@ class Model:
                 head=patches [batch, patches, outputs], and `pre_logits` is the pooled representation.
             out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
                 [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
-                width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens]. A class token is
-                row 0 of the tokens. Of a BiT: `pre_logits`; `root` and `stage1`, `stage2`, ..., the output of each
-                [batch, rows, columns, channels]; `tokens` [batch, positions, channels], of which `pre_logits` is the
-                mean.
+                width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens], of an Axial-ViT
+                first those of the heads along rows, then along columns. A class token is row 0 of the tokens. Of a BiT:
+                `pre_logits`; `root` and `stage1`, `stage2`, ..., the output of each [batch, rows, columns, channels];
+                `tokens` [batch, positions, channels], of which `pre_logits` is the mean.
 
         Raises:
             UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
@@ -165,7 +165,8 @@ def create(
     Args:
         name: `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`; for a hybrid of `variants.HYBRIDS`
             with `R50+`, `R26+` or `R+` before it; or `ViT/<patch size>`, then with width, depth, mlp_dim and num_heads.
-            Or `BiT-R<layers>x<width factor>`, with layers of `bit_spec.UNITS`; or `BiT`, then with stages and width.
+            `Axial-` before a ViT makes an Axial-ViT. Or `BiT-R<layers>x<width factor>` or `AxialResNet-<layers>`, with
+            layers of `bit_spec.UNITS`; or `BiT`, then with stages and width.
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.

@@ -1,70 +1,152 @@
-"""Position embeddings: implementations, with one signature, of the table that is added to the tokens."""
+"""Position embeddings (appendix D.4): implementations, with one signature, of the table that is added to the tokens;
+and relative positions, which add to the score of two tokens what their offset says.
+"""
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from vit_jax.models.spec import PositionKind
+from vit_jax.models.spec import ModelSpec, PositionKind
 
+Parameter: TypeAlias = Callable[..., Array]  # (name, initializer, shape, dtype) -> the parameter
 PositionTable: TypeAlias = Float[Array, "tokens width"]
-Grid: TypeAlias = tuple[int, int]  # (rows, columns) of patches
+RelativeTable: TypeAlias = Float[Array, "*heads offsets head_dim"]
+Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
+Scores: TypeAlias = Float[Array, "batch heads queries keys"]
 Angles: TypeAlias = Float[np.ndarray, "patches quarter"]
 
 TEMPERATURE = 10_000.0
 
 
-def learned(param: Callable[..., Array], grid: Grid, prefix_rows: int, width: int) -> PositionTable:
-    """Returns learned rows: `prefix_rows`, then one per patch in raster order (D.4, 1-D), from normal(0.02)."""
-    tokens = prefix_rows + grid[0] * grid[1]
-    return param("position", jax.nn.initializers.normal(0.02), (tokens, width), jnp.float32)
+def learned(param: Parameter, spec: ModelSpec) -> PositionTable:
+    """Returns learned rows: `position_rows`, then one per patch in raster order (1-D)."""
+    tokens = spec.position_rows + math.prod(spec.grid)
+    return param("position", _normal(spec), (tokens, spec.width), jnp.float32)
 
 
-def sincos2d(param: Callable[..., Array], grid: Grid, prefix_rows: int, width: int) -> PositionTable:
+def learned2d(param: Parameter, spec: ModelSpec) -> PositionTable:
+    """Returns, for each patch, the learned half row of its column, then that of its row (2-D).
+
+    The paper does not say which position the class token has: each of the `position_rows` before the patches has a
+    learned row of the whole width; without any (`position_rows=patches`), the class token joins after the positions.
+    """
+    half, (rows, columns) = spec.width // 2, spec.grid
+    x, y = (
+        param(f"position_{axis}", _normal(spec), (size, half), jnp.float32)
+        for axis, size in (("x", columns), ("y", rows))
+    )
+    halves = jnp.broadcast_to(x, (rows, columns, half)), jnp.broadcast_to(y[:, None], (rows, columns, half))
+    patches = jnp.concatenate(halves, axis=-1).reshape(-1, spec.width)
+    if not spec.position_rows:
+        return patches
+    prefix = param("position_prefix", _normal(spec), (spec.position_rows, spec.width), jnp.float32)
+    return jnp.concatenate([prefix, patches])
+
+
+def sincos2d(param: Parameter, spec: ModelSpec) -> PositionTable:
     """Returns fixed sines and cosines of column and row; the rows before the patches are zero.
 
     As in big_vision: the quarters of the width are, in this order, sin x, cos x, sin y and cos y of the
     patch's column x and row y times frequencies falling geometrically from 1 to 1/10000. Not in the paper.
     """
     del param
-    quarter = width // 4
+    quarter = spec.width // 4
     frequencies = TEMPERATURE ** -(np.arange(quarter) / (quarter - 1))
-    rows, columns = _coordinates(grid)
-    return _sinusoids((columns * frequencies, rows * frequencies), prefix_rows)
+    rows, columns = _coordinates(spec)
+    return _sinusoids((columns * frequencies, rows * frequencies), spec.position_rows)
 
 
-def sincos2d_moco(param: Callable[..., Array], grid: Grid, prefix_rows: int, width: int) -> PositionTable:
+def sincos2d_moco(param: Parameter, spec: ModelSpec) -> PositionTable:
     """Returns fixed sines and cosines of row and column; the rows before the patches are zero.
 
     As in MoCo v3, which calls the row x: the quarters of the width are sin y, cos y, sin x and cos x, and the
     frequencies fall from 1 towards 1/10000 without reaching it. Not in the paper.
     """
     del param
-    quarter = width // 4
+    quarter = spec.width // 4
     frequencies = TEMPERATURE ** -(np.arange(quarter) / quarter)
-    rows, columns = _coordinates(grid)
-    return _sinusoids((rows * frequencies, columns * frequencies), prefix_rows)
+    rows, columns = _coordinates(spec)
+    return _sinusoids((rows * frequencies, columns * frequencies), spec.position_rows)
 
 
-def none(param: Callable[..., Array], grid: Grid, prefix_rows: int, width: int) -> None:
-    """Returns no table: the order of the patches is unknown to the model (D.4)."""
-    del param, grid, prefix_rows, width
+def none(param: Parameter, spec: ModelSpec) -> None:
+    """Returns no table: nothing is added to the tokens, and without other positions the patches have no order."""
+    del param, spec
 
 
-POSITIONS: dict[PositionKind, Callable[[Callable[..., Array], Grid, int, int], PositionTable | None]] = {
+POSITIONS: dict[PositionKind, Callable[[Parameter, ModelSpec], PositionTable | None]] = {
     "learned": learned,
+    "learned2d": learned2d,
+    "relative": none,
     "sincos2d": sincos2d,
     "sincos2d_moco": sincos2d_moco,
     "none": none,
 }
 
 
-def _coordinates(grid: Grid) -> np.ndarray:
+def table_of_tokens(param: Parameter, spec: ModelSpec) -> PositionTable | None:
+    """Returns what is added to the tokens, prefix included: tokens without a position have rows of zeros."""
+    table, before = POSITIONS[spec.position.kind](param, spec), spec.position_rows
+    if table is None or before == spec.prefix_rows:
+        return table
+    return jnp.concatenate([table[:before], jnp.zeros((spec.prefix_rows - before, table.shape[1])), table[before:]])
+
+
+def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
+    """Returns a learned row for every offset of a query's place from a key's, the lowest first."""
+    rows = 2 * (spec.position.relative_clip or len(_placed(spec)) - 1) + 1
+    init = _normal(spec)
+    if spec.position.relative_tables == "head":
+        return param("relative_heads", init, (spec.attention.num_heads, rows, spec.head_dim), jnp.float32)
+    return param("relative", init, (rows, spec.head_dim), jnp.float32)
+
+
+def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Queries], Scores]:
+    """Returns the function from queries to what is added to their scores: the product with the row of the offset.
+
+    An embedding of the offset takes the key's place, and the scores are scaled as all are: softmax(q (k + r)ᵀ /
+    √head_dim). Places count in the raster order of the patches (1-D); the paper does not say what the class token's is.
+    With `position_rows=all`, the tokens before the patches come first in this order. A pair with a token that has no
+    place (`class`: the registers; `patches`: all but the patches) gets nothing.
+    """
+    offsets = offset_rows(spec, table.shape[-2])
+
+    def score(queries: Queries) -> Scores:
+        # The row that stands for no offset is zero.
+        rows = jnp.pad(table, (*((0, 0),) * (table.ndim - 2), (0, 1), (0, 0))).astype(queries.dtype)
+        pairs = jnp.take(rows, offsets, axis=-2)
+        names = "hqkd" if pairs.ndim == 4 else "qkd"
+        return jnp.einsum(f"bqhd,{names}->bhqk", queries, pairs, preferred_element_type=jnp.float32)
+
+    return score
+
+
+def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:
+    """Returns the row of a table for each pair of tokens; `rows`, one too far, for a pair without."""
+    places = _placed(spec)
+    reach = (rows - 1) // 2
+    found = np.full((spec.tokens, spec.tokens), rows)
+    found[np.ix_(places, places)] = np.clip(np.subtract.outer(*[np.arange(len(places))] * 2), -reach, reach) + reach
+    return found
+
+
+def _placed(spec: ModelSpec) -> Int[np.ndarray, " places"]:
+    """Returns the tokens that have places, in their order."""
+    return np.concatenate([np.arange(spec.position_rows), np.arange(spec.prefix_rows, spec.tokens)])
+
+
+def _normal(spec: ModelSpec) -> Callable[..., Array]:
+    return jax.nn.initializers.normal(spec.position.std)
+
+
+def _coordinates(spec: ModelSpec) -> np.ndarray:
     """Returns the row and the column of every patch in raster order, [2, patches, 1]."""
-    return np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
+    return np.mgrid[: spec.grid[0], : spec.grid[1]].reshape(2, -1, 1)
 
 
 def _sinusoids(angles: tuple[Angles, Angles], prefix_rows: int) -> PositionTable:

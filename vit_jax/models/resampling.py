@@ -1,5 +1,9 @@
 """Weights resampled for another resolution or patch size: position tables and the kernel that projects patches."""
 
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -53,6 +57,8 @@ def _rows_of_sum_1(matrix: np.ndarray) -> np.ndarray:
 
 
 RESAMPLINGS = {"linear": linear_matrix, "bicubic": bicubic_matrix, "flexi": flexi_matrix}
+Table: TypeAlias = Float[np.ndarray, "rows channels"]
+NewTable: TypeAlias = Float[np.ndarray, "new_rows channels"]
 
 
 def resample_positions(
@@ -85,6 +91,97 @@ def resample_positions(
     down, across = (make_matrix(old, new) for old, new in zip(old_grid, new_grid, strict=True))
     patches = np.einsum("yr,xc,rcd->yxd", down, across, patches, optimize=True)
     return np.concatenate([table[:class_rows], patches.reshape(-1, table.shape[1]).astype(table.dtype)])
+
+
+def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: str = "linear") -> dict[str, Any]:
+    """Returns parameters, by name, for another grid or size of patches: resampled are all tables of positions, and the
+    kernel that projects patches of pixels.
+
+    Args:
+        params: those of `old`; further ones are allowed.
+        old: the spec of the model of `params`.
+        new: the same at another resolution or with other patches.
+        method: see `resample_positions`.
+    """
+    if old.tile != new.tile:
+        params = dict(params) | {"embed/kernel": resize_patches(params["embed/kernel"], new.tile)}
+
+    def resample(name: str, leaf: Any) -> Any:
+        if line := re.fullmatch(r"stage(\d+)/unit(\d+)/(columns|rows)/relative_line", name):
+            place = int(line[1]), int(line[2]), int(line[3] == "rows")
+            return resample_line(leaf, old.line_length(*place), new.line_length(*place), method)
+        one = TABLES.get(name.rpartition("/")[2])
+        if one is None or old.grid == new.grid:
+            return leaf
+        tables = np.asarray(leaf)  # of layers or heads, which are leading axes
+        found = np.stack([one(table, old, new, method) for table in tables.reshape(-1, *tables.shape[-2:])])
+        return found.reshape(*tables.shape[:-2], *found.shape[1:])
+
+    return {name: resample(name, leaf) for name, leaf in params.items()}
+
+
+def resample_relative(table: Table, old: Any, new: Any, method: str = "linear") -> NewTable:
+    """Returns a table of relative positions for another grid of patches.
+
+    An offset in raster order stands for two displacements at most, such as 1 row down, or 1 row less than the columns
+    to the left. So the table is spread over the plane of displacements; resampled there, on each axis as positions are,
+    the displacement 0 in the middle; and each new offset gets the mean over its displacements, weighted by how many
+    pairs of patches have them. Rows that only tokens before the patches use, at both ends, are unchanged. A table of
+    clipped offsets (`relative_clip`) is unchanged: its offsets count patches of the new grid.
+
+    Args:
+        table: a row for every offset, the lowest first.
+        old: the spec of the model of the table.
+        new: the same at another resolution.
+        method: see `resample_positions`.
+    """
+    if old.position.relative_clip:
+        return table
+    (rows, columns), (new_rows, new_columns), ends = old.grid, new.grid, old.position_rows
+    make_matrix = RESAMPLINGS[choose("method of resampling", method, RESAMPLINGS)]
+    down, across = make_matrix(2 * rows - 1, 2 * new_rows - 1), make_matrix(2 * columns - 1, 2 * new_columns - 1)
+    middle = table[ends : len(table) - ends].astype(np.float64)
+    plane = np.einsum("yr,xc,rcd->yxd", down, across, middle[_offsets(rows, columns)], optimize=True)
+    pairs = np.multiply.outer(*(side - np.abs(np.arange(1 - side, side)) for side in new.grid))
+    sums, weights = (np.zeros((2 * new_rows * new_columns - 1, channels)) for channels in (table.shape[1], 1))
+    for total, values in ((sums, plane * pairs[..., None]), (weights, pairs[..., None])):
+        np.add.at(total, _offsets(new_rows, new_columns), values)
+    return np.concatenate([table[:ends], (sums / weights).astype(table.dtype), table[len(table) - ends :]])
+
+
+def resample_line(
+    table: Float[Array | np.ndarray, "rows channels"], old: int, new: int, method: str = "linear"
+) -> NewTable:
+    """Returns the relative positions of lines of `new` places from those of `old`; the offset 0 stays in the middle."""
+    return resample_positions(table, (1, 2 * old - 1), (1, 2 * new - 1), 0, method)
+
+
+def _offsets(rows: int, columns: int) -> np.ndarray:
+    """Returns the offset in raster order of each displacement, counted from the lowest."""
+    down, right = np.arange(1 - rows, rows), np.arange(1 - columns, columns)
+    return down[:, None] * columns + right + rows * columns - 1
+
+
+def _resample_learned(table: Table, old: Any, new: Any, method: str) -> NewTable:
+    return resample_positions(table, old.grid, new.grid, old.position_rows, method)
+
+
+def _resample_columns(table: Table, old: Any, new: Any, method: str) -> NewTable:
+    return resample_positions(table, (1, old.grid[1]), (1, new.grid[1]), 0, method)
+
+
+def _resample_rows(table: Table, old: Any, new: Any, method: str) -> NewTable:
+    return resample_positions(table, (old.grid[0], 1), (new.grid[0], 1), 0, method)
+
+
+# Last part of a parameter's name -> (table, old spec, new spec, method) -> the table for the new grid.
+TABLES: dict[str, Callable[[Table, Any, Any, str], NewTable]] = {
+    "position": _resample_learned,
+    "position_x": _resample_columns,
+    "position_y": _resample_rows,
+    "relative": resample_relative,
+    "relative_heads": resample_relative,
+}
 
 
 def resize_patches(

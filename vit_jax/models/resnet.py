@@ -73,12 +73,13 @@ class StdConv(nn.Module):
     stride: int = 1
     padding: int | None = None  # rows of zeros on each side; None: the fewest with which there are ceil(rows / stride)
     standardise: Callable[[Kernel], Kernel] = standardise
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
-        kernel = self.standardise(self.param("kernel", nn.initializers.lecun_normal(), shape)).astype(x.dtype)
+        kernel = self.standardise(self.param("kernel", self.kernel_init, shape)).astype(x.dtype)
         kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"), x.dtype)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2

@@ -9,28 +9,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError
+from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
-# MLPS and REMAT_POLICIES.
+# MLPS, BLOCKS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
-PositionKind = Literal["learned", "sincos2d", "sincos2d_moco", "none"]
+PositionKind = Literal["learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"]
+PositionPlace = Literal["stem", "blocks", "shared"]
+PositionOwner = Literal["model", "encoder", "block"]
+RelativeTables = Literal["block", "head", "model"]
 PositionRows = Literal["all", "class", "patches"]
 Rotary = Literal["none", "axial"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
 HeadKind = Literal["image", "patches"]
 Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
+BlockKind = Literal["standard", "axial"]
 Activation = Literal["gelu_tanh", "gelu", "swiglu"]
 MlpKind = Literal["jit", "shard_map"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
+LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative")  # made for one grid of patches
+ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
+PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
-MAX_STAGES, MAX_UNITS = 8, 100  # of a ResNet; the one of 200 layers has 4 and 66
 
 
 def _check_positive(part: Any, *names: str) -> None:
@@ -39,23 +46,14 @@ def _check_positive(part: Any, *names: str) -> None:
             raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
 
 
-def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
-    """Checks the units in each stage of a ResNet and the channels of its root, a field named `keyword`.
-
-    Raises:
-        UserError: there are too many or too few, or 32 groups do not divide the channels.
-    """
-    if len(stages) > MAX_STAGES or sum(stages) > MAX_UNITS:
-        raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
-    if min(stages, default=1) < 1:
-        raise UserError(f"each of the stages must have at least 1 unit, not {stages}.")
-    if width < 1 or width % 32:
-        raise UserError(f"{keyword} must be a multiple of 32, the groups of GroupNorm, not {width}.")
-
-
-def resnet_stride(stages: tuple[int, ...]) -> int:
-    """Returns the pixels, on a side, under one position of the feature map of a ResNet with these stages."""
-    return 4 * 2 ** max(0, len(stages) - 1)
+def _check_axial(spec: "ModelSpec") -> None:
+    if spec.prefix_rows:
+        raise UserError(
+            "axial blocks have no place for a class token or registers: set pooling to gap or map, class_token to auto "
+            "and registers to 0."
+        )
+    if spec.position.owner != "model" or spec.position.rotary != "none":
+        raise UserError("axial blocks get positions at the stem only: leave position_place and rotary as they are.")
 
 
 @dataclass(frozen=True)
@@ -127,14 +125,42 @@ class PositionSpec:
     # Which tokens have a learned row: all; those of class token and patches; those of patches, so that the positions
     # are added before the other tokens join.
     rows: PositionRows = field(default="all", metadata={"keyword": "position_rows"})
+    # Where learned positions are added (Table 8): to what the stem gives; or to the input of every block, with a table
+    # for each block, or one that all share.
+    place: PositionPlace = field(default="stem", metadata={"keyword": "position_place"})
+    # Standard deviation of initial values: the authors' for those of the stem; the paper states none for the others.
+    std: float = field(default=0.02, metadata={"keyword": "position_std"})
+    # The paper does not say which relative tables there are: one for each block; for each of its heads; for the model.
+    relative_tables: RelativeTables = "block"
+    # Largest offset that has a row of its own, which farther ones share; 0: all have. The paper mentions no clipping.
+    relative_clip: int = 0
     rotary: Rotary = "none"  # axial: queries and keys of patches are rotated by row and column as well (EVA-02)
     rotary_grid: int = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not scaled
 
     def __post_init__(self):
-        """Raises UserError for a resolution below one pixel, or a grid of no rotation."""
+        """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
         image_size(self.resolution)
+        if self.place != "stem" and self.kind not in ADDED_POSITIONS:
+            inside = "inside the attention" if self.kind == "relative" else "at the stem"
+            raise UserError(
+                f"position {self.kind} has one place, {inside}: leave position_place at stem; {self.place} is for "
+                f"{' and '.join(ADDED_POSITIONS)}."
+            )
+        if self.kind != "relative" and (self.relative_tables, self.relative_clip) != ("block", 0):
+            raise UserError("relative_tables and relative_clip are fields of position='relative'; give that as well.")
+        if self.relative_clip < 0:
+            raise UserError(f"relative_clip must be 0 or more, not {self.relative_clip}.")
+        if not 0 <= self.std < math.inf:
+            raise UserError(f"position_std must be 0 or more, not {self.std}.")
         if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
             raise UserError("rotary_grid is the number of patches on a side for rotary='axial'; 0 does not scale.")
+
+    @property
+    def owner(self) -> PositionOwner:
+        """What has the parameters: the whole model; all blocks together; or each block."""
+        if self.kind == "relative":
+            return "encoder" if self.relative_tables == "model" else "block"
+        return PLACE_OWNERS[self.place]
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -160,6 +186,8 @@ class AttentionSpec:
 class BlockSpec:
     """What is inside the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
 
+    # Of every token to all; or, as two blocks, to those of its row, then of its column (Axial-ViT, appendix D.6)
+    kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
     norm_epsilon: float = 1e-6  # of every LayerNorm
     activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
     layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
@@ -230,10 +258,17 @@ class ModelSpec:
         position = self.position.kind
         if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
             raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
+        if position == "learned2d" and self.width % 2:
+            raise UserError(f"position learned2d needs an even width, half for each axis, not {self.width}.")
         if self.position.rotary == "axial" and self.head_dim % 4:
             raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {self.head_dim}.")
         if self.attention.kind == "fused" and self.changes_queries:
             raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
+        if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
+            kind = self.attention.kind
+            raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
+        if self.block.kind == "axial":
+            _check_axial(self)
         self.grid_of(self.position.image_size)
 
     @property
@@ -245,7 +280,9 @@ class ModelSpec:
             head = replace(head, representation_size=0)
         if head.pooling in CLASS_POOLINGS:
             prefix = replace(prefix, class_token="auto")
-        if position.kind != "learned" or self.position_rows == self.prefix_rows:
+        if position.kind not in LEARNED_POSITIONS:
+            position = replace(position, rows="all", std=0.02)
+        elif self.position_rows == self.prefix_rows:
             position = replace(position, rows="all")
         return replace(self, head=head, prefix=prefix, position=position)
 
@@ -270,7 +307,8 @@ class ModelSpec:
         """What else distinguishes the model, in words."""
         head = self.head
         tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
-        words = [f"{self.position.kind} positions", f"{head.pooling} pooling"]
+        place = {"stem": "", "blocks": " in every block", "shared": " shared by every block"}[self.position.place]
+        words = [f"{self.position.kind} positions{place}", f"{head.pooling} pooling"]
         return words + ([tanh_layer] if head.pre_logits else [])
 
     @property
@@ -294,6 +332,16 @@ class ModelSpec:
         return self.attention.qk_norm or self.position.rotary != "none"
 
     @property
+    def adds_scores(self) -> bool:
+        """Whether something is added to the scores of the attention before their softmax."""
+        return self.position.kind == "relative"
+
+    @property
+    def has_sized_parameters(self) -> bool:
+        """Whether the shapes of parameters depend on `resolution`."""
+        return self.position.kind in LEARNED_POSITIONS
+
+    @property
     def class_rows(self) -> int:
         """Class tokens, which come first: 1 or 0."""
         return int(self.head.pooling in CLASS_POOLINGS or self.prefix.class_token == "always")
@@ -307,6 +355,11 @@ class ModelSpec:
     def position_rows(self) -> int:
         """Rows of a table of positions before those of the patches."""
         return {"all": self.prefix_rows, "class": self.class_rows, "patches": 0}[self.position.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image of the size `resolution`."""
+        return self.prefix_rows + math.prod(self.grid)
 
     @property
     def grid(self) -> tuple[int, int]:

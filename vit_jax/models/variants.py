@@ -25,6 +25,9 @@ SIZES = {
     "G": (1664, 48, 8192, 16),
 }
 
+RESNETS = ("BiT", "AxialResNet")  # beginnings of the names of `BitSpec`s
+# What an Axial-ViT has besides its size (appendix D.6). A class token does not fit a grid of rows and columns.
+AXIAL = {"block": "axial", "pooling": "gap"}
 SIZE_FIELDS = ("width", "depth", "mlp_dim", "num_heads")
 
 # ResNet and number in a hybrid's name -> units in each stage of the ResNet, patch size in pixels.
@@ -39,7 +42,7 @@ HYBRIDS = {
 
 def default_spec(name: str) -> Spec:
     """Returns the spec that the fields of a name replace: that of a BiT or that of a ViT."""
-    return BitSpec() if name.startswith("BiT") else ModelSpec()
+    return BitSpec() if name.startswith(RESNETS) else ModelSpec()
 
 
 def build_spec(name: str, fields: dict[str, Any]) -> Spec:
@@ -66,19 +69,20 @@ def named_fields(name: str) -> dict[str, Any]:
     Raises:
         UserError: no model has this name.
     """
-    return bit_fields(name) if name.startswith("BiT") else _vit_fields(name)
+    return bit_fields(name) if name.startswith(RESNETS) else _vit_fields(name)
 
 
 def _vit_fields(name: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(?:(R\d{0,3})\+)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
-    resnet, size, number = found.groups() if found else (None, "", "0")
+    found = re.fullmatch(r"(?:(R\d{0,3})\+|(Axial)-)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
+    resnet, axial, size, number = found.groups() if found else (None, None, "", "0")
     hybrid = HYBRIDS.get((resnet, int(number))) if resnet and size else None
     if size not in (None, *SIZES) or (resnet and not hybrid):
         options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
+        options += [f"Axial-{option}" for option in options]
         choose("model", name, [*options, *_hybrid_names(), *BIT_NAMES], where="vit_jax/models/variants.py")
     fields = dict(zip(SIZE_FIELDS, SIZES[size] if size else (None,) * len(SIZE_FIELDS), strict=True))
     if not hybrid:
-        return fields | {"patch_size": int(number)}
+        return fields | {"patch_size": int(number)} | (AXIAL if axial else {})
     stages, patch_size = hybrid
     return fields | {"stem": "resnet", "stages": stages, "patch_size": patch_size}
 
@@ -88,9 +92,10 @@ def model_name(fields: dict[str, Any]) -> str:
     them.
     """
     if "unit" in fields:
-        return bit_name(fields["stages"], fields["width"])
+        return bit_name(fields["stages"], fields["width"], fields["unit"])
     whole = flatten_spec(ModelSpec()) | fields
-    options = [f"ViT-{size}/{whole['patch_size']}" for size in SIZES]
+    kind = "Axial-" if whole["block"] == "axial" else ""
+    options = [f"{kind}ViT-{size}/{whole['patch_size']}" for size in SIZES]
     if whole["stem"] == "resnet":
         options = _hybrid_names()
     fits = [name for name in options if all(whole[field] == value for field, value in _vit_fields(name).items())]

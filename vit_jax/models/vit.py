@@ -15,7 +15,7 @@ from vit_jax.models.attention import choose_packing
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, dropout, product
-from vit_jax.models.position import POSITIONS, PositionTable
+from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
 from vit_jax.models.spec import ModelSpec, StemKind
 from vit_jax.sharding import constrain, gather, local_size
@@ -84,7 +84,10 @@ class ViT(nn.Module):
         patches, before = math.prod(spec.grid), spec.prefix_rows
         attention, images_here = spec.attention, local_size("batch", len(images))
         packing = choose_packing(
-            attention.kind, before + patches, local_size("heads", attention.num_heads), images_here
+            attention.kind if spec.block.kind == "standard" else "tokens_first",  # axial blocks pack lines themselves
+            before + patches,
+            local_size("heads", attention.num_heads),
+            images_here,
         )
         alone = packing.alone
         x = STEMS[spec.stem.kind](spec, normalise(spec, images))
@@ -93,9 +96,9 @@ class ViT(nn.Module):
             x = self._mask(x, masked, before)
         added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: prefix, biases and positions
         added = jnp.concatenate([*self._prefix(), added])
-        table = POSITIONS[spec.position.kind](self.param, spec.grid, spec.position_rows, spec.width)
+        table = table_of_tokens(self.param, spec) if spec.position.owner == "model" else None
         if table is not None:
-            added += _with_rows(table, spec.position_rows, before)
+            added += table
         x = constrain(add_bias(x, alone.pack(added[None])), ("batch", "tokens", "width")).reshape(-1, spec.width)
         # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
         x = constrain(alone.repack(dropout(self, x, alone), packing), ("batch", "width"))
@@ -107,7 +110,7 @@ class ViT(nn.Module):
         size, position = images.shape[1:3], self.spec.position
         if size == position.image_size:
             return self.spec
-        if position.kind == "learned":
+        if self.spec.has_sized_parameters:
             raise UserError(
                 "images of {}x{} pixels do not fit a model of resolution {}x{}; ".format(*size, *position.image_size)
                 + f"create the model with resolution={size[0] if size[0] == size[1] else size} and resample its "
@@ -158,10 +161,3 @@ class ViT(nn.Module):
             x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
             x = constrain(x, (*rows, "classes"))
         return x, out
-
-
-def _with_rows(table: PositionTable, before: int, wanted: int) -> Float[Array, "more_tokens width"]:
-    """Returns a table with rows of zeros after the first `before`, so that `wanted` rows come before the patches."""
-    if before == wanted:
-        return table
-    return jnp.concatenate([table[:before], jnp.zeros((wanted - before, table.shape[1])), table[before:]])

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 
-NO_KERNEL = "the kernel for TPUs, which is faster, computes neither qk_norm nor rotary positions"
+NO_KERNEL = "the kernel, which is faster, computes neither qk_norm nor rotary or relative positions"
+NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
 
 
 def banner_lines(config: ConfigDict, program: Any) -> list[str]:
@@ -32,16 +33,19 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
         f"{model.field('dtype')}",
-        *([f"Attention: {model.field('attention')}; {NO_KERNEL}"] if _lacks_kernel(model, first) else []),
+        *([f"Attention: {model.field('attention')}; {reason}"] if (reason := lacks_kernel(model, first)) else []),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
     ]
 
 
-def _lacks_kernel(model: Any, device: Any) -> bool:
-    """Returns whether the model's attention is a plain form where that of others is a kernel."""
-    return device.platform == "tpu" and (model.field("qk_norm") or model.field("rotary") == "axial")
+def lacks_kernel(model: Any, device: Any) -> str | None:
+    """Returns why the model's attention is a plain form where that of others is a kernel."""
+    relative = model.field("position") == "relative"
+    if device.platform == "tpu" and (relative or model.field("qk_norm") or model.field("rotary") == "axial"):
+        return NO_KERNEL
+    return NO_CUDNN if device.platform == "gpu" and relative else None
 
 
 def parameter_table(program: Any) -> list[str]:

@@ -1,0 +1,82 @@
+"""The units of an AxialResNet (appendix D.6): each 3x3 convolution is replaced by attention along columns, then rows.
+
+As in Axial-DeepLab (arXiv 2003.07853, equation 4), which the paper's authors ported to GroupNorm and standardised
+weights: google-research/scenic, projects/baselines/axial_resnet.py. Their port adds the key's product with its relative
+position at the query's place; here, as in csrhddlam/axial-deeplab, it is at the key's.
+"""
+
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.initializers import normal
+from jaxtyping import Array, Float
+
+from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, StdConv, conv_norm, group_norm, standardise
+
+HEADS = 8
+EPSILONS = Epsilons(standardise, 1e-4)
+Lines: TypeAlias = Float[Array, "batch lines length channels"]
+
+
+def axial_root(width: int, name: str) -> nn.Module:
+    """Returns the root of the post-activation form, with the epsilon of the axial units."""
+    return Root(width, EPSILONS, name=name)
+
+
+class LineAttention(nn.Module):
+    """Self-attention along lines of a feature map, with learned positions of query, key and value (D.6).
+
+    For a query i and a key j of a head: softmax_j(q_i k_j + q_i r^q_(i-j) + k_j r^k_(j-i)), without a scale, weighs
+    v_j + r^v_(i-j). Queries and keys have half the channels of values. A GroupNorm, with statistics of each line,
+    follows the projection, and another one the sum.
+    """
+
+    @nn.compact
+    def __call__(self, x: Lines) -> Lines:
+        """Returns what each position of a line attends to."""
+        length, channels = x.shape[2:]
+        size = channels // HEADS
+        project = StdConv(
+            2 * channels, 1, standardise=lambda kernel: kernel, kernel_init=normal(1 / channels), name="conv_qkv"
+        )
+        qkv = group_norm(project(x.reshape(-1, 1, length, channels)), "norm_qkv", epsilon=EPSILONS.norm)
+        parts = np.array([size // 2, size])
+        query, key, value = jnp.split(qkv.reshape(-1, length, HEADS, 2 * size), parts, axis=-1)
+        table = self.param("relative_line", normal(1 / size), (2 * length - 1, 2 * size)).astype(x.dtype)
+        offsets = np.subtract.outer(*[np.arange(length)] * 2) + length - 1
+        of_query, of_key, of_value = jnp.split(table[offsets], parts, axis=-1)
+        scores = (
+            jnp.einsum("nihd,njhd->nhij", query, key, preferred_element_type=jnp.float32)
+            + jnp.einsum("nihd,ijd->nhij", query, of_query, preferred_element_type=jnp.float32)
+            + jnp.einsum("njhd,jid->nhij", key, of_key, preferred_element_type=jnp.float32)
+        )
+        weights = jax.nn.softmax(scores).astype(x.dtype)
+        attended = jnp.einsum("nhij,njhd->nihd", weights, value) + jnp.einsum("nhij,ijd->nihd", weights, of_value)
+        attended = attended.reshape(-1, 1, length, channels)
+        return group_norm(attended, "norm_out", epsilon=EPSILONS.norm).reshape(x.shape)
+
+
+class AxialUnit(nn.Module):
+    """A residual bottleneck with the ReLU last: 1x1, attention along columns and rows, 1x1 to four times the width.
+
+    With a stride, the mean of windows as large as the stride follows the attention.
+    """
+
+    width: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> Reduced:
+        """Returns `4 * width` channels."""
+        residual, wide, stride = x, 4 * self.width, (self.stride, self.stride)
+        if self.stride > 1 or x.shape[-1] != wide:
+            residual = conv_norm(x, wide, 1, self.stride, "_proj", EPSILONS)
+        x = nn.relu(conv_norm(x, self.width, 1, 1, "1", EPSILONS))
+        x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
+        x = LineAttention(name="rows")(x)
+        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME") if self.stride > 1 else x)
+        x = conv_norm(x, wide, 1, 1, "3", EPSILONS, scale=0.0)  # the unit starts as its residual
+        return nn.relu(residual + x)
