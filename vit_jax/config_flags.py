@@ -184,11 +184,11 @@ def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues
 
 @contextlib.contextmanager
 def _configs_importable(file: Path) -> Iterator[None]:
-    """Lets a recipe import `configs.base` and its like: from the folder that it is in, else those of the package."""
+    """Lets a recipe import `configs.base` and its like: from the folder `configs` above it, or its own."""
     folders, before = file.resolve().parents, list(sys.path)
     own = next((folder for folder in folders if folder.name == "configs"), folders[0])
     if PACKAGE not in own.parents:
-        sys.path.insert(0, str(own.parent))
+        sys.path[:0] = dict.fromkeys((str(own.parent), str(folders[0].parent)))
     try:
         configs = importlib.import_module("configs")
     except ModuleNotFoundError:

@@ -24,6 +24,8 @@ from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions
 from vit_jax.data.sources import SourceConfig
 
+MANY = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
@@ -43,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-distance",
-        type=positive,
+        type=int,
         default=shards.MAX_DISTANCE,
         metavar="BITS",
         help="of 255, by which the perceptual hashes of near-duplicates may differ [%(default)s]",
@@ -95,6 +97,9 @@ def main(argv: list[str]) -> None:
     with tqdm(total=sum(map(len, packing.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
         result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
+    if result.duplicates > MANY * result.read:
+        share = result.duplicates / result.read
+        print(f"{share:.0%} of the images were left out as near-duplicates; see --max-distance.", file=sys.stderr)
     if args.json:
         print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
         return

@@ -1,11 +1,15 @@
 """Shows a page to browsers on this machine: one address, made anew for each reader, nothing written, no files."""
 
+import contextlib
+import threading
 from collections.abc import Callable
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from vit_jax import UserError, user_errors
 
 HOST = "127.0.0.1"
+RETRY: int | None = 15  # seconds after which a browser asks again if the page could not be made
 NAMES = (HOST, "localhost")  # by which a browser may ask; another name is that of a page that misleads the browser
 
 
@@ -21,6 +25,8 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
         UserError: the port is taken.
     """
 
+    making = threading.Lock()
+
     class Handler(BaseHTTPRequestHandler):
         """Answers GET and HEAD of /; everything else is refused."""
 
@@ -33,11 +39,13 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
                 return self.send_error(403, "this server is for this machine only")
             if self.path != "/":
                 return self.send_error(404, "there is one page here: /")
+            status, wait = 200, RETRY
             try:
-                content, wait = make_page().encode(), seconds()
+                with making:  # one after the other: what draws has settings of the whole process
+                    content, wait = make_page().encode(), seconds()
             except UserError as error:
-                return self.send_error(503, explain=str(error))
-            self.send_response(200)
+                status, content = 503, f"<!doctype html><title>report</title><p>{escape(str(error))}</p>".encode()
+            self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
@@ -45,7 +53,8 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
                 self.send_header("Refresh", str(wait))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content)
+                with contextlib.suppress(ConnectionError):  # the reader has left
+                    self.wfile.write(content)
             return None
 
         do_HEAD = do_GET  # noqa: N815

@@ -51,11 +51,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
     parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write [%(default)s]")
     args = parser.parse_args(argv[1:])
-    runs = {name: run for workdir in args.workdirs for name, run in find_runs(workdir).items()}
+    runs = {run: name for workdir in args.workdirs for run, name in find_runs(workdir).items()}
+    if len(set(runs.values())) < len(runs):
+        raise UserError("two of these runs have the same name; record one of them from a folder with another name.")
     evaluations = read_evaluations(args.evaluations)
     if evaluations and len(runs) != 1:
         raise UserError(f"--evaluations is for one run, but {len(runs)} are given.")
-    records = [make_record(run, name, evaluations) for name, run in runs.items()]
+    records = [make_record(run, name, evaluations) for run, name in runs.items()]
     for record in records:
         print(write_record(record, args.results))
     print(write_page(str(args.page), format_page(read_records(args.results))))

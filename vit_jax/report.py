@@ -29,8 +29,9 @@ def read_runs(folders: Sequence[str]) -> list[RunFolder]:
     Raises:
         UserError: there is none in one of them, or a file cannot be read.
     """
-    found = {place: name for folder in folders for name, place in find_runs(folder).items()}
-    return [read_run(place, name) for place, name in found.items()]
+    found = {place: name for folder in folders for place, name in find_runs(folder).items()}
+    names = list(found.values())
+    return [read_run(place, name if names.count(name) == 1 else place) for place, name in found.items()]
 
 
 def serve(folders: Sequence[str], port: int) -> None:

@@ -1,8 +1,10 @@
 """The page of runs, and the files that a run writes for it at its end."""
 
 import dataclasses
+import functools
+import logging
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +29,9 @@ def make_page(runs: Sequence[RunFolder]) -> str:
 
 
 def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> list[str]:
-    """Writes the mistakes of a run that has ended, by all hosts, and its page; returns lines that say so.
+    """Writes the mistakes of a run that has ended, if one host has trained it, and its page; returns lines that say so.
+
+    The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
 
     Args:
         config: of the run.
@@ -36,12 +40,28 @@ def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> li
         params: to evaluate, on the devices.
     """
     lines = []
-    try:
-        evals.save_outputs("mistakes", folder.path, config, program, params, {}, config.total_steps)
-    except UserError as error:  # no evaluation of the head, or several labels an image
-        lines.append(f"The report has no mistakes: {error}")
+    if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
+        work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})
+        lines += attempt("the report has no mistakes", lambda: work(config.total_steps))
     if jax.process_index() == 0:
-        name = posixpath.basename(folder.place)
-        run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
-        write_page(str(folder.path / PAGE), make_page([run]))
-    return [*lines, f"Report: {folder.place}/{PAGE}"]
+        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.place}/{PAGE}"]
+    return lines
+
+
+def write_run_page(folder: Any) -> None:
+    """Writes the page of one run into its folder, a `Workdir`; raises UserError if it cannot be written."""
+    name = posixpath.basename(folder.place)
+    run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
+    write_page(str(folder.path / PAGE), make_page([run]))
+
+
+def attempt(otherwise: str, work: Callable[[], Any]) -> list[str]:
+    """Does some work; if it fails, returns a line that says so. The traceback of a bug goes to the log."""
+    try:
+        work()
+    except UserError as error:
+        return [f"{otherwise}: {error}"]
+    except Exception as error:
+        logging.getLogger(__name__).warning("%s", otherwise, exc_info=True)
+        return [f"{otherwise}: {type(error).__name__}: {error}"]
+    return []

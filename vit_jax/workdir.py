@@ -224,6 +224,8 @@ class Workdir:
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)
+        with self._writing():
+            self._mirror.flush()
         return f"{self.place}/{interop.MODEL_FILE}"
 
     def close(self) -> None:

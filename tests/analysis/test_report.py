@@ -16,7 +16,7 @@ import pytest
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from vit_jax import UserError, models, page_server, report, run_report, train
-from vit_jax.analysis import curves, run_checkpoints
+from vit_jax.analysis import curves, run_checkpoints, run_page
 from vit_jax.config import save_config
 from vit_jax.config_flags import default_config, parse_command_line
 from vit_jax.evals.mistakes import SIDE, find_mistakes
@@ -286,3 +286,31 @@ def test_a_page_of_many_lines_is_small(tmp_path):
     np.savez(run / "test.test.mistakes.npz", step=np.array(-1), **mistakes(classes=30, shape=(200, 100, 3)))
     text = run_report.make_page([read_run(str(run), "run")])
     assert len(text) < 3e6 and "Confused most" in check_run_page(text).text
+
+
+def test_only_headings_are_moved_below_the_names_of_runs():
+    part = '<h3>Test</h3><img src="data:image/png;base64,AA/h3AA"><code>/home/h4/run</code>'
+    found = run_page.each([types.SimpleNamespace(name=name) for name in "ab"], lambda run: part)
+    assert found.count("<h4>Test</h4>") == 2 and found.count("AA/h3AA") == found.count("/home/h4/run") == 2
+
+
+def test_a_report_that_fails_is_a_line():
+    def fail(error):
+        raise error
+
+    assert run_report.attempt("there is no report", lambda: None) == []
+    assert run_report.attempt("there is no report", lambda: fail(UserError("the disk is full."))) == [
+        "there is no report: the disk is full."
+    ]
+    assert run_report.attempt("there is no report", lambda: fail(IndexError(3))) == [
+        "there is no report: IndexError: 3"
+    ]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    for folder in ("one", "other"):
+        (tmp_path / folder / "run").mkdir(parents=True)
+        save_config(default_config(), tmp_path / folder / "run" / "config.json")
+    places = [str(tmp_path / folder / "run") for folder in ("one", "other")]
+    assert [run.name for run in report.read_runs(places)] == [run.place for run in report.read_runs(places)] == places
+    assert [run.name for run in report.read_runs([places[0], places[0]])] == ["run"]

@@ -661,7 +661,7 @@ def test_flat_keywords_are_unique():
     [
         ("ViT-X/16", {}, "unknown model 'ViT-X/16'; did you mean 'ViT-"),
         ("ViT-B16", {}, "did you mean 'ViT-B/16'"),
-        ("resnet", {}, "unknown model 'resnet'; vit_jax/models/variants.py lists them"),
+        ("perceiver", {}, "unknown model 'perceiver'; vit_jax/models/variants.py lists them"),
         ("R50+ViT-B/14", {}, "unknown model 'R50+ViT-B/14'; did you mean 'R50+ViT-B/1"),
         ("R50+ViT/16", {"width": 8}, "unknown model 'R50+ViT/16'; did you mean"),
         ("ViT/16", {"width": 8, "depth": 1}, "the model name ViT/16 does not contain a size; set mlp_dim, num_heads."),

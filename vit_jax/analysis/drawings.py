@@ -77,7 +77,7 @@ def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     )
 
 
-def _position_table(spec: ModelSpec, params: dict[str, Any]) -> np.ndarray:
+def position_table(spec: ModelSpec, params: dict[str, Any]) -> np.ndarray:
     """Returns the positions of the patches, the last rows; of those that each block has, the first block's."""
     owners: dict[str, Callable[[], Any]] = {
         "model": lambda: params,
@@ -99,7 +99,7 @@ def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     title, (rows, columns) = "Similarity of position embeddings", spec.grid
     if spec.position.kind in FIXED:
         return Drawing("position_similarity", title, "", FIXED[spec.position.kind])
-    found = measure.position_similarity(_position_table(spec, params), spec.grid)
+    found = measure.position_similarity(position_table(spec, params), spec.grid)
     flat = found.reshape(rows * columns, -1)
     others = flat[~np.eye(len(flat), dtype=bool)]
     between = f"{others.min():.2f} to {others.max():.2f}" if others.size else "1"

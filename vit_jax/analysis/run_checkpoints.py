@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax import UserError, interop
 from vit_jax.analysis import page
+from vit_jax.analysis.drawings import FIXED, position_table
 from vit_jax.analysis.weight_pictures import filters_picture, positions_picture
 
 PIXELS = 'class="pixels"'
@@ -36,8 +37,12 @@ def checkpoints_part(run: Any) -> str:
     drawn = {}
     for step in chosen:
         try:
-            drawn[step] = draw_checkpoint(f"{run.place}/checkpoints/{step}")
-        except UserError:  # it is still being written, was removed meanwhile, or is damaged, as a resumed run will say
+            path = Path(run.place, "checkpoints", str(step))
+            drawn[step] = draw_checkpoint(str(path), path.stat().st_mtime_ns)
+        except (
+            UserError,
+            OSError,
+        ):  # it is still being written, was removed meanwhile, or is damaged, as a resumed run will say
             continue
     words = f"{len(drawn):,} of the {len(steps):,} checkpoints that were kept (<code>checkpoint.keep_last</code>)."
     parts = [f"<p>{words}</p>"]
@@ -48,23 +53,28 @@ def checkpoints_part(run: Any) -> str:
             for step, pictures in drawn.items()
             if pictures[index]
         ]
-        told = caption if figures else "This model has learned none."
+        told = caption if figures else "This model has none for each patch."
         parts.append(f'<h3>{title}</h3><p>{escape(told)}</p><div class="row large">{"".join(figures)}</div>')
     return "".join(parts)
 
 
 @functools.lru_cache(maxsize=64)
-def draw_checkpoint(path: str) -> tuple[bytes, bytes]:
+def draw_checkpoint(path: str, modified: int) -> tuple[bytes, bytes]:
     """Returns the pictures of a checkpoint in the order of `PICTURES`; empty where its model has no such thing.
+
+    Args:
+        path: of the checkpoint.
+        modified: when; another checkpoint may take its place.
 
     Raises:
         UserError: it cannot be read.
     """
+    del modified
     model, params = interop.load(path, dtype="float32")
     try:
         spec = model.vit
     except UserError:  # a BiT
         return b"", b""
-    is_learned = spec.position.kind == "learned"
-    positions = positions_picture(params, spec.grid) if is_learned else b""
+    has_table = spec.position.kind not in FIXED
+    positions = positions_picture(position_table(spec, params), spec.grid) if has_table else b""
     return filters_picture(params, spec.stem.kind == "resnet"), positions

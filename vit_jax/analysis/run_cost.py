@@ -1,9 +1,13 @@
 """The part of a report on what a run took, beside what was planned."""
 
+import json
 import math
+import shlex
 import statistics
 from html import escape
 from typing import Any
+
+from vit_jax import UserError
 
 Row = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
 
@@ -15,8 +19,12 @@ WORDS = (
 
 
 def cost_part(run: Any) -> str:
-    """Returns the HTML for the cost of a run, a `RunFolder`."""
-    plan = run.plan or {}
+    """Returns the HTML for the cost of a run, a `RunFolder`.
+
+    Raises:
+        UserError: the plan that lies beside it is none.
+    """
+    plan = parse_plan(run.plan, f"{run.place}/plan.json") if run.plan is not None else {}
     width = 2 if plan else 1
     lines = []
     for name, *values in list_costs(run, plan):
@@ -27,8 +35,24 @@ def cost_part(run: Any) -> str:
     table = f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
     if plan:
         return f"{table}<p>Planned for {plan['devices']:,} x {escape(str(plan.get('device_kind')))}.</p>"
-    command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {run.place}/plan.json"
+    command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {shlex.quote(run.place)}/plan.json"
     return f"{table}<p>No plan is saved beside the run. To have it here: <code>{escape(command)}</code></p>"
+
+
+def parse_plan(text: bytes, path: str) -> dict[str, Any]:
+    """Returns a plan that `vit_jax.plan --json` printed, an object a line; of several, the first.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        plan = json.loads(text.splitlines()[0])
+        is_plan = all(isinstance(plan[name], int | float) for name in ("batch", "devices", "macs_per_image"))
+    except (ValueError, TypeError, KeyError, IndexError):
+        is_plan = False
+    if not is_plan:
+        raise UserError(f"cannot read {path}: write it by `python -m vit_jax.plan ... --json > {path}`.")
+    return plan
 
 
 def list_costs(run: Any, plan: dict[str, Any]) -> list[Row]:

@@ -1,6 +1,7 @@
 """The part of a report on what a run's model takes for what: confusion, accuracy of classes, wrong images."""
 
 import io
+import shlex
 import zipfile
 from html import escape
 from typing import Any
@@ -25,7 +26,12 @@ def mistakes_part(run: Any) -> str:
         UserError: a file cannot be read.
     """
     if not run.mistakes:
-        command = f"python -m vit_jax.evaluate {run.place} --save=mistakes --save-dir={run.place}"
+        if run.config.data.max_labels or all(
+            each.kind not in ("classify", "predictions") for each in run.config.evals.values()
+        ):
+            return "<p>Mistakes are those of an evaluation of a classifier's head, with one label an image.</p>"
+        place = shlex.quote(run.place)
+        command = f"python -m vit_jax.evaluate {place} --save=mistakes --save-dir={place}"
         return f"<p>Not saved yet. To have them here: <code>{escape(command)}</code></p>"
     return "".join(evaluation_part(name, read_mistakes(name, content)) for name, content in run.mistakes.items())
 
@@ -38,9 +44,19 @@ def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
     """
     with user_errors(f"cannot read {name}", *DAMAGE, advice="remove it"), np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
-    if not {"pairs", "names", "pixels", "confidences", "step"} <= arrays.keys():
+    wanted = {"pairs", "names", "images", "pixels", "labels", "predictions", "confidences", "step"}
+    if not wanted <= arrays.keys() or not is_consistent(arrays):
         raise UserError(f"{name} is not a file of vit_jax.evaluate --save=mistakes; remove it.")
     return arrays
+
+
+def is_consistent(arrays: dict[str, Any]) -> bool:
+    """Returns whether the arrays fit each other and name classes that exist."""
+    pairs, shown_images = arrays["pairs"], [arrays[name] for name in ("images", "labels", "predictions", "confidences")]
+    if pairs.ndim != 2 or pairs.shape[1] != 3 or any(len(each) != len(arrays["pixels"]) for each in shown_images):
+        return False
+    classes = np.concatenate([pairs[:, :2].ravel(), arrays["labels"], arrays["predictions"]])
+    return bool(classes.min(initial=0) >= 0 and classes.max(initial=-1) < len(arrays["names"]))
 
 
 def evaluation_part(file: str, found: dict[str, Any]) -> str:

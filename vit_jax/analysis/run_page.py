@@ -68,7 +68,7 @@ def each(runs: Sequence[Any], part: Callable[[Any], str]) -> str:
         except UserError as error:
             text = f"<p>{escape(shown(error))}</p>"
         if len(runs) > 1:  # its headings are one level below the name of the run
-            text = re.sub(r"(?<=<h|/h)[345]", lambda level: f"{int(level[0]) + 1}", text)
+            text = re.sub(r"(</?h)([345])\b", lambda tag: f"{tag[1]}{int(tag[2]) + 1}", text)
             text = f'<h3 class="run">{escape(shown(run.name))}</h3>{text}'
         found.append(f"<section>{text}</section>")
     return "".join(found)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from vit_jax.analysis import measure
 from vit_jax.analysis.overlays import mosaic, stretch
@@ -19,9 +20,9 @@ def filters_picture(params: dict[str, Any], is_hybrid: bool) -> bytes:
     return _encode(np.where(np.isnan(picture), GREY, np.nan_to_num(picture) * 255))
 
 
-def positions_picture(params: dict[str, Any], grid: tuple[int, int]) -> bytes:
+def positions_picture(table: Float[np.ndarray, "rows width"], grid: tuple[int, int]) -> bytes:
     """Returns a map of similarities for each patch, WebP, from dark (-1) to bright (1)."""
-    similarity = measure.position_similarity(np.asarray(params["position"], np.float32), grid)
+    similarity = measure.position_similarity(table, grid)
     picture = mosaic(similarity.reshape(-1, *grid), grid[1], gap=1)
     colours = colour_map((np.nan_to_num(picture) + 1) / 2)
     return _encode(np.where(np.isnan(picture)[..., None], GREY, colours))

@@ -77,6 +77,6 @@ class AxialUnit(nn.Module):
         x = nn.relu(conv_norm(x, self.width, 1, 1, "1", EPSILONS))
         x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
         x = LineAttention(name="rows")(x)
-        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME") if self.stride > 1 else x)
+        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME", count_include_pad=False) if self.stride > 1 else x)
         x = conv_norm(x, wide, 1, 1, "3", EPSILONS, scale=0.0)  # the unit starts as its residual
         return nn.relu(residual + x)

@@ -29,8 +29,11 @@ def read_metrics(content: bytes, path: str) -> list[tuple[int, Metrics]]:
         try:
             values = json.loads(line)
             step = int(values.pop("step"))
-            metrics = {name: math.nan if value is None else value + 0 for name, value in values.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            metrics = {
+                name: value + 0 if value is not None and math.isfinite(value) else math.nan
+                for name, value in values.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             text = shown(line.decode(errors="replace"), 40)
             raise UserError(f"cannot read {path}: {text!r} is not the JSON of a step's metrics.") from error
         while rows and rows[-1][0] > step:

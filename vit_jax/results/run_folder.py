@@ -27,7 +27,7 @@ class RunFolder:
         config: the configuration.
         metrics: each step that has metrics, once and in order, with its metrics.
         processes: that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
-        plan: what `vit_jax.plan --json` printed to plan.json there, or None.
+        plan: plan.json, which `vit_jax.plan --json` printed there, or None.
         mistakes: name of a file that `vit_jax.evaluate --save=mistakes` wrote there -> its content.
     """
 
@@ -36,7 +36,7 @@ class RunFolder:
     config: ConfigDict
     metrics: list[tuple[int, dict[str, float]]]
     processes: list[dict[str, Any]]
-    plan: dict[str, Any] | None
+    plan: bytes | None
     mistakes: dict[str, bytes]
 
     @functools.cached_property
@@ -56,25 +56,26 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the training has ended."""
-        return self.step >= self.config.total_steps
+        """Whether the training and its last evaluation have ended."""
+        evaluated = not self.step or self.config.checkpoint.best_metric in self.metrics[-1][1]
+        return self.step >= self.config.total_steps and evaluated
 
 
 def find_runs(folder: str) -> dict[str, str]:
-    """Returns name -> folder of the run in a folder, local or remote, or of all runs below it.
+    """Returns folder -> name of the run in a folder, local or remote, or of all runs below it.
 
     Raises:
         UserError: there is none.
     """
     top = filesystem.absolute_path(folder).rstrip("/")
     if filesystem.exists(filesystem.join_path(top, CONFIG)):
-        return {posixpath.basename(top): top}
+        return {top: posixpath.basename(top)}
     remote = filesystem.is_remote(top)
     files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
     found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
     if not found:
         raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
-    return {f"{posixpath.basename(top)}-{run.replace('/', '-')}": filesystem.join_path(top, run) for run in found}
+    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}-{run.replace('/', '-')}" for run in found}
 
 
 def read_run(place: str, name: str) -> RunFolder:
@@ -88,13 +89,16 @@ def read_run(place: str, name: str) -> RunFolder:
     saved = filesystem.expand_pattern(filesystem.join_path(place, f"*{MISTAKES}"))
     if CONFIG not in text:
         raise UserError(f"{place} is not the folder of a run: it contains no {CONFIG}.")
+    config = parse_config(text[CONFIG], paths[CONFIG])
+    if "total_steps" not in config:
+        raise UserError(f"{place} is not the folder of a run: its {CONFIG} is of another program.")
     return RunFolder(
         name,
         place,
-        parse_config(text[CONFIG], paths[CONFIG]),
+        config,
         read_metrics(text.get(METRICS, b""), paths[METRICS]),
         read_history(text[HISTORY], paths[HISTORY]) if HISTORY in text else [],
-        parse_plan(text[PLAN], paths[PLAN]) if PLAN in text else None,
+        text.get(PLAN),
         {path.rpartition("/")[2]: filesystem.read_bytes(path) for path in sorted(saved)},
     )
 
@@ -106,22 +110,6 @@ def fields_as_text(config: ConfigDict) -> dict[str, str]:
 
 def _as_text(value: Any) -> str:
     return "unset" if value is None else value if isinstance(value, str) else json.dumps(value, default=list)
-
-
-def parse_plan(text: bytes, path: str) -> dict[str, Any]:
-    """Returns a plan that `vit_jax.plan --json` printed, an object a line; of several, the first.
-
-    Raises:
-        UserError: it is something else.
-    """
-    try:
-        plan = json.loads(text.splitlines()[0])
-        is_plan = {"batch", "devices", "macs_per_image"} <= plan.keys()
-    except (ValueError, AttributeError, IndexError):
-        is_plan = False
-    if not is_plan:
-        raise UserError(f"cannot read {path}: write it by `python -m vit_jax.plan ... --json > {path}`.")
-    return plan
 
 
 def write_page(path: str, content: str) -> str:

@@ -25,7 +25,8 @@ def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
         stated = {row["run"]: row["paper"] for row in rows if row["study"] == study}
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in records:
-            if found := re.fullmatch(rf"((?:\w+_)?{study})-(.+?)(?:,seed=\d+)?", record.name):
+            name = re.sub(r",seed=\d+(?=,|$)", "", record.name)
+            if found := re.fullmatch(rf"((?:\w+_)?{study})-(.+)", name):
                 groups.setdefault((found[1], found[2]), []).append(record)
         for folder in dict.fromkeys(folder for folder, _ in groups):
             runs = {run: group for (of, run), group in groups.items() if of == folder}

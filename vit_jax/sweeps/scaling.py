@@ -65,9 +65,9 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     notes = []
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
-        for name, place in find_runs(folder).items():
+        for place, name in find_runs(folder).items():
             try:
-                run = read_training(place, name)
+                run = read_run(place, name)
                 value = measured(run, request)
             except UserError as error:
                 notes.append(str(error))
@@ -100,18 +100,6 @@ def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request)
         std=statistics.stdev(values) if len(values) > 1 else None,
         runs=len(values),
     )
-
-
-def read_training(place: str, name: str = "") -> RunFolder:
-    """Returns a run.
-
-    Raises:
-        UserError: the folder contains another program's config.json, or a damaged one.
-    """
-    run = read_run(place, name)
-    if "total_steps" not in run.config:
-        raise UserError(f"{place} is not the folder of a run: its config.json is of another program.")
-    return run
 
 
 def measured(run: RunFolder, request: Request) -> float:
@@ -151,14 +139,16 @@ def find_place(run: RunFolder, against: str) -> float:
             raise UserError(
                 f"{run.place} started from {start}, which is not the folder of a run: its compute is unknown."
             )
-        before = read_training(start).config
+        before = read_run(start, "").config
         own, start = own + run_exaflops(before), before.init_from
     return own
 
 
 def family(name: str) -> str:
     """Returns what Figure 5 calls a model: Transformer, Hybrid or ResNet."""
-    return "ResNet (BiT)" if name.startswith("BiT") else "Hybrid" if "+" in name else "Transformer (ViT)"
+    return (
+        "ResNet (BiT)" if name.startswith(("BiT", "AxialResNet")) else "Hybrid" if "+" in name else "Transformer (ViT)"
+    )
 
 
 def lines_of(points: list[Point]) -> dict[str, list[Point]]:

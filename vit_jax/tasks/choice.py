@@ -1,5 +1,6 @@
 """Which task a configuration describes, and which one a model has learnt."""
 
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -50,6 +51,11 @@ def _make_masked_patches(config: ConfigDict, model: Any) -> MaskedPatches:
     size = model.field("patch_size")
     if not TARGETS[target].outputs(size):
         raise UserError(f"task.target={target} needs patches of a multiple of 4 pixels, not {size}.")
+    if not re.search(r"value_range\(-1(\.0*)?,1(\.0*)?\)$", config.data.preprocess.replace(" ", "")):
+        raise UserError(
+            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1); other statistics are "
+            "model.image_mean and model.image_std."
+        )
     if masked + swapped > 1:
         raise UserError(f"task.masked={masked} and task.swapped={swapped} are together more than 1.")
     if config.task.loss != "softmax" or config.task.label_smoothing or config.task.mixup or config.task.cutmix:
@@ -60,9 +66,14 @@ def _make_masked_patches(config: ConfigDict, model: Any) -> MaskedPatches:
 def task_of_model(model: Any) -> Task:
     """Returns the task of a model whose run is not known, by its head: classification by the loss that the model
     states, or masked patches as in the paper.
+
+    Raises:
+        UserError: it predicts patches, but none of the targets has as many outputs.
     """
     if model.field("head") == "patches":
         size, outputs = model.field("patch_size"), model.field("num_classes")
-        target = next(name for name, target in TARGETS.items() if target.outputs(size) == outputs)
-        return MaskedPatches(size, target)
+        names = [name for name, target in TARGETS.items() if outputs and target.outputs(size) == outputs]
+        if not names:
+            raise UserError(f"{model.name} has {outputs} outputs for a patch, which are those of no target.")
+        return MaskedPatches(size, names[0])
     return Classify(model.field("num_classes"), model.loss)
