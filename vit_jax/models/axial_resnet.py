@@ -62,7 +62,8 @@ class LineAttention(nn.Module):
 class AxialUnit(nn.Module):
     """A residual bottleneck with the ReLU last: 1x1, attention along columns and rows, 1x1 to four times the width.
 
-    With a stride, the mean of windows as large as the stride follows the attention.
+    With a stride, the mean of windows as large as the stride follows the attention; zeros complete the last window, and
+    count.
     """
 
     width: int
@@ -77,6 +78,6 @@ class AxialUnit(nn.Module):
         x = nn.relu(conv_norm(x, self.width, 1, 1, "1", EPSILONS))
         x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
         x = LineAttention(name="rows")(x)
-        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME", count_include_pad=False) if self.stride > 1 else x)
+        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME") if self.stride > 1 else x)
         x = conv_norm(x, wide, 1, 1, "3", EPSILONS, scale=0.0)  # the unit starts as its residual
         return nn.relu(residual + x)
