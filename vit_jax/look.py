@@ -81,7 +81,8 @@ def examine(
     program, params = loaded.program, loaded.read()
     preprocess = program.model.preprocess
     if preprocess is None:
-        raise UserError(f"{checkpoint} does not state how images are preprocessed.")
+        advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
+        raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     if saliency and program.model.field("head") == "patches":
         raise UserError(f"{checkpoint} predicts masked patches, not classes; leave out the saliency of a class.")
     batch = analysis.observe.choose_batch(program, len(images)) if batch is None else rounded(batch)
