@@ -17,15 +17,20 @@ from vit_jax.results import RunFolder, fields_as_text, read_run, write_page
 PAGE = "report.html"
 
 
-def make_page(runs: Sequence[RunFolder]) -> str:
-    """Returns the page of runs; without any, only whether it could be drawn counts.
+def load_drawing() -> Any:
+    """Returns the module that draws the page.
 
     Raises:
-        UserError: bokeh or matplotlib is missing.
+        UserError: bokeh or matplotlib, which it needs, is missing.
     """
     with user_errors("cannot draw a report", ModuleNotFoundError):
-        from vit_jax.analysis import run_page  # which needs both
-    return run_page.run_page(runs, fields_as_text(default_config())) if runs else ""
+        from vit_jax.analysis import run_page
+    return run_page
+
+
+def make_page(runs: Sequence[RunFolder]) -> str:
+    """Returns the page of runs; raises UserError as `load_drawing` does."""
+    return load_drawing().run_page(runs, fields_as_text(default_config()))
 
 
 def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> list[str]:

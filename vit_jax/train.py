@@ -12,7 +12,7 @@ from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
 from vit_jax.run import Run
-from vit_jax.run_report import make_page, report_end
+from vit_jax.run_report import load_drawing, report_end
 from vit_jax.storage import check_workdir
 from vit_jax.workdir import Workdir
 
@@ -44,7 +44,7 @@ def train(
     supervisor.set_stall_limit(config.stall_limit)
     place = check_workdir(workdir)
     if config.report:
-        make_page([])  # tells at once if what draws it is missing
+        load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         config, info, program = prepare(config, functools.partial(check_kernels, coordinator=supervisor))
 

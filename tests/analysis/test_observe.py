@@ -82,6 +82,20 @@ def test_the_batch_fits_the_devices_the_images_and_the_memory(loaded, monkeypatc
 
 
 @pytest.mark.slow
+def test_attention_along_columns_follows_that_along_rows(loaded):
+    model = models.create("Axial-ViT-mu/8", depth=2, resolution=32)
+    params = model.init(jax.random.key(0), IMAGES[:1])
+    program = make_inference(model, loaded.program.mesh, jax.eval_shape(lambda: params))
+    seen, _ = run(program, params)
+    _, out = jax.jit(lambda params: model.apply(params, IMAGES, capture=("attention",)))(params)
+    heads = model.spec.attention.num_heads
+    layers = [part for block in np.asarray(out["attention"]) for part in (block[:, :heads], block[:, heads:])]
+    rollout = measure.query_maps(measure.attention_rollout(layers), model.spec.grid, class_token=False)
+    np.testing.assert_allclose(seen.rollout, rollout, atol=1e-6)
+    assert seen.distance.shape == (2, 2 * heads)
+
+
+@pytest.mark.slow
 def test_a_program_never_holds_the_attention_of_all_blocks(loaded):
     """It needs less memory beside that of the logits than half of the attention."""
     model = models.create("ViT/8", width=24, depth=12, mlp_dim=48, num_heads=6, attention="heads_first")

@@ -76,6 +76,8 @@ def test_what_was_planted_is_left_out_and_listed(planted, tmp_path, capsys):
     packed(source, tmp_path / "again", without, "--shards=2", "--workers=1", "--json")
     assert json.loads(capsys.readouterr().out)["duplicates"] == 6
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
+    spelt = packed(source, tmp_path / "spelt", f"{without},split=test", "--shards=2")
+    assert open_source(spelt, "train").digest == open_source(where, "train").digest
     with pytest.raises(UserError, match=r"other settings \(made_from\.without\.max_distance: 60 -> 5\)"):
         packed(source, tmp_path / "out", without, "--shards=2", "--max-distance=5")
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from vit_jax import LostHosts, UserError
-from vit_jax.distributed import coordination
+from vit_jax.distributed import coordination, watchdog
 from vit_jax.distributed.agreement import SingleHost, run_on_all
 from vit_jax.distributed.coordination import ProcessGroup
 
@@ -134,7 +134,7 @@ def test_half_a_cluster_is_not_taken_for_none(monkeypatch):
         coordination.join_cluster()
 
 
-def test_hosts_do_not_speak_through_a_proxy(monkeypatch):
+def test_hosts_join_directly_and_are_told_who_is_lost_before_jax_ends_them(monkeypatch):
     given = {}
 
     def initialize(**arguments):
@@ -145,6 +145,7 @@ def test_hosts_do_not_speak_through_a_proxy(monkeypatch):
         monkeypatch.setenv(name, value)
     coordination.join_cluster()
     assert (given["num_processes"], given["process_id"]) == (4, 2)
+    assert given["heartbeat_timeout_seconds"] >= 2 * watchdog.LOST  # JAX's beats are up to half of it apart
     assert not {"HTTPS_PROXY", "https_proxy", "http_proxy"} & set(given["proxies"])
     assert os.environ["HTTPS_PROXY"] == "http://proxy"
 

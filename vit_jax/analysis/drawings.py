@@ -116,7 +116,7 @@ def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
 def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
     """Yields distance and entropy of the heads."""
     distance, entropy, size = observations.distance, observations.entropy, spec.stem.patch_size
-    heads = f"{spec.attention.num_heads} heads in each of {spec.depth} blocks"
+    heads = f"{distance.shape[1]} heads in each of {spec.depth} blocks"
     images = "1 image" if observations.count == 1 else f"{observations.count:,} images"
     tokens = spec.prefix_rows + math.prod(spec.grid)
     yield Drawing(

@@ -85,7 +85,7 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
         ("weights", shown(checkpoint)),
         ("images", f"{seen.count:,}" + (f", the first {len(names):,} shown" if len(names) < seen.count else "")),
         ("input", f"{height} x {width} pixels, {rows} x {columns} patches of {spec.stem.patch_size} pixels"),
-        ("encoder", f"{spec.depth} blocks of {spec.attention.num_heads} heads, width {spec.width}"),
+        ("encoder", f"{spec.depth} blocks of {seen.distance.shape[1]} heads, width {spec.width}"),
     ]
     whose = "the class token" if spec.class_rows else "the average patch, since this model has no class token,"
     words = (

@@ -1,7 +1,7 @@
 """What a model does with images, batch by batch: the attention of no more than one batch is in memory at a time."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -58,8 +58,9 @@ def choose_batch(program: Inference, images: int) -> int:
     """Returns the images of a step over all devices: a multiple of their number, not many more than there are."""
     spec, devices = program.model.vit, program.mesh.size
     tokens = spec.prefix_rows + spec.grid[0] * spec.grid[1]
+    heads = spec.attention.num_heads * (2 if spec.block.kind == "axial" else 1)
     # Where blocks are a loop, its result is the attention of all of them.
-    bytes_each = 4 * spec.attention.num_heads * tokens**2 * (spec.depth if spec.scan else 1)
+    bytes_each = 4 * heads * tokens**2 * (spec.depth if spec.scan else 1)
     return devices * max(1, min(IMAGES, LARGEST // bytes_each, -(-images // devices)))
 
 
@@ -107,7 +108,7 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     they are a loop.
     """
     model, spec = program.model, program.model.vit
-    grid, patches = spec.grid, spec.grid[0] * spec.grid[1]
+    grid, patches, heads = spec.grid, spec.grid[0] * spec.grid[1], spec.attention.num_heads
     chosen = np.unique(np.linspace(0, patches - 1, min(examples, patches)).round().astype(int))
 
     def maps(weights: jax.Array) -> jax.Array:
@@ -126,8 +127,8 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
         distances = [measure.attention_distance(weights, grid, spec.stem.patch_size) for weights in layers]
         seen = {"logits": logits} if spec.head.kind == "image" else predict_patches(params, images)
         return seen | {
-            "rollout": maps(measure.attention_rollout(layers)),
-            "rollout_alone": maps(measure.attention_rollout(layers, residual=0.0)),
+            "rollout": maps(measure.attention_rollout(one_after_another(layers, heads))),
+            "rollout_alone": maps(measure.attention_rollout(one_after_another(layers, heads), residual=0.0)),
             "heads": jnp.stack([maps(weights) for weights in layers], axis=1).astype(jnp.float16),
             "distance": jnp.stack(distances, axis=1),
             "entropy": jnp.stack([measure.attention_entropy(weights) for weights in layers], axis=1),
@@ -156,6 +157,11 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
         return out | {"saliency": differentiate(params, images, out["logits"].argmax(-1))}
 
     return run_both
+
+
+def one_after_another(blocks: Sequence[jax.Array], heads: int) -> list[jax.Array]:
+    """Returns the weights of each attention of so many heads: in an axial block, columns follow rows."""
+    return [part for weights in blocks for part in jnp.split(weights, weights.shape[1] // heads, axis=1)]
 
 
 def _batches(images: Iterable[np.ndarray], size: int) -> Iterable[tuple[int, np.ndarray]]:

@@ -18,6 +18,7 @@ from vit_jax import LostHosts, UserError
 
 POLL = 0.02  # seconds between two looks for the values of other hosts, at first
 JOINING = 300  # seconds for every host to arrive
+SILENCE = 180  # seconds after which JAX itself ends all processes; the watchdog, which tells who is lost, comes first
 NUMBERS = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 CALLS: Counter[str] = Counter()  # of this process: a second run in it must not find the values of the first
@@ -136,7 +137,7 @@ def join_cluster() -> ProcessGroup:
     try:
         numbers = {name: int(os.environ[variable]) for name, variable in NUMBERS.items() if variable in os.environ}
         with _without_proxies():
-            jax.distributed.initialize(initialization_timeout=JOINING, **numbers)
+            jax.distributed.initialize(initialization_timeout=JOINING, heartbeat_timeout_seconds=SILENCE, **numbers)
     except ValueError as error:
         # Without any sign of a cluster this process is alone.
         if not str(error).startswith("coordinator_address") or set(NUMBERS.values()) & set(os.environ):

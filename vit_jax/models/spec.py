@@ -221,12 +221,14 @@ class HeadSpec:
     bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
 
     def __post_init__(self):
-        """Raises UserError for a negative number, or a width without its layer."""
+        """Raises UserError for a negative number, or values that contradict each other."""
         for name in ("num_classes", "representation_size"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
         if self.representation_size and not self.pre_logits:
             raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
+        if self.kind == "patches" and self.final_norm == "pooled":
+            raise UserError("final_norm=pooled leaves the tokens as they are, from which masked patches are predicted.")
 
 
 @dataclass(frozen=True)

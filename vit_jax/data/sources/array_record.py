@@ -164,6 +164,8 @@ def packed_identity(found: shards.ShardSet) -> dict | None:
     if not (manifest := found.manifest):
         return None
     made_from = {key: value for key, value in manifest.made_from.items() if key != "source"}
+    if without := made_from.get("without"):
+        made_from["without"] = without | {"splits": sorted(without["splits"].values())}  # however they were written
     splits = {
         split: [
             sum(entry.records for entry in entries),
