@@ -40,11 +40,25 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.mlp_dim = 128
     config.task.label_smoothing = 0.0
     config.evals.test.split = "test[:20%]"
+    return choose_labels(config, arg, images=50_000)
+
+
+def choose_labels(config: ConfigDict, arg: str, images: int) -> ConfigDict:
+    """Returns a recipe of classification without labels, or with those of the first of the training images.
+
+    Args:
+        config: changed and returned.
+        arg: target=TARGET, or nothing, or labels=PERCENT.
+        images: in the training split.
+
+    Raises:
+        ValueError: `arg` is something else.
+    """
     key, _, percent = arg.partition("=")
     if key != "labels":
         return masked_patches.mask(config, arg)
     if not percent.isdecimal() or not 1 <= int(percent) <= 100:
         raise ValueError(f"the argument {arg!r} is not labels=PERCENT with a whole number from 1 to 100")
     config.data.split = f"train[:{percent}%]"
-    config.data.num_examples = 500 * int(percent)
+    config.data.num_examples = round(images * int(percent) / 100)
     return config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import masked_patches, masked_patches_cifar10, smoke
+from configs import masked_patches, masked_patches_cifar10, masked_patches_digits, smoke
 from vit_jax import UserError, data, evaluate, interop, look, models, predict, sharding, train
 from vit_jax.config import check_config, resolve_config
 from vit_jax.program import make_program, prepare, program_without_data
@@ -43,13 +43,17 @@ def test_the_recipe_is_that_of_the_paper():
     assert (config.base_lr, config.decay_type, config.optim.name, config.resolution) == (2e-4, "cosine", "adamw", 224)
     assert (config.task.corrupted, config.task.masked, config.task.swapped) == (0.5, 0.8, 0.1)
     assert config.total_steps * config.batch / config.data.num_examples == pytest.approx(13.5, abs=0.1)
+
+
+@pytest.mark.parametrize(("small", "tenth"), [(masked_patches_cifar10, 5000), (masked_patches_digits, 144)])
+def test_the_small_recipes_have_targets_or_labels(small, tenth):
     for target in TARGETS:
-        assert masked_patches_cifar10.get_config(f"target={target}").task.target == target
-    few = masked_patches_cifar10.get_config("labels=10")
-    assert (few.task.kind, few.data.split, few.data.num_examples) == ("classify", "train[:10%]", 5000)
+        assert small.get_config(f"target={target}").task.target == target
+    few = small.get_config("labels=10")
+    assert (few.task.kind, few.data.split, few.data.num_examples) == ("classify", "train[:10%]", tenth)
     for wrong in ("target=colour", "labels=0", "labels=many", "stage=pretrain"):
         with pytest.raises(ValueError, match="the argument"):
-            masked_patches_cifar10.get_config(wrong)
+            small.get_config(wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ Examples:
   python -m vit_jax.record workdirs/table5_b16
   python -m vit_jax.record
 
-A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each. The name of a record is
-that of the run's folder, and of the folders between it and the one that was given. Without a folder, only the page is
-written.
+A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each, in folders likewise:
+results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written.
 """
 
 import argparse

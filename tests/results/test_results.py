@@ -58,7 +58,7 @@ def test_a_recipe_states_what_is_recorded(record):
 
 
 def test_records_are_small_and_name_no_place():
-    for path in (ROOT / "results").iterdir():
+    for path in (ROOT / "results").rglob("*.json"):
         assert path.stat().st_size < 20_000 and not re.search(r'"/|:/\w', path.read_text()), path
 
 
@@ -113,8 +113,8 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
     record.main(["record", "runs/one", "--evaluations=evaluations.jsonl"])
     record.main(["record", "runs/table5"])
     assert capsys.readouterr().out.splitlines()[-3:] == [
-        "results/table5-cifar10-full-seed=0.json",
-        "results/table5-cifar10-full-seed=1.json",
+        "results/table5/cifar10/full/seed=0.json",
+        "results/table5/cifar10/full/seed=1.json",
         "docs/results.md",
     ]
     text = (tmp_path / "docs" / "results.md").read_text()
@@ -228,14 +228,14 @@ def test_times(seconds, text):
 
 def test_studies_stand_beside_the_paper(tmp_path):
     records = [
-        make_record(str(write_run(tmp_path / f"{run}{seed}", accuracy=value)), f"cifar10_pooling-{run},seed={seed}")
-        for run in ("token-0.0008", "gap-0.0024")
+        make_record(str(write_run(tmp_path / f"{run[0]}{seed}", accuracy=value)), f"cifar10_pooling/{run},seed={seed}")
+        for run in ("token/0.0008", "gap/0.0024")
         for seed, value in ((0, 0.5), (1, 0.7))
     ]
     text = format_page([*records, make_record(str(write_run(tmp_path / "other")), "pooling_not")])
     table = text.partition("## Class token or mean (Figure 9): cifar10_pooling\n")[2]
     assert table.splitlines()[3:6] == [
         "| | | 5-shot on ImageNet, B/16 on JFT; curves without numbers |",
-        "| token-0.0008 | test/accuracy 60.00 ± 14.14 % (2 runs) | the class token |",
-        "| gap-0.0024 | test/accuracy 60.00 ± 14.14 % (2 runs) | |",
+        "| token/0.0008 | test/accuracy 60.00 ± 14.14 % (2 runs) | the class token |",
+        "| gap/0.0024 | test/accuracy 60.00 ± 14.14 % (2 runs) | |",
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vit_jax.results.paper import PaperNumber, find_paper_number, read_paper_numbers
 from vit_jax.results.record import Record
-from vit_jax.results.studies import study_tables
+from vit_jax.results.studies import study_tables, without_studies
 from vit_jax.results.transfer import HEADINGS, frozen_metrics, transfer_lines
 
 HEAD = """# Results
@@ -18,8 +18,9 @@ empty. `python -m vit_jax.record` writes this page from [results/](../results/);
 python -m vit_jax.record workdirs/digits
 ```
 
-adds the record of a finished run: its configuration, its metrics at the end, how long it took (with compiling and
-evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json` printed of it.
+adds the record of a finished run, or of all runs in a folder: configuration, metrics at the end, how long it took (with
+compiling and evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json`
+printed of it.
 """
 TRANSFER = """## Frozen features beside fine-tuning
 
@@ -61,7 +62,7 @@ def format_page(records: Sequence[Record]) -> str:
     ]
     transfer = TRANSFER + format_table([HEADINGS, *transfer_lines(records)])
     studies = [f"## {title}\n\n{format_table(lines)}" for title, lines in study_tables(records).items()]
-    return "\n".join([HEAD, "## Runs\n", format_runs(records), transfer, *studies, *tables])
+    return "\n".join([HEAD, "## Runs\n", format_runs(without_studies(records)), transfer, *studies, *tables])
 
 
 def format_runs(records: Sequence[Record]) -> str:

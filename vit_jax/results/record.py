@@ -21,7 +21,7 @@ class Record:
     """What a run was and what came of it.
 
     Attributes:
-        name: of its folder.
+        name: of its folder, or the path from a folder of several runs.
         config: its configuration, as in config.json, with local paths shortened to their last part.
         steps: of the training.
         metrics: the last value of each.
@@ -90,7 +90,7 @@ def write_record(record: Record, folder: Path) -> Path:
     """
     path = folder / f"{record.name}.json"
     text = json.dumps(dataclasses.asdict(record), indent=2) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     filesystem.write_bytes(str(path), text.encode())
     return path
 
@@ -102,7 +102,7 @@ def read_records(folder: Path) -> list[Record]:
         UserError: a file is not a record.
     """
     records = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.rglob("*.json")):
         try:
             records.append(Record(**json.loads(path.read_bytes())))
         except (ValueError, TypeError) as error:

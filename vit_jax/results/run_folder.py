@@ -62,7 +62,7 @@ class RunFolder:
 
 
 def find_runs(folder: str) -> dict[str, str]:
-    """Returns folder -> name of the run in a folder, local or remote, or of all runs below it.
+    """Returns folder -> name of the run in a folder, local or remote, or of all runs below it: the path from there.
 
     Raises:
         UserError: there is none.
@@ -75,7 +75,7 @@ def find_runs(folder: str) -> dict[str, str]:
     found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
     if not found:
         raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
-    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}-{run.replace('/', '-')}" for run in found}
+    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}/{run}" for run in found}
 
 
 def read_run(place: str, name: str) -> RunFolder:

@@ -12,21 +12,33 @@ PAPER = Path(__file__).with_name("studies.csv")
 HEADINGS = ("run", "ours", "paper")
 
 
+def read_paper_rows() -> list[dict[str, str]]:
+    """Returns the lines of studies.csv; those with a title introduce a study."""
+    with PAPER.open() as file:
+        return list(csv.DictReader(file))
+
+
+def without_studies(records: Sequence[Record]) -> list[Record]:
+    """Returns the records that are no runs of a study."""
+    studies = "|".join({row["study"] for row in read_paper_rows()})
+    return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
+
+
 def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
     """Returns title -> lines of `HEADINGS`, for each study of which runs are recorded.
 
     A record belongs to a study by its name, which is that of the sweep's folder, of the run and of its seed:
-    `pooling-token-0.0003,seed=1`, or `cifar10_pooling-...` for a form on other data.
+    `pooling/token/0.0003,seed=1`, or `cifar10_pooling/...` for a form on other data. Where only the seed was swept, it
+    is `masked_patches/scratch/all/seed=1`.
     """
-    with PAPER.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_paper_rows()
     tables: dict[str, list[tuple[str, ...]]] = {}
     for study, title in {row["study"]: row["title"] for row in rows if row["title"]}.items():
         stated = {row["run"]: row["paper"] for row in rows if row["study"] == study}
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in records:
-            name = re.sub(r",seed=\d+(?=,|$)", "", record.name)
-            if found := re.fullmatch(rf"((?:\w+_)?{study})-(.+)", name):
+            name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
+            if found := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name):
                 groups.setdefault((found[1], found[2]), []).append(record)
         for folder in dict.fromkeys(folder for folder, _ in groups):
             runs = {run: group for (of, run), group in groups.items() if of == folder}
