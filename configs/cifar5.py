@@ -31,7 +31,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
         ValueError: there is no such stage.
     """
     classes, resolution, around = base.choose_stage(arg, STAGES)
-    config = cifar10.get_config()
+    config = cifar10.plain()
     config.resolution = resolution
     config.log_every = 50
     config.model.pooling = "token"

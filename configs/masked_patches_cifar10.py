@@ -28,7 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is something else.
     """
-    config = cifar10.get_config()
+    config = cifar10.plain()
     config.total_epochs = None
     config.total_steps = 600
     config.warmup_epochs = None

@@ -12,7 +12,7 @@ from configs import base, cifar10
 
 def recipe() -> ConfigDict:
     """Returns the small recipe: 16 patches of 8x8 pixels, 4 blocks of width 64, one epoch."""
-    config = cifar10.get_config()
+    config = cifar10.plain()
     config.total_epochs = 1.0
     config.warmup_epochs = 0.1
     config.eval_every_epochs = None

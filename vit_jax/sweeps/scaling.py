@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import statistics
 
 from vit_jax import UserError, choose
@@ -36,7 +37,7 @@ class Point:
     Attributes:
         line: of which it is a point: the first part of the path of the runs in a folder of several studies, else the
             family of the model.
-        name: of the folder of the first run.
+        name: of the folder of the first run, without its seed where there are several.
         model: its name.
         place: on the horizontal axis: exaFLOPs or the value of a field.
         metric: the name of what is plotted upwards.
@@ -89,10 +90,10 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
     """Returns the point of runs, each with its metric, that differ in the seed only; raises as `find_place`."""
     first, values = runs[0][0], [value for _, value in runs]
-    config = first.config
+    config, name = first.config, first.place.rpartition("/")[2]
     return Point(
         line=line,
-        name=first.place.rpartition("/")[2],
+        name=re.sub(r",seed=\d+", "", name) if len(values) > 1 else name,
         model=config.model.name,
         place=find_place(first, request.against),
         metric=request.metric or config.checkpoint.best_metric,
