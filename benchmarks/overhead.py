@@ -2,9 +2,9 @@
 
 python -m benchmarks.overhead --source=array_record:data/packed/cifar10 --rounds=20
 
-Segments of 50 steps of `configs/cifar10.py` alternate in one process. Before every second segment a checkpoint is
-saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the preflight, which
-runs once, is printed too.
+Segments of 50 steps of the plain ViT in `configs/cifar10.py` alternate in one process. Before every second segment a
+checkpoint is saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the
+preflight, which runs once, is printed too.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from vit_jax.workdir import Workdir
 
 def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:
     """Yields, for each segment, whether it began with a save, and its seconds."""
-    config = cifar10.get_config()
+    config = cifar10.plain()
     config.data.source = source or "synthetic"
     config, info, program = prepare(config)
     supervisor = Supervisor()
