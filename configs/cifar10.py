@@ -26,10 +26,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch = 64
     config.total_epochs = 15.8
     config.base_lr = 2e-3
+    config.model.name = "R+ViT-mu/4"
     config.model.rotary = "axial"
     config.model.qk_norm = True
     config.model.activation = "swiglu"
-    config.model.mlp_dim = 168
+    config.model.mlp_dim = 144
     if arg:
         few = base.evaluation("fewshot", train_split="train[:10%]", preprocess=config.evals.test.preprocess)
         with config.unlocked():

@@ -37,6 +37,7 @@ HYBRIDS = {
     ("R26", 32): ((2, 2, 2, 2), 32),
     # AugReg's R+ViT-Ti/16: the root alone, of stride 4, then 8x8 patches. So the patch size is 32, not 16 as named.
     ("R", 16): ((), 32),
+    ("R", 4): ((), 4),  # the root alone, each of whose positions is a patch: for small images
 }
 
 
