@@ -194,7 +194,7 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["mean_color", "full"])
 def test_pictures_evaluations_and_refusals_of_exported_weights(target, tmp_path):
     config = small(target)
     config.mesh.data, config.total_steps = 8, 2
@@ -220,9 +220,9 @@ def test_pictures_evaluations_and_refusals_of_exported_weights(target, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_run_that_was_stopped_is_bitwise_the_one_that_was_not(target, tmp_path):
-    config = small(target, 8)
+def test_a_run_that_was_stopped_is_bitwise_the_one_that_was_not(tmp_path):
+    """What is drawn does not depend on the target."""
+    config = small("patch4", 8)
     config.checkpoint_every, config.log_every, config.total_steps = 2, 1, 6
     train.train(config, tmp_path / "whole")
 
@@ -239,7 +239,7 @@ def test_a_run_that_was_stopped_is_bitwise_the_one_that_was_not(target, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "swap_from"), [("mean_color", "batch"), ("patch4", "image"), ("full", "image")])
+@pytest.mark.parametrize(("target", "swap_from"), [("mean_color", "batch"), ("full", "image")])
 def test_any_mesh_and_any_parts_of_the_batch_give_the_same(target, swap_from):
     config = resolve_config(small(target))
     config.data.num_examples = 1438

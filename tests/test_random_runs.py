@@ -131,6 +131,6 @@ def test_some_runs(config, call, photos):
 
 @pytest.mark.slow
 @given(config=configurations(), call=st.integers(1, 3))
-@settings(max_examples=15, **SOME)
+@settings(max_examples=10, **SOME)
 def test_many_runs(config, call, photos):
     check(config, call, photos)

@@ -609,6 +609,8 @@ def test_a_hybrid_starts_as_published():
 def test_the_number_of_r_vit_ti_is_not_its_stride():
     spec = create("R+ViT-Ti/16").spec
     assert spec.grid == (7, 7) and spec.stem.kernel_size == 8 and spec.stem.channels == 64
+    small = create("R+ViT-mu/4", resolution=32)
+    assert (small.spec.grid, small.spec.stem.kernel_size, small.name) == ((8, 8), 1, "R+ViT-mu/4")
     assert create("R50+ViT-B/16").spec.grid == (14, 14) and create("R50+ViT-B/32").spec.stem.channels == 2048
 
 
