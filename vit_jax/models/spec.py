@@ -228,7 +228,9 @@ class HeadSpec:
         if self.representation_size and not self.pre_logits:
             raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
         if self.kind == "patches" and self.final_norm == "pooled":
-            raise UserError("final_norm=pooled leaves the tokens as they are, from which masked patches are predicted.")
+            raise UserError(
+                "patches are not predicted from tokens without a norm; set final_norm to tokens, not pooled."
+            )
 
 
 @dataclass(frozen=True)
