@@ -15,14 +15,16 @@ from configs import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Returns the recipe; `arg` may be fewshot=yes.
+    """Returns the recipe; `arg` may be fewshot=yes or plain=yes.
 
     Raises:
         ValueError: `arg` is something else.
     """
-    if arg not in ("", "fewshot=yes"):
-        raise ValueError(f"the argument {arg!r} is not fewshot=yes")
+    if arg not in ("", "fewshot=yes", "plain=yes"):
+        raise ValueError(f"the argument {arg!r} is neither fewshot=yes nor plain=yes")
     config = plain()
+    if arg == "plain=yes":
+        return config
     config.batch = 64
     config.total_epochs = 15.8
     config.base_lr = 2e-3
