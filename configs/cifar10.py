@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "plain=yes":
         return config
     config.batch = 64
-    config.total_epochs = 15.8
+    config.total_epochs = 6.0
     config.base_lr = 2e-3
     config.model.name = "R+ViT-mu/4"
     config.model.rotary = "axial"
