@@ -9,7 +9,7 @@ from pathlib import Path
 from vit_jax.results.record import Record
 
 PAPER = Path(__file__).with_name("studies.csv")
-HEADINGS = ("run", "ours", "paper")
+HEADINGS = ("run", "ours, %", "metric", "steps", "runs", "paper")
 
 
 def read_paper_rows() -> list[dict[str, str]]:
@@ -42,16 +42,25 @@ def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
                 groups.setdefault((found[1], found[2]), []).append(record)
         for folder in dict.fromkeys(folder for folder, _ in groups):
             runs = {run: group for (of, run), group in groups.items() if of == folder}
-            lines = [(run, mean_metric(group), stated.get(run, "")) for run, group in runs.items()]
-            tables[f"{title}: {folder}"] = [HEADINGS, ("", "", stated.get("", "")), *lines]
+            names = sorted(runs, key=natural_order)
+            lines = [(name, *averages(runs[name]), stated.get(name, "")) for name in names]
+            tables[f"{title}: {folder}"] = [HEADINGS, ("", "", "", "", "", stated.get("", "")), *lines]
     return tables
 
 
-def mean_metric(records: Sequence[Record]) -> str:
-    """Returns the mean of the metric that decides between checkpoints, in percent, with the deviation of several."""
+def averages(records: Sequence[Record]) -> tuple[str, ...]:
+    """Returns the columns of `HEADINGS` between the first and the last, of runs that differ in the seed only.
+
+    The metric is that which decides between checkpoints, in percent, with the standard deviation of several runs.
+    """
     metric = records[0].config["checkpoint"]["best_metric"]
     values = [100 * value for record in records if (value := record.metrics.get(metric)) is not None]
     if not values:
-        return ""
+        return "", metric, "", ""
     std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{metric} {statistics.mean(values):.2f}{std} % ({len(values)} run{'s' if len(values) > 1 else ''})"
+    return f"{statistics.mean(values):.2f}{std}", metric, f"{records[0].steps:,}", str(len(values))
+
+
+def natural_order(name: str) -> list[str | float]:
+    """Returns a key by which numbers in names are sorted by their value."""
+    return [float(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]
