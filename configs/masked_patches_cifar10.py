@@ -29,31 +29,29 @@ def get_config(arg: str = "") -> ConfigDict:
         ValueError: `arg` is something else.
     """
     config = cifar10.plain()
-    config.total_epochs = None
-    config.total_steps = 600
-    config.warmup_epochs = None
-    config.warmup_steps = 50
-    config.eval_every_epochs = None
-    config.eval_every = 200
     config.model.width = 64
-    config.model.depth = 2
     config.model.mlp_dim = 128
-    config.task.label_smoothing = 0.0
     config.evals.test.split = "test[:20%]"
-    return choose_labels(config, arg, images=50_000)
+    return shorten(config, arg, steps=600, warmup=50, images=50_000)
 
 
-def choose_labels(config: ConfigDict, arg: str, images: int) -> ConfigDict:
-    """Returns a recipe of classification without labels, or with those of the first of the training images.
+def shorten(config: ConfigDict, arg: str, steps: int, warmup: int, images: int) -> ConfigDict:
+    """Returns a recipe of classification with 2 blocks and few steps, without labels or with those of some images.
 
     Args:
         config: changed and returned.
-        arg: target=TARGET, or nothing, or labels=PERCENT.
+        arg: target=TARGET, or nothing, or labels=PERCENT, of the first images.
+        steps: of the training.
+        warmup: steps of the warm-up.
         images: in the training split.
 
     Raises:
         ValueError: `arg` is something else.
     """
+    config.total_epochs = config.warmup_epochs = config.eval_every_epochs = None
+    config.total_steps, config.warmup_steps, config.eval_every = steps, warmup, 200
+    config.model.depth = 2
+    config.task.label_smoothing = config.task.mixup = 0.0
     key, _, percent = arg.partition("=")
     if key != "labels":
         return masked_patches.mask(config, arg)

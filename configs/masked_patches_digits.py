@@ -20,13 +20,4 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is something else.
     """
-    config = digits.get_config()
-    config.total_epochs = None
-    config.total_steps = 400
-    config.warmup_epochs = None
-    config.warmup_steps = 40
-    config.eval_every_epochs = None
-    config.eval_every = 200
-    config.model.depth = 2
-    config.task.label_smoothing = config.task.mixup = 0.0
-    return masked_patches_cifar10.choose_labels(config, arg, images=1438)
+    return masked_patches_cifar10.shorten(digits.get_config(), arg, steps=400, warmup=40, images=1438)
