@@ -220,25 +220,6 @@ def test_pictures_evaluations_and_refusals_of_exported_weights(target, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_is_bitwise_the_one_that_was_not(tmp_path):
-    """What is drawn does not depend on the target."""
-    config = small("patch4", 8)
-    config.checkpoint_every, config.log_every, config.total_steps = 2, 1, 6
-    train.train(config, tmp_path / "whole")
-
-    def stop(step, metrics):
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train.train(config, tmp_path / "stopped", stop)
-    assert not (tmp_path / "stopped/model.npz").exists()
-    train.train(config, tmp_path / "stopped")
-    whole, stopped = (np.load(tmp_path / name / "model.npz") for name in ("whole", "stopped"))
-    assert set(whole) == set(stopped) and all((whole[name] == stopped[name]).all() for name in whole)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("target", "swap_from"), [("mean_color", "batch"), ("full", "image")])
 def test_any_mesh_and_any_parts_of_the_batch_give_the_same(target, swap_from):
     config = resolve_config(small(target))

@@ -18,6 +18,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import imsave
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
@@ -287,6 +288,9 @@ def scaling(lines: Mapping[str, Sequence[Any]], label: str, joined: bool) -> Not
             axes.annotate(point.model, where, (5, 4), textcoords="offset points", fontsize="x-small")
     metrics = dict.fromkeys(point.metric for points in lines.values() for point in points)
     axes.set(xlabel=label, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -51,9 +51,10 @@ def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
 def averages(records: Sequence[Record]) -> tuple[str, ...]:
     """Returns the columns of `HEADINGS` between the first and the last, of runs that differ in the seed only.
 
-    The metric is that which decides between checkpoints, in percent, with the standard deviation of several runs.
+    The metric is that which decides between checkpoints, of the test images where it is of those of `val`, in percent,
+    with the standard deviation of several runs.
     """
-    metric = records[0].config["checkpoint"]["best_metric"]
+    metric = re.sub(r"^val/", "test/", records[0].config["checkpoint"]["best_metric"])
     values = [100 * value for record in records if (value := record.metrics.get(metric)) is not None]
     if not values:
         return "", metric, "", ""

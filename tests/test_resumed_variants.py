@@ -1,0 +1,47 @@
+"""A run of a variant of the studies that was stopped and started again is bitwise the one that was not."""
+
+import numpy as np
+import pytest
+
+from configs import masked_patches, smoke
+from vit_jax import train
+from vit_jax.models import bit_spec
+
+RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
+MODELS = {
+    "2-D in every block": {"position": "learned2d", "position_place": "blocks"},
+    "relative": {"position": "relative", "relative_tables": "head"},
+    "Axial-ViT": {"name": "Axial-ViT-mu/4", "pooling": "gap"},
+    "AxialResNet": RESNET | {"name": "AxialResNet-26"},
+    "hybrid": {"name": "R+ViT-mu/4"},
+}
+
+
+def recipe(variant):
+    config = smoke.get_config()
+    config.task.label_smoothing = config.task.mixup = 0.0
+    config.mesh.data, config.mesh.fsdp = 4, 2
+    config.total_steps = config.eval_every = 6
+    config.log_every, config.checkpoint_every = 1, 2
+    if variant not in MODELS:
+        return masked_patches.mask(config, variant)
+    config.model.update(MODELS[variant])
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [*MODELS, "target=patch4"])
+def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatch):
+    def stop(step, metrics):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(bit_spec.UNITS, 26, (1,))
+    config = recipe(variant)
+    train.train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, tmp_path / "stopped", stop)
+    assert not (tmp_path / "stopped/model.npz").exists()
+    train.train(config, tmp_path / "stopped")
+    whole, stopped = (np.load(tmp_path / name / "model.npz") for name in ("whole", "stopped"))
+    assert set(whole) == set(stopped) and all((whole[name] == stopped[name]).all() for name in whole)
