@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.results.test_results import write_run
 from vit_jax import UserError, sweep
+from vit_jax.results import make_record, write_record
 from vit_jax.sweeps import scaling
 
 JFT = {"data.num_examples": 303_000_000, "data.num_classes": 18_291, "model.pre_logits": True, "batch": 4096}
@@ -53,6 +54,19 @@ def test_lines_seeds_and_early_stopping(tmp_path, capsys):
     sweep.main(["sweep", f"--plot={tmp_path}/shape.svg", "--against=model.depth", str(tmp_path / "shape")])
     assert "0.1414" in capsys.readouterr().out
     assert "model.depth" in (tmp_path / "shape.svg").read_text()
+
+
+def test_records_are_drawn_as_their_runs(tmp_path):
+    for seed, accuracy in ((0, 0.5), (1, 0.7)):
+        place = run(tmp_path / "runs" / "depth" / f"4,seed={seed}", accuracy=accuracy, more={"seed": seed})
+        write_record(make_record(str(place), f"runs/depth/4,seed={seed}"), tmp_path / "results")
+    assert points(tmp_path / "results" / "runs") == points(tmp_path / "runs")
+    found, _ = points(ROOT / "results" / "cifar10_data_size", against="data.num_examples", metric="test/accuracy")
+    shown = {f"| {one.line}/{one.place:.0f} | {100 * one.mean:.2f} " for one in found}
+    assert len(shown) == 12 and all(line in (ROOT / "docs" / "results.md").read_text() for line in shown)
+    (tmp_path / "results" / "list.json").write_text("[]")
+    with pytest.raises(UserError, match="there is no run in"):
+        points(tmp_path / "results")
 
 
 def test_what_has_no_point_is_left_out(tmp_path, capsys):

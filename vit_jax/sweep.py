@@ -16,9 +16,9 @@ The same command continues where it was stopped: combinations that have finished
 one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
 printed with the standard deviation. The exit codes are those of vit_jax.main.
 
-With --plot=FILE nothing is trained: the finished runs in some folders are drawn, an accuracy against the exaFLOPs of
-pre-training, counted as in docs/plans.md, and printed as a table. Runs that differ in the seed only are one point, the
-mean with the standard deviation.
+With --plot=FILE nothing is trained: the finished runs in some folders, or their records, as in results/, are drawn, an
+accuracy against the exaFLOPs of pre-training, counted as in docs/plans.md, and printed as a table. Runs that differ in
+the seed only are one point, the mean with the standard deviation.
 
   --metric=NAME     the accuracy [checkpoint.best_metric of each run]
   --against=FIELD   a field instead of the exaFLOPs, as in --against=data.num_examples

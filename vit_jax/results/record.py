@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from vit_jax import UserError
 from vit_jax.config import source_label
-from vit_jax.results.run_folder import read_run
+from vit_jax.results.run_folder import RunFolder, read_run
 from vit_jax.storage import filesystem
 
 UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
@@ -43,6 +45,15 @@ class Record:
     def dataset(self) -> str:
         """Returns the data that it was trained on, as names of evaluations have it."""
         return source_label(self.config["data"]["source"])
+
+    def as_run(self, place: str) -> RunFolder:
+        """Returns the run as if it were read from a folder, with its last metrics alone.
+
+        Args:
+            place: of the record, for messages.
+        """
+        metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
+        return RunFolder(self.name, place, ConfigDict(self.config), [(self.steps, metrics)], self.processes, None, {})
 
     def distinct(self, field: str) -> list[str]:
         """Returns the values that a field has in the processes, each once."""

@@ -1,14 +1,18 @@
 """Accuracy against the compute of pre-training, or against a field, of any runs: the form of the paper's Figure 5."""
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 import statistics
+from collections.abc import Callable
+from pathlib import Path
 
 from vit_jax import UserError, choose
 from vit_jax.config import flatten_config
 from vit_jax.planning import run_exaflops
-from vit_jax.results import RunFolder, find_runs, read_run
+from vit_jax.results import RunFolder, find_runs, read_records, read_run
 from vit_jax.storage import filesystem
 
 COMPUTE = "compute"  # instead of a field
@@ -57,7 +61,7 @@ class Point:
 
 
 def read_points(folders: list[str], request: Request) -> tuple[list[Point], list[str]]:
-    """Returns the points of the runs in some folders, and a sentence on each run that has none.
+    """Returns the points of the runs or records in some folders, and a sentence on each that has none.
 
     Raises:
         UserError: there is no run in a folder, a field or a metric is unknown, or no run has a point.
@@ -66,9 +70,9 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     notes = []
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
-        for place, name in find_runs(folder).items():
+        for place, read in find_readers(folder).items():
             try:
-                run = read_run(place, name)
+                run = read()
                 value = measured(run, request)
             except UserError as error:
                 notes.append(str(error))
@@ -85,6 +89,24 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     if not points:
         raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
     return sorted(points, key=lambda point: (point.line, point.place)), notes
+
+
+def find_readers(folder: str) -> dict[str, Callable[[], RunFolder]]:
+    """Returns place -> what reads it, of the runs in a folder, or of their records in one such as results/.
+
+    Raises:
+        UserError: there is neither a run nor a record.
+    """
+    try:
+        return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
+    except UserError:
+        top, records = Path(filesystem.absolute_path(folder)), []
+        with contextlib.suppress(UserError):  # its files are others
+            records = [] if filesystem.is_remote(folder) else read_records(top)
+        if not records:
+            raise
+        places = [str(path.with_suffix("")) for path in sorted(top.rglob("*.json"))]
+        return {place: functools.partial(record.as_run, place) for place, record in zip(places, records, strict=True)}
 
 
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
