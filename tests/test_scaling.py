@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.results.test_results import write_run
 from vit_jax import UserError, sweep
+from vit_jax.analysis import plot
 from vit_jax.results import make_record, write_record
 from vit_jax.sweeps import scaling
 
@@ -64,9 +65,19 @@ def test_records_are_drawn_as_their_runs(tmp_path):
     found, _ = points(ROOT / "results" / "cifar10_data_size", against="data.num_examples", metric="test/accuracy")
     shown = {f"| {one.line}/{one.place:.0f} | {100 * one.mean:.2f} " for one in found}
     assert len(shown) == 12 and all(line in (ROOT / "docs" / "results.md").read_text() for line in shown)
+    with pytest.raises(UserError, match="hold the last step alone: leave out --stop"):
+        points(tmp_path / "results", stop="test/accuracy")
     (tmp_path / "results" / "list.json").write_text("[]")
     with pytest.raises(UserError, match="there is no run in"):
         points(tmp_path / "results")
+
+
+@pytest.mark.parametrize("places", [(1.1, 1.3), (3e-4, 2.4e-3), (2, 16), (1e-7, 224)])
+def test_the_axis_has_readable_ticks(places):
+    line = [scaling.Point("a", "", "ViT-B/16", place, "test/accuracy", 0.5, None, 1) for place in places]
+    axes = plot.scaling({"a": line}, "exaFLOPs", joined=True).axes[0]
+    left, right = axes.get_xlim()
+    assert 2 <= sum(left <= tick <= right for tick in axes.get_xticks()) <= 10
 
 
 def test_what_has_no_point_is_left_out(tmp_path, capsys):

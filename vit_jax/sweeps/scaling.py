@@ -70,7 +70,7 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     notes = []
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
-        for place, read in find_readers(folder).items():
+        for place, read in find_readers(folder, request).items():
             try:
                 run = read()
                 value = measured(run, request)
@@ -91,11 +91,11 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     return sorted(points, key=lambda point: (point.line, point.place)), notes
 
 
-def find_readers(folder: str) -> dict[str, Callable[[], RunFolder]]:
+def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFolder]]:
     """Returns place -> what reads it, of the runs in a folder, or of their records in one such as results/.
 
     Raises:
-        UserError: there is neither a run nor a record.
+        UserError: there is neither a run nor a record, or a step of records is to be chosen.
     """
     try:
         return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
@@ -105,6 +105,8 @@ def find_readers(folder: str) -> dict[str, Callable[[], RunFolder]]:
             records = [] if filesystem.is_remote(folder) else read_records(top)
         if not records:
             raise
+        if request.stop:
+            raise UserError(f"the records in {folder} hold the last step alone: leave out --stop.") from None
         places = [str(path.with_suffix("")) for path in sorted(top.rglob("*.json"))]
         return {place: functools.partial(record.as_run, place) for place, record in zip(places, records, strict=True)}
 
