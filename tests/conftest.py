@@ -33,11 +33,14 @@ LONGEST = [
     "remote",
     "train",
     "models",
-    "layouts",
+    "evaluate",
     "program",
+    "layouts",
+    "workdir",
     "sharding",
     "sweep",
     "manager",
+    "packing",
     "benchmarks",
 ]
 

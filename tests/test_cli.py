@@ -70,15 +70,15 @@ def test_bugs_keep_their_traceback():
     ("words", "code", "said"),
     [
         (["-c", f"{COMMAND}: [print('line', i) for i in range(9999)])"], 0, ""),
-        (["-c", f"{COMMAND}: print('a short answer'))"], 0, ""),
+        pytest.param(["-c", f"{COMMAND}: print('a short answer'))"], 0, "", marks=pytest.mark.slow),
         (
             ["-c", f"{COMMAND}: print(1) or vit_jax.choose('letter', 'a', 'b'))"],
             2,
             "unknown letter 'a'; choose from b.",
         ),
-        (["-m", "vit_jax.main", "--config=configs/digits.py", "--print"], 0, ""),
         (["-m", "vit_jax.predict", "--help"], 0, ""),
-        (["-m", "vit_jax.doctor"], 0, ""),
+        pytest.param(["-m", "vit_jax.main", "--config=configs/digits.py", "--print"], 0, "", marks=pytest.mark.slow),
+        pytest.param(["-m", "vit_jax.doctor"], 0, "", marks=pytest.mark.slow),
     ],
 )
 def test_an_answer_that_nobody_reads_to_its_end_is_no_error(words, code, said):

@@ -88,10 +88,11 @@ def read_collectives(text: str) -> list[Collective]:
     found: list[Collective] = []
     chains: set[str] = set()
     for each in hlo.read_instructions(text):
-        chain = find_chain(each)
-        if (collective := parse_collective(each)) and chain not in chains:
-            chains |= {chain} if chain else set()
-            found.append(collective)
+        if collective := parse_collective(each):
+            chain = find_chain(each)
+            if chain is None or chain not in chains:
+                found.append(collective)
+            chains.add(chain)
     return found
 
 
