@@ -86,7 +86,7 @@ def read_collectives(text: str) -> list[Collective]:
     left out.
     """
     found: list[Collective] = []
-    chains: set[str] = set()
+    chains: set[str | None] = set()
     for each in hlo.read_instructions(text):
         if collective := parse_collective(each):
             chain = find_chain(each)
