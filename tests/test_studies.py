@@ -13,7 +13,7 @@ from vit_jax.sweeps import list_combinations
 STUDIES = sorted(
     path.stem for path in (ROOT / "configs" / "studies").glob("*.py") if "def get_grid" in path.read_text()
 )
-POINTS = {"data_size": (24, 12), "head": (6, 6), "pooling": (4, 6), "positions": (8, 8), "resnet_optimizer": (4, 4)}
+POINTS = {"data_size": (24, 12), "head": (6, 6), "pooling": (4, 6), "positions": (8, 8), "resnet_optimizer": (4, 6)}
 POINTS |= {"shape": (19, 15)}
 
 

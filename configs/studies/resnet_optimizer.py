@@ -8,7 +8,7 @@ Ours: not run at this size; no number.
     python -m vit_jax.sweep --config=configs/studies/resnet_optimizer.py:small=yes --config.data.data_dir=FOLDER
 
 The runs are those of configs/bit_r50x1_jft.py, bit_r50x1_jft_sgd.py and of R152x2's, where it says what is UNCONFIRMED.
-The small form has BiT-R14x1, half an epoch, and two rates for each.
+The small form has BiT-R14x1, half an epoch, and three rates for each.
 """
 
 from ml_collections import ConfigDict
@@ -42,8 +42,8 @@ def get_config(arg: str = "") -> ConfigDict:
 def get_grid(arg: str = "") -> dict[str, dict[str, object]]:
     """Returns name -> fields of each run."""
     if small.is_small(arg):
-        adam = {f"adam/{rate}": {"base_lr": rate} for rate in (1e-3, 3e-3)}
-        return adam | {f"sgd/{rate}": SGD | {"base_lr": rate} for rate in (0.015, 0.06)}
+        adam = {f"adam/{rate}": {"base_lr": rate} for rate in (3e-4, 1e-3, 3e-3)}
+        return adam | {f"sgd/{rate}": SGD | {"base_lr": rate} for rate in (0.015, 0.06, 0.24)}
     sgd = SGD | {"base_lr": SGD_RATE, "warmup_steps": SGD_WARMUP}
     optimizers = {name: {"adam": {"base_lr": rate}, "sgd": sgd} for name, rate in RATES.items()}
     return {
