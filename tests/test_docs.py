@@ -161,6 +161,7 @@ def place(tmp_path_factory):
     """A folder with the files of a reader, in which the commands are run one after the other."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "results" / "cifar10_shape", folder / "results" / "cifar10_shape")
     write_photos(folder)
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")
     shutil.copy(
