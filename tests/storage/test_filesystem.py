@@ -313,6 +313,23 @@ def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
     run.close()
 
 
+def test_a_folder_that_orbax_removes_meanwhile_costs_no_upload(bucket, monkeypatch):
+    run, listed = mirror.open_mirror("memory://b", ()), os.scandir
+    (run.path / "checkpoints" / "2.tmp" / "d").mkdir(parents=True)
+    (run.path / "train.log").touch()
+
+    def scandir(path):
+        if Path(path).name == "d":
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    run.flush()
+    monkeypatch.setattr(os, "scandir", listed)
+    assert filesystem.exists("memory://b/train.log")
+    run.close()
+
+
 def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
     run, sent = mirror.open_mirror("memory://b", ()), []
     monkeypatch.setattr(mirror, "UPLOAD_INTERVAL", 0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import re
 import shutil
@@ -150,10 +151,11 @@ class Mirror:
     def _files(self) -> dict[str, tuple[int, int]]:
         """Returns the local files in the order of their upload: name -> size and time of change."""
         found = {}
-        for path in self.path.rglob("*"):
-            name = path.relative_to(self.path).as_posix()
-            if path.is_file() and path.suffix != SUFFIX and not name.startswith(f"{UNMIRRORED}/"):
-                found[name] = (path.stat().st_size, path.stat().st_mtime_ns)
+        # What is unmirrored is not even listed: meanwhile, Orbax removes folders there.
+        tops = [path for path in self.path.iterdir() if path.name != UNMIRRORED]
+        for path in itertools.chain.from_iterable((top, *top.rglob("*")) for top in tops):
+            if path.is_file() and path.suffix != SUFFIX:
+                found[path.relative_to(self.path).as_posix()] = (path.stat().st_size, path.stat().st_mtime_ns)
         return dict(sorted(found.items(), key=lambda entry: (entry[0] == UPLOADED_LAST, entry[0])))
 
     def _upload(self) -> None:
