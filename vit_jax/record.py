@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     records = [make_record(run, name, evaluations) for run, name in runs.items()]
     for record in records:
         print(write_record(record, args.results))
-    print(write_page(str(args.page), format_page(read_records(args.results))))
+    print(write_page(str(args.page), format_page(list(read_records(args.results).values()))))
 
 
 if __name__ == "__main__":

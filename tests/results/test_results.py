@@ -25,7 +25,7 @@ from vit_jax.results.paper import find_pretraining, read_paper_numbers
 from vit_jax.results.record import without_folders
 
 PROCESS = {"first": 0, "seconds": 100.0, "hardware": "2 cores of X", "vit_jax": "0.1.0", "commit": "abc"}
-RECORDS = read_records(ROOT / "results")
+RECORDS = list(read_records(ROOT / "results").values())
 
 
 def write_run(folder, last=10, accuracy=0.5, **fields):

@@ -106,16 +106,16 @@ def write_record(record: Record, folder: Path) -> Path:
     return path
 
 
-def read_records(folder: Path) -> list[Record]:
-    """Returns the records of a folder, sorted by name.
+def read_records(folder: Path) -> dict[Path, Record]:
+    """Returns the records of a folder and those below it: file -> record, sorted by file.
 
     Raises:
         UserError: a file is not a record.
     """
-    records = []
+    records = {}
     for path in sorted(folder.rglob("*.json")):
         try:
-            records.append(Record(**json.loads(path.read_bytes())))
+            records[path] = Record(**json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: it is not the record of a run; remove it.") from error
     return records

@@ -100,15 +100,15 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
     try:
         return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
     except UserError:
-        top, records = Path(filesystem.absolute_path(folder)), []
+        records = {}
         with contextlib.suppress(UserError):  # its files are others
-            records = [] if filesystem.is_remote(folder) else read_records(top)
+            records = {} if filesystem.is_remote(folder) else read_records(Path(filesystem.absolute_path(folder)))
         if not records:
             raise
         if request.stop:
             raise UserError(f"the records in {folder} hold the last step alone: leave out --stop.") from None
-        places = [str(path.with_suffix("")) for path in sorted(top.rglob("*.json"))]
-        return {place: functools.partial(record.as_run, place) for place, record in zip(places, records, strict=True)}
+        places = {str(path.with_suffix("")): record for path, record in records.items()}
+        return {place: functools.partial(record.as_run, place) for place, record in places.items()}
 
 
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
