@@ -25,6 +25,7 @@ from vit_jax.storage import atomic_write
 
 # Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
 CONFIG_VERSION = 2
+WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
 
 
@@ -252,7 +253,7 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place:
 def _describe_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     """Returns what differs: name -> `name: old value -> new value`."""
     return {
-        name: f"{name}: {_in_words(old.get(name))} -> {_in_words(new.get(name))}"
+        name: f"{WORDS.get(name, name)}: {_in_words(old.get(name))} -> {_in_words(new.get(name))}"
         for name in old | new
         if not _equal(old.get(name), new.get(name))
     }

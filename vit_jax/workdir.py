@@ -57,7 +57,8 @@ class Workdir:
         self._failed: UserError | None = None
         self._config, self._program = config, program
         self._notes = info.notes
-        self._about = {"model": interop.describe_model(program.model), "data": info.fingerprint}
+        model = interop.describe_model(program.model)
+        self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -117,7 +118,7 @@ class Workdir:
         return state, f"Starting from {self._origin}."
 
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
-        return check_manifest(manifest, self._config, self._about["data"], self.place)
+        return check_manifest(manifest, self._config, self._about, self.place)
 
     def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
@@ -257,13 +258,13 @@ class Workdir:
             raise
 
 
-def check_manifest(manifest: dict[str, Any], config: ConfigDict, fingerprint: dict[str, Any], place: str) -> list[str]:
-    """Returns a warning if a checkpoint is of other data and the configuration accepts that.
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], place: str) -> list[str]:
+    """Returns a warning if a checkpoint is of other data and the configuration accepts that, or if images changed.
 
     Args:
         manifest: of the checkpoint.
         config: of this run.
-        fingerprint: of this run's data.
+        about: what this run's checkpoints say of its `data`, and the `sample` of them.
         place: the workdir.
 
     Raises:
@@ -272,9 +273,15 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, fingerprint: di
     step, total = manifest["step"], config.total_steps
     if step > total:
         raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
-    changes = check_data(manifest["data"], fingerprint, config.data.accept_change, place)
-    words = "the data is not that of the earlier steps, as data.accept_change allows"
-    return [f"{words}: {'; '.join(changes)}."] if changes else []
+    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, place):
+        return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
+    if manifest.get("sample", about["sample"]) == about["sample"]:
+        return []
+    return [
+        f"images of {config.data.source} {config.data.split} were replaced under their names after step {step}: a "
+        "sample of their contents differs. The run goes on with those that are there now; if that is not intended, "
+        "restore them, or choose a new --workdir."
+    ]
 
 
 def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:

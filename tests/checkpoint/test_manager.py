@@ -628,7 +628,7 @@ def test_other_data_are_refused_in_words_unless_accepted(quick, run, tmp_path, c
     with changed.unlocked():
         changed.data.split, changed.data.num_examples = "train[:1000]", 1000
     save_config(changed, tmp_path / "run" / "config.json")  # only the checkpoint knows
-    words = r"trained on other data \(split: train\[0:1438\] -> train\[0:1000\]; examples: 1438 -> 1000; contents: "
+    words = r"trained on other data \(split: train\[0:1438\] -> train\[0:1000\]; examples: 1438 -> 1000; names and "
     with pytest.raises(UserError, match=words):
         train.train(config, tmp_path / "run")
     config.data.accept_change = True

@@ -67,9 +67,11 @@ class Checkpoints:
         look = self._list if jax.process_index() == 0 else lambda: None  # the list of host 0 decides
         found = run_on_all(coordinator, "checkpoints", look)[0]
         self.steps: list[int] = found["steps"]
-        self._unnamed = [int(step) for step, manifest in found["manifests"].items() if "metrics" not in manifest]
+        self._older: list[int] = []  # whose manifests do not say all that is known of their scores
         for step, manifest in found["manifests"].items():
-            self._retention.measured[int(step)] = retention.from_json(self._named(manifest))
+            named = self._named(manifest)
+            self._retention.measured[int(step)] = retention.from_json(named)
+            self._older += [int(step)] if named != manifest else []
         self.latest: int | None = max(self._retention.measured, default=None)
         if found["set_aside"] and not self.steps:
             raise UserError(
@@ -86,7 +88,7 @@ class Checkpoints:
         if self._writer is None:
             with self._writing():
                 self._writer = OrbaxWriter(self._directory.path, self._retention)
-                for step in self._unnamed if self._scores_are_named else ():
+                for step in self._older:
                     self._name_score(step)
 
     def save(self, state: Any, step: int, about: dict[str, Any]) -> None:
@@ -184,11 +186,12 @@ class Checkpoints:
         return retention.to_json(self._evaluations, self._metric, metrics)
 
     def _named(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        known = self._scores_are_named
-        return retention.name_score(manifest, self._evaluations, self._metric) if known else manifest
+        if self._scores_are_named:
+            manifest = retention.name_score(manifest, self._evaluations, self._metric)
+        return retention.add_samples(manifest, self._evaluations)
 
     def _name_score(self, step: int) -> None:
-        """Writes the name of its score into a checkpoint: later the configuration may be another."""
+        """Writes what its score measures into a checkpoint: later the configuration or the images may be others."""
         if jax.process_index() == 0:
             with contextlib.suppress(DamagedCheckpoint):  # it was set aside
                 manifest = self._named(self._directory.read_manifest(step))

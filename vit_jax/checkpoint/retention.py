@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-Evaluations = Mapping[str, Mapping[str, str]]  # name -> `split`, `preprocess` and `contents`: what it looks at, and how
+Evaluations = Mapping[str, Mapping[str, str]]  # name -> what it looks at, and how: the fields of `Measure`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +18,15 @@ class Measure:
         metric: its name, `test/accuracy`.
         split: of the evaluation.
         preprocess: of the evaluation, with the resolution filled in.
-        contents: fingerprint of the images and labels.
+        contents: fingerprint of the names and labels of the images.
+        sample: of what the images contain; empty where the fingerprint covers that, and in older runs.
     """
 
     metric: str
     split: str
     preprocess: str
     contents: str
+    sample: str = ""
 
 
 UNNAMED = Measure("", "", "", "")  # version 0.1.0 did not say what its scores measured
@@ -78,6 +80,18 @@ def name_score(about: Mapping[str, Any], evaluations: Evaluations, best_metric: 
         return dict(about)
     metrics = {} if about["score"] is None else {best_metric: about["score"]}
     return {**about, **to_json(evaluations, best_metric, metrics), "evaluated": about["evaluated"]}
+
+
+def add_samples(about: Mapping[str, Any], evaluations: Evaluations) -> dict[str, Any]:
+    """Returns a manifest that has no samples yet with those of the evaluations of the same contents."""
+    saved = about.get("evals", {})
+    same = {name: now for name, now in evaluations.items() if name in saved and is_sampled_only_now(saved[name], now)}
+    return {**about, "evals": {**saved, **same}} if same else dict(about)
+
+
+def is_sampled_only_now(saved: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Returns whether an evaluation differs from that of a checkpoint only in having a sample."""
+    return "sample" not in saved and saved == {key: value for key, value in now.items() if key != "sample"}
 
 
 class Retention:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config_fields import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
+from vit_jax.data.contents import sample_contents
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
 
@@ -43,10 +44,12 @@ class DataInfo:
 
     Attributes:
         class_names: in the order of the labels, or None.
-        fingerprint: data set and version, split, count, contents, preprocessing, seed and batch: what must be unchanged
-            when a run resumes.
+        fingerprint: data set and version, split, count, `contents` (names and labels), preprocessing, seed and batch:
+            what must be unchanged when a run resumes.
+        sample: `sample_contents` of the training images.
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
-        evals: name of an evaluation -> its data: `describe_evals`, and a fingerprint of the `contents`.
+        evals: name of an evaluation -> its data: `describe_evals`, the fingerprint of its `contents`, and the `sample`
+            of them, unless the fingerprint covers it.
         eval_parts: name of an evaluation -> splits that it reads.
         opened: the open sources, so that a large folder is listed only once.
         notes: lines for the user on what was read, and on what is here and not used.
@@ -54,6 +57,7 @@ class DataInfo:
 
     class_names: tuple[str, ...] | None
     fingerprint: dict[str, str | int]
+    sample: str
     preprocess: str
     evals: dict[str, dict[str, str]]
     eval_parts: dict[str, int]
@@ -129,15 +133,17 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         "seed": config.seed,
         "batch": config.batch,
     }
+    samples = {key: sample_contents(one) for key, one in opened.items()}
     evals = {
-        name: described | {"contents": " ".join(opened[key].fingerprint for key in eval_keys(completed, name))}
+        name: described
+        | identify_contents([(opened[key].fingerprint, samples[key]) for key in eval_keys(completed, name)])
         for name, described in describe_evals(config).items()
     }
-    notes = [*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened)]
+    notes = (*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened))
     pipe = evals[first_evaluation(config)]["preprocess"]
     parts = {name: len(eval_keys(completed, name)) for name in evals}
-    info = DataInfo(source.class_names, fingerprint, pipe, evals, parts, opened, tuple(dict.fromkeys(notes)))
-    return completed, info
+    sample, notes = samples["", config.data.split], tuple(dict.fromkeys(notes))
+    return completed, DataInfo(source.class_names, fingerprint, sample, pipe, evals, parts, opened, notes)
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
@@ -165,6 +171,12 @@ def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
         pipe = fill_resolution(eval_config.preprocess, config.resolution)
         described[name] = {"split": " ".join(word for word in words if word), "preprocess": pipe}
     return described
+
+
+def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:
+    """Returns the `contents` and the `sample` of an evaluation, from the fingerprint and the sample of each split."""
+    contents, sample = (" ".join(filter(None, texts)) for texts in zip(*splits, strict=True))
+    return {"contents": contents} | ({"sample": sample} if sample else {})
 
 
 def eval_keys(config: ConfigDict, name: str) -> list[tuple[str, str]]:

@@ -77,6 +77,7 @@ def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: st
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
         "the data": str(info.fingerprint),
+        "a sample of the images": " ".join([info.sample, *(one.get("sample", "") for one in info.evals.values())]),
         "the examples": str({" ".join(key).strip(): len(source) for key, source in info.opened.items()}),
         "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
     }

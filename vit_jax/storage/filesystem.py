@@ -9,6 +9,7 @@ import glob as local_glob
 import hashlib
 import os
 import posixpath
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,11 @@ from vit_jax.storage.atomic import atomic_write
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
 # The fields of a listing that differ between versions of an object; stores know some of them.
-VERSION_FIELDS = ("etag", "ETag", "generation", "mtime", "LastModified", "created")
+VERSION_FIELDS = (
+    *("etag", "ETag", "generation", "mtime", "LastModified", "created"),
+    *("last_modified", "Last-Modified", "modified", "modify", "updated", "blob_id", "sha", "Content-MD5"),
+)
+PROCESSES = "VIT_JAX_PROCESSES"  # the variable by which a process and its workers know each other
 CONCURRENT_REQUESTS = 16
 # Progress is reported part by part: with parts of 50 MB, ten at once, each would take too long on a slow line.
 UPLOAD_OPTIONS = {"chunksize": 2**23, "max_concurrency": 4}
@@ -99,6 +104,32 @@ def list_files(folder: str) -> list[str]:
     return sorted(_listing(folder))
 
 
+def list_versions(folder: str) -> dict[str, str]:
+    """Returns the `file_version` of all files below a remote folder, by their names relative to it, sorted.
+
+    Raises:
+        UserError: the store refuses or does not answer.
+    """
+    return {name: _version(info) for name, info in sorted(_listing(folder).items())}
+
+
+def file_version(path: str) -> str:
+    """Returns a short text that differs between a file and another that replaces it.
+
+    It contains the size and, of a local file, its time; of a remote one, what its store knows: a version, a checksum or
+    a time. Where the store knows none of them the text is of this process and its workers alone, so that what is kept
+    under it is not found again.
+
+    Raises:
+        UserError: the file does not exist, or its store refuses or does not answer.
+    """
+    if is_remote(path):
+        return _version(_info(path))
+    with user_errors(f"cannot read {path}"):
+        status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def local_copy(path: str, *beside: str) -> str:
     """Returns a local path of a file: its own, or that of a copy of a remote file.
 
@@ -114,10 +145,7 @@ def local_copy(path: str, *beside: str) -> str:
     if not is_remote(path):
         return path
     folder, name = posixpath.split(path)
-    infos = {
-        one: _call_store("read", join_path(folder, one), lambda store, key, _: store.info(key))
-        for one in (name, *beside)
-    }
+    infos = {one: _info(join_path(folder, one)) for one in (name, *beside)}
     for one, info in infos.items():
         if info["type"] == "directory":
             raise UserError(f"{join_path(folder, one)} is a folder, not a file.")
@@ -205,6 +233,17 @@ def remove_files(folder: str, names: list[str]) -> None:
         list(pool.map(lambda one: _call_store("remove", join_path(folder, one), rm), names))
 
 
+def _info(path: str) -> dict[str, Any]:
+    """Returns the store's entry of a remote file."""
+    return _call_store("read", path, lambda store, key, _: store.info(key))
+
+
+def _version(info: dict[str, Any]) -> str:
+    """Returns the `file_version` of a store's entry."""
+    known = [str(info[field]) for field in VERSION_FIELDS if info.get(field)]
+    return f"{info['size']} {known[0] if known else os.environ.setdefault(PROCESSES, uuid.uuid4().hex)}"
+
+
 def _listing(folder: str) -> dict[str, dict[str, Any]]:
     """Returns relative name -> the store's entry of each file; asks folder by folder, many at once."""
 
@@ -231,10 +270,7 @@ def _listing(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _copy_to_cache(folder: str, infos: dict[str, dict[str, Any]]) -> str:
-    versions = [
-        (name, info["size"], next((str(info[field]) for field in VERSION_FIELDS if info.get(field)), ""))
-        for name, info in sorted(infos.items())
-    ]
+    versions = [(name, _version(info)) for name, info in sorted(infos.items())]
     key = hashlib.sha256(repr((folder, versions)).encode()).hexdigest()[:32]
     size = sum(info["size"] or 0 for info in infos.values())
     what = join_path(folder, *infos) if len(infos) == 1 else folder

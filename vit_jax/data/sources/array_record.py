@@ -108,7 +108,7 @@ class ArrayRecords:
         return bisect.bisect_right(self.starts[split], index) - 1
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes with the sizes or times of a split's shards, where they are local."""
+        """Returns a short text that changes when shards of a split are replaced."""
         return stamp_files(shard.path for shard in self.shards[split])
 
     def check_cache_room(self, parts: Iterable[tuple[str, range]]) -> None:

@@ -12,7 +12,7 @@ from vit_jax import UserError
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
-from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
+from vit_jax.data.sources.source import Source, SourceConfig, stamp_files, stamp_versions
 from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
@@ -72,6 +72,11 @@ class ImageFolder:
         self.counts = {name: len(files) for name, files in self.files.items()}
         if "validation" in self.counts:
             self.counts["val"] = self.counts["validation"]
+        self.versions = {
+            name: np.array([stamp_versions([tree.versions[os.fsdecode(bytes(path))]]) for path in files])
+            for name, files in self.files.items()
+            if tree.remote is not None
+        }
         digest = hashlib.sha256()
         for name in splits:
             digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
@@ -153,9 +158,11 @@ class ImageFolder:
         return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes with the sizes or times of these files; empty if they are remote."""
-        remote = filesystem.is_remote(self.root)
-        return "" if remote else stamp_files(self.path(split, index) for index in indices)
+        """Returns a short text that changes when these files are replaced."""
+        if self.versions:  # as the store listed them: not a request for each
+            versions = self.versions[canonical_name(split)]
+            return stamp_versions(str(versions[index]) for index in indices)
+        return stamp_files(self.path(split, index) for index in indices)
 
     def path(self, split: str, index: int) -> str:
         """Returns the path of file `index` of a split."""

@@ -18,6 +18,11 @@ class FolderTree:
     """The folders and files below a root; a local root is listed folder by folder, a remote one at once.
 
     All paths are relative to the root, with `/`; the root is ''.
+
+    Attributes:
+        root: the folder, local or remote.
+        remote: folder -> the names of its folders and of its files, below a remote root; None below a local one.
+        versions: file -> its version, below a remote root; see `filesystem.file_version`.
     """
 
     def __init__(self, root: str):
@@ -28,9 +33,11 @@ class FolderTree:
         """
         self.root = root if filesystem.is_remote(root) else os.path.expanduser(root)
         self.remote: dict[str, tuple[set[str], list[str]]] | None = None
+        self.versions: dict[str, str] = {}
         if filesystem.is_remote(root):
             self.remote = collections.defaultdict(lambda: (set(), []))
-            for path in filesystem.list_files(root):
+            self.versions = filesystem.list_versions(root)
+            for path in self.versions:
                 folder, _, name = path.rpartition("/")
                 self.remote[folder][1].append(name)
                 while folder:

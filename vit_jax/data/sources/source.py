@@ -7,15 +7,17 @@ them.
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int32
 
+from vit_jax import UserError
 from vit_jax.data import images
 from vit_jax.data.sources import splits
+from vit_jax.storage import filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
@@ -126,15 +128,28 @@ class Source:
 
 
 def stamp_files(paths: Iterable[str]) -> str:
-    """Returns a short text that changes with the sizes or times of local files.
+    """Returns a short text that changes when files, local or remote, are replaced; see `filesystem.file_version`.
 
     It is not part of a fingerprint: a copy of the files is the same data.
     """
+    paths = list(paths)
+    if any(map(filesystem.is_remote, paths)):
+        with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
+            return stamp_versions(pool.map(file_version, paths))
+    return stamp_versions(map(file_version, paths))
+
+
+def stamp_versions(versions: Iterable[str]) -> str:
+    """Returns a short text that changes when one of the versions of files does."""
     digest = hashlib.sha256()
-    for path in paths:
-        try:
-            status = os.stat(path)
-            digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
-        except OSError:  # reported when the file is read
-            digest.update(b"none\n")
+    for version in versions:
+        digest.update(f"{version}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def file_version(path: str) -> str:
+    """Returns the version of a file; that it cannot be read is reported when it is read."""
+    try:
+        return filesystem.file_version(path)
+    except UserError:
+        return "none"

@@ -49,7 +49,7 @@ class TfdsSplits:
         return self.data[split][index][FILE_NAME].decode()
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes with the sizes or times of the files of a split."""
+        """Returns a short text that changes when files of a split are replaced."""
         return stamp_files(self.files[split])
 
 
