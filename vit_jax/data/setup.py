@@ -111,13 +111,9 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     completed = config.copy_and_resolve_references()
     completed.data.update(counts)
     # Absolute, so that the run can be evaluated from any folder.
-    kind, colon, path = config.data.source.partition(":")
-    if kind in ("folder", "array_record"):
-        completed.data.source = f"{kind}{colon}{filesystem.absolute_path(path)}"
+    completed.data.source = absolute_source(config.data.source)
     for eval_config in completed.evals.values():
-        kind, colon, path = (eval_config.source or "").partition(":")
-        if kind in ("folder", "array_record"):
-            eval_config.source = f"{kind}{colon}{filesystem.absolute_path(path)}"
+        eval_config.source = eval_config.source and absolute_source(eval_config.source)
     if config.data.data_dir:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
     opened = {("", config.data.split): source}
@@ -144,6 +140,12 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     parts = {name: len(eval_keys(completed, name)) for name in evals}
     sample, notes = samples["", config.data.split], tuple(dict.fromkeys(notes))
     return completed, DataInfo(source.class_names, fingerprint, sample, pipe, evals, parts, opened, notes)
+
+
+def absolute_source(source: str) -> str:
+    """Returns a source with an absolute path, if it has one."""
+    kind, _, path = source.partition(":")
+    return f"{kind}:{filesystem.absolute_path(path)}" if kind in ("folder", "array_record") else source
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
