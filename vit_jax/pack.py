@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
@@ -97,9 +98,11 @@ def main(argv: list[str]) -> None:
     with tqdm(total=sum(map(len, packing.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
         result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
-    if result.duplicates > MANY * result.read:
-        share = result.duplicates / result.read
+    share = result.duplicates / (sum(result.records.values()) + result.duplicates or 1)
+    if share > MANY:
         print(f"{share:.0%} of the images were left out as near-duplicates; see --max-distance.", file=sys.stderr)
+    for line in describe_emptied(packing.manifest.class_names, result):
+        print(f"WARNING: {line}", file=sys.stderr)
     if args.json:
         print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
         return
@@ -112,9 +115,23 @@ def main(argv: list[str]) -> None:
     )
 
 
-def plural(number: int, thing: str) -> str:
+def describe_emptied(class_names: Sequence[str] | None, result: shards.PackingResult) -> list[str]:
+    """Returns a sentence for each split without records and for each in which classes lost all their images."""
+    lines = []
+    for split, records in result.records.items():
+        if not records:
+            lines.append(f"no record of split {split} is left: all its images are near-duplicates; see --max-distance.")
+        elif classes := result.emptied.get(split):
+            names = [class_names[label] if class_names else f"{label}" for label in classes]
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            words = f"all images of {plural(len(names), 'class', 'es')} ({shown}) are near-duplicates and were left out"
+            lines.append(f"split {split}: {words}; see info.json, and --max-distance.")
+    return lines
+
+
+def plural(number: int, thing: str, ending: str = "s") -> str:
     """Returns `1 image`, `2 images`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {thing}{'' if number == 1 else ending}"
 
 
 def positive(text: str) -> int:

@@ -92,11 +92,48 @@ def test_a_split_is_not_emptied(planted, tmp_path):
 
 def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_image():
     image = smooth(3)
-    own, mirrored = perceptual_hash.perceptual_hash(image)
+    _, mirrored = perceptual_hash.perceptual_hash(image)
     again = perceptual_hash.perceptual_hash(np.ascontiguousarray(image[:, ::-1]))
-    assert perceptual_hash.hash_distances(mirrored, again.T).tolist()[0] <= 4  # rounded sums
-    opposite = own ^ np.packbits(np.arange(256) > 0).view(np.uint64)
-    assert perceptual_hash.hash_distances(own, np.stack([own, opposite], axis=1)).tolist() == [0, 255]
+    one, other = perceptual_hash.hash_distances(mirrored, again.T)
+    assert one < 20 < 100 < other
+
+
+@pytest.mark.parametrize(("count", "differ", "distance"), [(255, 60, 60), (255, 0, 0), (64, 0, 63.6), (0, 0, 127.5)])
+def test_the_distance_is_as_improbable_as_in_all_bits(count, differ, distance):
+    def hashed(signs):
+        significant = np.arange(1, 257) <= count
+        return np.packbits(np.concatenate([signs, significant])).view(np.uint64)
+
+    one, other = np.zeros(256, bool), np.arange(256) < differ
+    [found] = perceptual_hash.hash_distances(hashed(one), hashed(other)[:, None])
+    assert found == pytest.approx(distance, abs=0.1)
+
+
+def test_symmetric_images_are_found_and_flat_ones_are_like_no_other(tmp_path):
+    halves = [smooth(seed)[:, :20] for seed in range(8)]
+    symmetric = {f"{i}": np.concatenate([half, half[:, ::-1]], axis=1) for i, half in enumerate(halves)}
+    flat = {f"flat{level}": np.full((32, 32, 3), level, np.uint8) for level in range(0, 250, 50)}
+    write_images(tmp_path / "test" / "test" / "a", symmetric | {"black": np.zeros((40, 40, 3), np.uint8)})
+    write_images(tmp_path / "data" / "train" / "a", {name: jpeg(one, 90) for name, one in symmetric.items()})
+    write_images(tmp_path / "data" / "train" / "flat", flat)
+    source = f"folder:{tmp_path / 'data'}"
+    where = packed(source, tmp_path / "out", f"--without=folder:{tmp_path / 'test'}")
+    assert [label for *_, label in everything(where, "train")] == [1] * len(flat)
+
+
+def test_a_class_and_a_split_that_lose_all_images_are_told(tmp_path, capsys):
+    images = {f"{i}": smooth(i) for i in range(4)}
+    write_images(tmp_path / "test" / "test" / "a", images)
+    write_images(tmp_path / "data" / "train" / "cats", images)
+    write_images(tmp_path / "data" / "train" / "dogs", {f"{i}": smooth(50 + i) for i in range(4)})
+    write_images(tmp_path / "data" / "val" / "cats", images)
+    without = f"--without=folder:{tmp_path / 'test'}"
+    for _ in range(2):  # also where nothing is left to do
+        packed(f"folder:{tmp_path / 'data'}", tmp_path / "out", without, "--json")
+        output = capsys.readouterr()
+        assert json.loads(output.out)["emptied"] == {"train": [0], "validation": [0]}
+        assert "WARNING: split train: all images of 1 class (cats) are near-duplicates and were left out" in output.err
+        assert "WARNING: no record of split validation is left" in output.err
 
 
 @pytest.mark.slow

@@ -5,4 +5,5 @@ from .files import find_shards as find_shards
 from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
 from .manifest import MANIFEST_NAME as MANIFEST_NAME
+from .packing import PackingResult as PackingResult
 from .packing import plan_packing as plan_packing

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,13 +10,14 @@ import numpy as np
 from jaxtyping import UInt64
 
 from vit_jax import UserError
+from vit_jax.data.contents import sample_contents
 from vit_jax.data.images import RGB, EncodedImage
 from vit_jax.data.shards.manifest import Duplicate
 from vit_jax.data.shards.perceptual_hash import HASH_NAME, hash_distances, perceptual_hash
 from vit_jax.data.sources import Source, SourceConfig, open_split
 
 CHUNK = 100  # images that a thread hashes at a time
-MAX_DISTANCE = 60  # bits of 255 by which near-duplicates may differ, by default; docs/data.md has what was measured
+MAX_DISTANCE = 60  # between near-duplicates, by default; docs/data.md has what was measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +27,11 @@ class KnownImages:
     Attributes:
         splits: as written, `tfds:cifar10,split=test` -> the examples of each.
         hashes: of each image and of its mirror image, in the order of the splits, one a column.
-        max_distance: in bits.
+        max_distance: as of `hash_distances`.
     """
 
     splits: dict[str, Source]
-    hashes: UInt64[np.ndarray, "4 hashes"]
+    hashes: UInt64[np.ndarray, "8 hashes"]
     max_distance: int
 
     def find(self, index: int, image: RGB | EncodedImage) -> Duplicate | None:
@@ -49,14 +51,17 @@ class KnownImages:
         row = nearest // 2
         for name, source in self.splits.items():
             if row < len(source):
-                return Duplicate(index, name, source.example_name(row), int(distances[nearest]))
+                return Duplicate(index, name, source.example_name(row), math.ceil(distances[nearest]))
             row -= len(source)
         raise AssertionError(nearest)
 
     def describe(self) -> dict[str, object]:
         """Returns what decides which images are found, in JSON values."""
-        fingerprints = {name: source.fingerprint for name, source in self.splits.items()}
-        return {"splits": fingerprints, "hash": HASH_NAME, "max_distance": self.max_distance}
+        # Each with a sample of its contents, as images may be replaced under their names.
+        identities = {
+            name: f"{source.fingerprint} {sample_contents(source)}".strip() for name, source in self.splits.items()
+        }
+        return {"splits": identities, "hash": HASH_NAME, "max_distance": self.max_distance}
 
 
 def hash_splits(
@@ -84,7 +89,7 @@ def hash_splits(
                     f"split {to_pack} contains the images of --without={name}; list only the other splits in --splits"
                 )
 
-    def hash_chunk(source: Source, rows: range) -> list[UInt64[np.ndarray, "2 4"]]:
+    def hash_chunk(source: Source, rows: range) -> list[UInt64[np.ndarray, "2 8"]]:
         return [_hash(source[row]["image"]) for row in rows]
 
     chunks = [
@@ -97,5 +102,5 @@ def hash_splits(
     return KnownImages(splits, np.ascontiguousarray(np.concatenate(hashes).T), max_distance)
 
 
-def _hash(image: RGB | EncodedImage) -> UInt64[np.ndarray, "2 4"]:
+def _hash(image: RGB | EncodedImage) -> UInt64[np.ndarray, "2 8"]:
     return perceptual_hash(image if isinstance(image, np.ndarray) else image.decode())

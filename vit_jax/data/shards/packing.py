@@ -20,9 +20,10 @@ from vit_jax.data.images import DecodeError, EncodeOptions
 from vit_jax.data.shards import files
 from vit_jax.data.shards.class_selection import parse_class_selection
 from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
+from vit_jax.data.shards.emptied import find_emptied, read_label
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Duplicate, LeftOut, Manifest, ShardEntry, write_manifest
 from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished, resume_progress
-from vit_jax.data.sources import Label, Source, SourceConfig, list_splits, open_split
+from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
 
 SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
@@ -40,6 +41,7 @@ class PackingResult:
         size: their bytes.
         left_out: number of unreadable images left out.
         duplicates: number of near-duplicates of other images left out.
+        emptied: split -> the classes of which they were all images.
         read: number of images read by this run, not by an earlier one.
     """
 
@@ -48,6 +50,7 @@ class PackingResult:
     size: int
     left_out: int
     duplicates: int
+    emptied: dict[str, list[int]]
     read: int
 
 
@@ -130,7 +133,7 @@ class Packing:
                 complete = dataclasses.replace(self.manifest, splits=packed)
                 write_manifest(f"{out}/{MANIFEST_NAME}", complete)
                 os.remove(f"{out}/{PROGRESS}")
-        return summarize(packed, read)
+        return summarize(packed, find_emptied(out, self.sources, self.labels, packed), read)
 
     def shard_jobs(self, counts: Mapping[str, int]) -> Iterator[ShardJob]:
         """Iterates over the shards of all splits, given their numbers; looks at the files of a shard only then."""
@@ -283,11 +286,6 @@ def plan_packing(
     return Packing(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
 
 
-def label_list(label: Label) -> list[int]:
-    """Returns the labels of an image."""
-    return [label] if isinstance(label, int) else label[label >= 0].tolist()
-
-
 def rows_with_classes(
     source: Source, split: str, classes: Collection[int], pool: concurrent.futures.Executor
 ) -> Sequence[int]:
@@ -301,7 +299,7 @@ def rows_with_classes(
 
     def has_class(index: int) -> bool:
         try:
-            label = source.read_label(split, index) if source.read_label else source.read_example(split, index)[1]
+            label = read_label(source, split, index)
         except (DecodeError, OSError):
             return True
         return any(label in classes for label in label_list(label))
@@ -320,7 +318,7 @@ def rows_with_classes(
     return found
 
 
-def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], read: int) -> PackingResult:
+def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], emptied: dict[str, list[int]], read: int) -> PackingResult:
     """Returns the totals over the shards of each split."""
     entries = list(itertools.chain(*splits.values()))
     return PackingResult(
@@ -329,5 +327,6 @@ def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], read: int) -> Packin
         size=sum(entry.size for entry in entries),
         left_out=sum(len(entry.left_out) for entry in entries),
         duplicates=sum(len(entry.duplicates) for entry in entries),
+        emptied=emptied,
         read=read,
     )

@@ -5,5 +5,6 @@ from .kinds import parse_source as parse_source
 from .source import Label as Label
 from .source import Source as Source
 from .source import SourceConfig as SourceConfig
+from .source import label_list as label_list
 from .vtab_tasks import VTAB_GROUPS as VTAB_GROUPS
 from .vtab_tasks import VTAB_TASKS as VTAB_TASKS

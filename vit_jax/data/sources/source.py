@@ -127,6 +127,11 @@ class Source:
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def label_list(label: Label) -> list[int]:
+    """Returns the labels of an image."""
+    return [label] if isinstance(label, int) else label[label >= 0].tolist()
+
+
 def stamp_files(paths: Iterable[str]) -> str:
     """Returns a short text that changes when files, local or remote, are replaced; see `filesystem.file_version`.
 

@@ -1,0 +1,42 @@
+"""Classes all of whose images were left out as near-duplicates: rarely what was wanted."""
+
+from collections.abc import Mapping
+
+from vit_jax.data.shards import files
+from vit_jax.data.shards.manifest import ShardEntry
+from vit_jax.data.sources import Label, Source, label_list
+
+
+def find_emptied(
+    out: str, sources: Mapping[str, Source], labels: Mapping[int, int], splits: Mapping[str, tuple[ShardEntry, ...]]
+) -> dict[str, list[int]]:
+    """Returns split -> the classes, as packed, of which near-duplicates were left out and no image is left.
+
+    Args:
+        out: the folder of the shards.
+        sources: split -> its examples.
+        labels: label in the source -> label as packed.
+        splits: split -> the packed shards.
+
+    Raises:
+        UserError: a shard cannot be read.
+    """
+    emptied = {}
+    for split, entries in splits.items():
+        indices = [one.index for entry in entries for one in entry.duplicates]
+        left_out = {label for index in indices for label in label_list(read_label(sources[split], split, index))}
+        missing = {labels[label] for label in left_out if label in labels}
+        for entry in entries:
+            shard = files.Shard(f"{out}/{entry.name}", entry.records, entry.size)
+            for row in range(entry.records):
+                if not missing:
+                    break
+                missing -= set(files.read_record(shard, row)[1])
+        if missing:
+            emptied[split] = sorted(missing)
+    return emptied
+
+
+def read_label(source: Source, split: str, index: int) -> Label:
+    """Returns the label of example `index` of a whole split, without its image where the source can."""
+    return source.read_label(split, index) if source.read_label else source.read_example(split, index)[1]
