@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax import UserError, choose, nearest, nearest_path
 from vit_jax.config import current_name, flatten_config, rename_fields, unset_other_durations
+from vit_jax.recipe_errors import recipe_errors
 from vit_jax.synonyms import SYNONYMS
 
 # Type of a field -> the function that converts its text, and the type in words.
@@ -97,14 +98,14 @@ def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:
         UserError: there is no such recipe.
     """
     file, argument = _find_recipe(argv)
-    with _configs_importable(file):
+    with _configs_importable(file), recipe_errors(file, _default_fields):
         found = importlib.util.spec_from_file_location(file.stem, file)
         assert found and found.loader
         recipe = importlib.util.module_from_spec(found)
         found.loader.exec_module(recipe)
-    if not hasattr(recipe, "get_grid"):
-        return {}
-    return recipe.get_grid(argument[1:]) if argument else recipe.get_grid()
+        if not hasattr(recipe, "get_grid"):
+            return {}
+        return recipe.get_grid(argument[1:]) if argument else recipe.get_grid()
 
 
 def shipped_recipes() -> Path:
@@ -122,6 +123,10 @@ def find_base(file: Path) -> Path:
 def default_config() -> ConfigDict:
     """Returns the fields with the defaults of the base.py that comes with the package."""
     return parse_command_line(["", f"--config={shipped_recipes() / 'base.py'}"])[0]
+
+
+def _default_fields() -> list[str]:
+    return list(flatten_config(default_config()))
 
 
 def default_evaluation(kind: str) -> ConfigDict:
@@ -163,7 +168,7 @@ def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     try:
-        with _configs_importable(file):
+        with _configs_importable(file), recipe_errors(file, _default_fields):
             rest = values(argv)[1:]
     except flags.Error as error:
         message = str(error).replace("Error whilst parsing config file: ValueError: ", "")
@@ -177,6 +182,8 @@ def _parse_flags(argv: list[str], file: Path, argument: str) -> flags.FlagValues
         if error.name != "get_config":
             raise
         raise UserError(f"{file} is not a recipe: it defines no get_config().") from error
+    if not isinstance(values.config, ConfigDict):
+        raise UserError(f"get_config() of {file} returns {values.config!r}; it must end with `return config`.")
     if rest:
         raise UserError(f"unexpected {rest[0]!r}; flags are written --workdir=FOLDER and --config.KEY=VALUE.")
     return values

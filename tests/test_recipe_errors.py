@@ -1,0 +1,77 @@
+"""Mistakes in one's own recipe: a sentence with file and line, as for the same mistake in a flag."""
+
+import pytest
+
+from vit_jax import UserError
+from vit_jax.config_flags import read_command_line, read_grid
+
+BODY = """from configs import digits
+
+def get_config():
+    config = digits.get_config()
+    {}
+    return config
+"""
+
+
+def read(tmp_path, text, name="mine.py"):
+    (tmp_path / name).write_text(text)
+    return read_command_line(["main.py", f"--config={tmp_path / name}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("config.modle.depth = 3", "unknown config field 'modle'; did you mean 'model'?"),
+        ("config.model.dpeth = 3", "unknown config field 'dpeth'; did you mean 'depth'?"),
+        ("config.learning_rate = 3", "unknown config field 'learning_rate'; did you mean 'base_lr'?"),
+        ("config.data.update({'sorce': 3})", "unknown config field 'sorce'; did you mean 'source'?"),
+        (
+            "config.gpus = 3",
+            "unknown config field 'gpus'; all devices that JAX finds are used; the mesh fields say how.",
+        ),
+        ("config.model.depth = 'three'", "the value 'three' of depth must be a whole number."),
+        ("config.batch = 1.5", "the value '1.5' of batch must be a whole number."),
+        ("config.seed = 1 / 0", "ZeroDivisionError: division by zero."),
+        ("config.seed = sedd", "NameError: name 'sedd' is not defined."),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(line, sentence, tmp_path):
+    with pytest.raises(UserError) as raised:
+        read(tmp_path, BODY.format(line))
+    assert str(raised.value) == f"{tmp_path}/mine.py, line 5: {sentence}"
+
+
+def test_files_that_cannot_be_run(tmp_path):
+    with pytest.raises(UserError, match=r"mine\.py, line 3: invalid syntax\.$"):
+        read(tmp_path, "\n\ndef get_config(:\n    pass\n")
+    with pytest.raises(UserError, match=r"mine\.py, line 1: ModuleNotFoundError: No module named 'nothing_here'\.$"):
+        read(tmp_path, "import nothing_here\n\ndef get_config():\n    return 1\n")
+    with pytest.raises(UserError, match=r"returns None; it must end with `return config`\.$"):
+        read(tmp_path, "def get_config():\n    pass\n")
+
+
+def test_a_mistake_in_a_file_that_a_recipe_imports_is_told_there(tmp_path):
+    (folder := tmp_path / "configs").mkdir()
+    (folder / "parts_of_mine.py").write_text("def change(config):\n    config.modle = 1\n")
+    with pytest.raises(UserError, match=r"parts_of_mine\.py, line 2: unknown config field 'modle'"):
+        read(folder, "from configs import parts_of_mine\n" + BODY.format("parts_of_mine.change(config)"))
+
+
+def test_a_recipe_refuses_an_argument_in_its_own_words(tmp_path):
+    with pytest.raises(UserError, match=r"no such size\.$"):
+        read(tmp_path, "def get_config():\n    raise ValueError('no such size')\n")
+
+
+def test_a_mistake_in_a_grid(tmp_path):
+    (tmp_path / "mine.py").write_text("def get_config():\n    pass\n\ndef get_grid():\n    return 1 / 0\n")
+    with pytest.raises(UserError, match=r"mine\.py, line 5: ZeroDivisionError"):
+        read_grid(["", f"--config={tmp_path / 'mine.py'}"])
+
+
+def test_a_bug_of_the_package_keeps_its_traceback(tmp_path, monkeypatch):
+    from ml_collections import config_flags
+
+    monkeypatch.setattr(config_flags, "DEFINE_config_file", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read(tmp_path, BODY.format("pass"))
