@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
     config.linear_end = 1e-5  # the learning rate at the end of a linear decay
     config.rsqrt_timescale = 10_000  # steps after which rsqrt has fallen by sqrt(2)
     config.cooldown_steps = 0  # last steps of rsqrt or constant, in which the learning rate falls linearly to 0
-    config.grad_norm_clip = placeholder(float)  # largest global norm of the gradient; unset: no clipping
+    config.grad_norm_clip = placeholder(float)  # largest global norm of the gradient; unset or 0: no clipping
 
     config.log_every = 50  # steps between two lines of metrics
     config.eval_every = placeholder(int)  # steps between two evaluations; unset, in epochs too: at the end only
@@ -74,6 +74,7 @@ def get_config() -> ConfigDict:
     config.model.stem_epsilons = "released"  # of a hybrid's ResNet: released (the authors') or timm
     config.model.image_mean = (0.5, 0.5, 0.5)  # subtracted from red, green, blue in [0, 1] before the patches,
     config.model.image_std = (0.5, 0.5, 0.5)  # then divided by; 0.5 leaves the images in [-1, 1]
+    config.model.stages = placeholder(tuple)  # units in each stage of a BiT or of a hybrid's ResNet; unset: by the name
     config.model.unit = placeholder(str)  # of a BiT: pre_activation (if unset), post_activation or axial
     config.model.border = placeholder(str)  # of a BiT's root pooling: zeros, as released (unset), or lowest
     config.model.dropout_rate = 0.0  # dropout after every dense layer except qkv and after the positions are added

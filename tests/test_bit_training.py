@@ -69,7 +69,7 @@ def test_a_run_takes_over_all_but_the_head():
     params, wanted = params_of(source), shapes_of(target)
     taken = interop.adapt_parameters(source, params, target, wanted)
     assert len(taken) == len(jax.tree.leaves(params)) - 2 and not any(name.startswith("head") for name in taken)
-    assert set(transfer.config_fields(source)) == {"width", "unit", "border"}
+    assert set(transfer.config_fields(source)) == {"width", "stages", "unit", "border"}
     with pytest.raises(
         UserError, match=r"^the checkpoint contains a ViT-S/16, not a BiT-R14x1; to match it, set --con"
     ):
@@ -78,5 +78,5 @@ def test_a_run_takes_over_all_but_the_head():
     with pytest.raises(UserError, match=r"unit post_activation, not pre_activation; to match it, set .*unit="):
         interop.adapt_parameters(other, {}, target, wanted)
     unnamed = vit_jax.create("BiT", stages=(1, 2), width=32)
-    with pytest.raises(UserError, match=r"no field of config\.model sets stages \(1, 2\)"):
+    with pytest.raises(UserError, match=r"to match it, set --config\.model\.name=BiT --config\.model\.stages=1,2$"):
         interop.adapt_parameters(unnamed, {}, target, wanted)

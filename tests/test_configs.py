@@ -85,7 +85,7 @@ def test_models_take_every_field_of_the_model_group():
     given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
     model = models.create("ViT-B/16", **fields)
-    of_bit = {"unit": "post_activation", "border": "lowest"}
+    of_bit = {"stages": (1, 1), "unit": "post_activation", "border": "lowest"}
     for key, value in of_bit.items():
         assert models.create("BiT-R50x1", **{key: value}).spec != models.create("BiT-R50x1", **{key: None}).spec
     for key, value in ((key, value) for key, value in fields.items() if key not in of_bit):
@@ -269,6 +269,47 @@ def test_the_names_of_other_trainers_lead_to_ours():
     words += " mixup label_smoothing drop_path output_dir resume per_device_train_batch_size num_train_epochs seed"
     known = SYNONYMS.keys() | {field.rpartition(".")[2] for field in fields}
     assert set(words.split()) <= known
+
+
+def test_advice_for_foreign_names_names_fields_that_exist():
+    fields = flatten_config(base.get_config())
+    for advice in ADVICE:
+        for named in re.findall(r"--config\.([\w.]+\w)", advice):
+            assert named in fields, advice
+    with pytest.raises(UserError, match="layer_decay'; rates that fall with depth do not exist"):
+        parse(f"--config={ROOT}/configs/digits.py", "--config.optim.layer_decay=0.75")
+
+
+OF_A_VIT = [f"--config.model.{field}=None" for field in ("depth", "mlp_dim", "num_heads")]
+OF_A_VIT += ["--config.model.pooling=token", "--config.model.position=learned"]
+
+
+def test_fields_of_the_other_family_are_unset_as_the_message_says(capsys):
+    words = [f"--config={ROOT}/configs/digits.py", "--config.model.name=BiT-R50x1"]
+    with pytest.raises(
+        UserError, match="BiT-R50x1, a BiT, has no depth, mlp_dim, num_heads, pooling, position"
+    ) as said:
+        printed(capsys, *words)  # what `main` refuses
+    assert re.findall(r"--config\S+\w", str(said.value)) == OF_A_VIT
+    fields, _ = printed(capsys, *words, *OF_A_VIT)
+    assert fields["model.stages"][2] == "(3, 4, 6, 3)"
+    tiny = ["--config.model.name=BiT", "--config.model.stages=1,2", "--config.model.width=32"]
+    fields, _ = printed(capsys, words[0], *tiny, *OF_A_VIT)
+    assert fields["model.stages"][1:3] == ("command line", "(1, 2)")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config.model.name=ViT-S/5"], "patch"),
+        (["--config.resolution=32"], "data.preprocess produces images of 16x16 pixels, but resolution=32"),
+        (["--config.model.num_heads=5"], "5"),
+        (["--config.evals.test.preprocess=resize(8)|value_range(-1,1)"], "evals.test.preprocess gives images of"),
+    ],
+)
+def test_what_a_run_refuses_is_not_printed(words, sentence, capsys):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        printed(capsys, f"--config={ROOT}/configs/digits.py", *words)
 
 
 def printed(capsys, *words):

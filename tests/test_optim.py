@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import UserError, optim
 
 
@@ -113,6 +114,10 @@ def test_momentum_and_clipping(config):
     config.grad_norm_clip = 0.1
     norm = np.sqrt(0.3**2 + 0.4**2 + 0.1**2)
     np.testing.assert_allclose(updated(config)["cls"], 3 + 0.5 * 0.1 * 0.1 / norm, rtol=1e-6)
+    for no_clipping in (0.0, None):  # as configs/base.py says
+        config.grad_norm_clip = no_clipping
+        np.testing.assert_allclose(updated(config)["cls"], 3 + 0.5 * 0.1, rtol=1e-6)
+    assert "unset or 0: no clipping" in (ROOT / "configs" / "base.py").read_text()
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

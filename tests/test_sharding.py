@@ -295,6 +295,7 @@ def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
     kernel = program.state_shardings.params["encoder"]["blocks"]["mlp"]["dense1"]["kernel"]
     assert kernel.spec == jax.P(None, "fsdp", "tensor")
     lines = "\n".join(summary.banner_lines(tiny, program))
+    assert "\nNot of the size ViT-mu/4, as the configuration sets depth 2 instead of 1\n" in lines
     assert "mesh slice=2 x data=2 x fsdp=1 x tensor=2" in lines and "1 per device" in lines
 
 

@@ -139,6 +139,7 @@ FIELDS: Mapping[str, Field] = {
     "model.stem_epsilons": Field(when_missing=("released",)),
     "model.image_mean": Field(when_missing=((0.5, 0.5, 0.5),)),
     "model.image_std": Field(when_missing=((0.5, 0.5, 0.5),)),
+    "model.stages": Field(optional=True, when_missing=(None,)),
     "model.unit": Field(optional=True, when_missing=(None,)),
     "model.border": Field(optional=True, when_missing=(None,)),
     "model.dropout_rate": Field(),

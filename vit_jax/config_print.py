@@ -6,12 +6,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models
+from vit_jax import UserError, data
 from vit_jax.config import check_config, flatten_config, resolve_config
 from vit_jax.config_fields import DURATIONS
 from vit_jax.config_flags import CommandLine, find_base, parse_command_line, read_command_line
+from vit_jax.program import model_without_data
 
-SHAPE = ("width", "depth", "mlp_dim", "num_heads")  # fields of the model that its name may determine
+SHAPE = ("width", "depth", "mlp_dim", "num_heads", "stages")  # fields of the model that its name may determine
 ABSENT = object()
 
 
@@ -92,17 +93,18 @@ def _flat_recipe(recipe: str) -> dict[str, Any]:
 
 
 def derive_values(config: ConfigDict) -> dict[str, Any]:
-    """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape."""
+    """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape.
+
+    Raises:
+        UserError: the model or the preprocessing is wrong.
+    """
     derived: dict[str, Any] = {"batch_eval": data.eval_batch_size(config)}
+    model = model_without_data(config)
     if config.data.num_examples is not None:
         resolved = resolve_config(config)
         derived |= {name: resolved[name] for name in DURATIONS}
     unset = [name for name in SHAPE if config.model[name] is None]
-    if unset:
-        given = {name: config.model[name] for name in SHAPE if name not in unset}
-        model = models.create(config.model.name, **given)
-        derived |= {f"model.{name}": value for name, value in model.values.items() if name in unset}
-    return derived
+    return derived | {f"model.{name}": value for name, value in model.values.items() if name in unset}
 
 
 def read_meanings(source: str) -> dict[str, str]:

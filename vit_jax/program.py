@@ -191,10 +191,26 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
     Raises:
         UserError: the model cannot be built, or the images do not have the size `config.resolution`.
     """
-    platform = mesh.devices.flat[0].platform
+    model = create_model(config, spec, "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16")
+    [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
+    model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
+    return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
+
+
+def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> models.Model:
+    """Returns the model of `config.model` before anything is chosen for devices.
+
+    Args:
+        config: of a run.
+        spec: of its data.
+        dtype: of the activations where the configuration leaves it open.
+
+    Raises:
+        UserError: see `make_model`.
+    """
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
-        fields["dtype"] = "float32" if platform == "cpu" else "bfloat16"
+        fields["dtype"] = dtype
     fields["grad_dtype"] = config.optim.grad_dtype
     resolution = spec.image_shape[:2]
     if config.resolution not in resolution:
@@ -206,7 +222,15 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
     fields["resolution"] = resolution
     model = models.create(config.model.name, **fields)
     task = tasks.make_task(config, spec.num_classes, spec.max_labels, model)
-    model = models.create(config.model.name, **fields, **task.head)
-    [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
-    model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
-    return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
+    return models.create(config.model.name, **fields, **task.head)
+
+
+def model_without_data(config: ConfigDict) -> models.Model:
+    """Returns the model of a configuration that need not state how many classes and examples its data have.
+
+    Raises:
+        UserError: the model or the preprocessing is wrong.
+    """
+    config = config.copy_and_resolve_references()
+    config.data.num_classes, config.data.num_examples = config.data.num_classes or 2, config.data.num_examples or 1
+    return create_model(config, data.spec(config))

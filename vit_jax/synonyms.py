@@ -3,18 +3,17 @@
 # Our field -> their names. A name that is the last part of one of our fields needs no row.
 FOREIGN_NAMES = {
     "resolution": "img_size image_size input_size img_resolution image_resolution crop_size",
-    "batch": "batch_size train_batch_size per_device_train_batch_size global_batch_size batchsize bs",
-    "batch_eval": "eval_batch_size per_device_eval_batch_size validation_batch_size val_batch_size test_batch_size",
+    "batch": "batch_size train_batch_size global_batch_size batchsize bs",
+    "batch_eval": "eval_batch_size validation_batch_size val_batch_size test_batch_size",
     "accum_steps": "gradient_accumulation_steps grad_accum_steps gradient_accumulation accumulate_grad_batches "
     "accum_iter",
     "total_steps": "steps max_steps num_steps train_steps num_train_steps num_training_steps iterations max_iters",
     "total_epochs": "epochs epoch num_epochs max_epochs n_epochs train_epochs num_train_epochs num_training_epochs",
     "init_from": "pretrained pretrained_path pretrained_dir initial_checkpoint init_checkpoint checkpoint "
     "checkpoint_path model_init model_load model_name_or_path model_or_filename finetune weights load_from",
-    "base_lr": "lr learning_rate blr base_learning_rate lr_base init_lr initial_learning_rate peak_lr max_lr",
-    "warmup_steps": "warmup num_warmup_steps warmup_iters warmup_ratio",
+    "base_lr": "lr learning_rate base_learning_rate lr_base init_lr initial_learning_rate peak_lr max_lr",
+    "warmup_steps": "warmup num_warmup_steps warmup_iters",
     "decay_type": "schedule sched scheduler lr_schedule lr_scheduler lr_scheduler_type lr_decay",
-    "linear_end": "min_lr lr_min end_lr final_lr",
     "grad_norm_clip": "clip_grad grad_clip grad_clip_norm clip_grad_norm gradient_clip gradient_clip_val max_grad_norm "
     "clip_norm clipnorm global_clipnorm",
     "log_every": "log_interval log_steps log_freq print_freq logging_steps log_training_steps log_every_n_steps "
@@ -23,10 +22,10 @@ FOREIGN_NAMES = {
     "checkpoint_every": "save_steps save_every save_interval save_freq ckpt_steps ckpt_every checkpoint_steps",
     "profile_steps": "profile profiler xprof",
     "seed": "rng_seed random_seed",
-    "model.name": "model arch architecture backbone model_name model_type network variant patch_size",
+    "model.name": "model arch architecture backbone model_name model_type network variant",
     "model.width": "hidden_size hidden_dim embed_dim emb_dim",
     "model.depth": "num_layers num_hidden_layers n_layers layers",
-    "model.mlp_dim": "intermediate_size mlp_ratio",
+    "model.mlp_dim": "intermediate_size",
     "model.num_heads": "num_attention_heads n_heads heads",
     "model.pooling": "pool pool_type global_pool classifier",
     "model.representation_size": "rep_size",
@@ -60,13 +59,13 @@ FOREIGN_NAMES = {
     "task.cutmix": "cutmix_alpha",
     "task.mixup_probability": "mixup_prob",
     "optim.name": "optim optimizer optimiser opt optax_name",
-    "optim.beta1": "adam_beta1 betas opt_betas",
+    "optim.beta1": "adam_beta1",
     "optim.beta2": "adam_beta2",
     "optim.eps": "adam_epsilon epsilon opt_eps",
     "optim.moment_dtype": "optim_dtype mu_dtype",
     "optim.grad_dtype": "reduce_dtype grad_reduce_dtype gradient_dtype allreduce_dtype",
     "optim.weight_decay": "wd l2 l2_decay_factor weight_decay_rate",
-    "optim.lr_multipliers": "rates freeze layer_decay lr_mults",
+    "optim.lr_multipliers": "rates freeze lr_mults",
     "optim.ema_decay": "ema model_ema model_ema_decay ema_rate",
     "mesh.slice": "num_slices",
     "mesh.data": "data_parallel",
@@ -77,6 +76,16 @@ FOREIGN_NAMES = {
 }
 # What to do instead -> their names for what is not a field here.
 ADVICE = {
+    "rates that fall with depth do not exist: the blocks are one stacked array, which --config.optim.lr_multipliers "
+    "can only multiply as a whole.": "layer_decay layerwise_lr_decay lr_layer_decay llrd",
+    "batches are counted over all devices: --config.batch and --config.batch_eval.": "per_device_train_batch_size "
+    "per_device_eval_batch_size batch_size_per_gpu",
+    "--config.base_lr is the rate itself, not that for 256 images.": "blr",
+    "warm-ups are counted in steps or epochs: --config.warmup_steps or --config.warmup_epochs.": "warmup_ratio",
+    "only --config.decay_type=linear ends above 0, at --config.linear_end.": "min_lr lr_min end_lr final_lr",
+    "the hidden channels are given by number: --config.model.mlp_dim.": "mlp_ratio",
+    "each has a field of its own: --config.optim.beta1 and --config.optim.beta2.": "betas opt_betas",
+    "the name of the model ends with it: --config.model.name=ViT-B/16.": "patch_size",
     "the folder of the run is a flag of its own, --workdir=FOLDER.": "workdir output output_dir out_dir log_dir logdir "
     "save_dir ckpt_dir checkpoint_dir run_name experiment",
     "the same command with the same --workdir continues its run where it stopped.": "resume auto_resume resume_from "

@@ -290,6 +290,16 @@ def test_cifar10():
     assert len(source) == 1000 and source[999]["image"].decode().shape == (32, 32, 3) and source.class_names[3] == "cat"
 
 
+def test_slices_of_synthetic_images():
+    fields = {"num_classes": 10, "num_examples": 3000}
+    whole, part = (open_source("synthetic", split, **fields) for split in ("test", "test[:16]"))
+    assert len(part) == 16 and len(open_source("synthetic", "test[10%:20%]+val[-5:]", **fields)) == 105
+    assert [example["image"].tobytes() for example in part] == [whole[i]["image"].tobytes() for i in range(16)]
+    assert len(open_source("synthetic", "test[:2000]", **fields)) == 2000
+    with pytest.raises(UserError, match="is empty"):
+        open_source("synthetic", "test[5:5]", **fields)
+
+
 def test_synthetic_images_are_a_function_of_their_number():
     fields = {"num_classes": 7, "num_examples": 303_000_000}
     source = open_source("synthetic", "train", **fields)

@@ -193,9 +193,13 @@ def test_fields_recreate_the_model():
         ("BiT-R50x1", {"num_classes": -1}, "num_classes must be 0 or more"),
         ("BiT-R50x1", {"unit": "preactivation"}, "unknown unit 'preactivation'; did you mean 'pre_activation'"),
         ("BiT-R50x1", {"remat": "mlp"}, "unknown remat 'mlp'; choose from full, none"),
-        ("BiT-R50x1", {"dropout_rate": 0.1}, "unknown model field 'dropout_rate'"),
+        (
+            "BiT-R50x1",
+            {"dropout_rate": 0.1},
+            "BiT-R50x1, a BiT, has no dropout_rate; leave",
+        ),
         ("BiT-R50x1", {"resolution": 0}, "resolution must be at least 1 pixel"),
-        ("ViT-B/16", {"unit": "post_activation"}, "unknown model field 'unit'"),
+        ("ViT-B/16", {"unit": "post_activation"}, "ViT-B/16, a ViT, has no unit; leave"),
     ],
 )
 def test_mistakes_are_reported(name, fields, sentence):

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.plans import JFT_IMAGES, TABLE_6, table_6_model
-from vit_jax import models
+from vit_jax import models, program
 from vit_jax.planning import flops
 
 
@@ -65,6 +65,15 @@ def test_exaflops_are_those_of_table_6(name):
     one = flops.training_exaflops(table_6_model(name), JFT_IMAGES)
     for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
         assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))
+
+
+def test_a_run_counts_the_images_that_it_trains_on(tiny):
+    """Square or not: the size is that of the preprocessing."""
+    square = flops.run_exaflops(tiny)
+    tiny.data.preprocess = tiny.evals.test.preprocess = "resize((16,48))|value_range(-1,1)"
+    model = program.program_without_data(tiny)[1].model
+    assert model.image_size == (16, 48)
+    assert flops.run_exaflops(tiny) == flops.training_exaflops(model, tiny.total_steps * tiny.batch) > 3 * square
 
 
 @pytest.mark.parametrize("tokens_of", ["gap", "token"])

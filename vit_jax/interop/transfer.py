@@ -15,12 +15,14 @@ CONFIG_FIELDS = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "position"),
     *("position_place", "relative_tables", "relative_clip"),
     *("position_rows", "rotary", "rotary_grid", "qk_norm", "activation", "norm_epsilon", "layer_scale", "embed_bias"),
-    *("stem_epsilons", "image_mean", "image_std", "unit", "border"),
+    *("stem_epsilons", "image_mean", "image_std", "stages", "unit", "border"),
 )
 HEAD_FIELDS = ("pre_logits", "representation_size")
 HEADS = {"image": "classes of images", "patches": "masked patches", None: "classes of images"}
 # In a config, only the name of the model states these.
-NAME_FIELDS = ("patch_size", "block", "stem", "stages", "stem_width")
+NAME_FIELDS = ("patch_size", "block", "stem", "stem_width")
+
+FOR_SHELLS = str.maketrans("", "", " ()")  # a shell would read the parentheses of several numbers
 
 
 def adapt_parameters(
@@ -121,5 +123,5 @@ def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...])
         return target.fields[key] != source.field(key) if key in target.fields else key in source.fields
 
     flags = [f"name={source.name}"] if source.name != target.name else []
-    flags += [f"{key}={source.field(key)}".replace(" ", "") for key in fields if differs(key)]
+    flags += [f"{key}={source.field(key)}".translate(FOR_SHELLS) for key in fields if differs(key)]
     return f"to match it, set {' '.join(f'--config.model.{flag}' for flag in flags)}"

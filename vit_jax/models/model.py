@@ -41,6 +41,13 @@ class Model:
         return {name: value for name, value in self.values.items() if value != named[name]}
 
     @property
+    def resized(self) -> dict[str, tuple[Any, Any]]:
+        """The fields of the size that are not as the name says: (by the name, in the spec)."""
+        named = named_fields(self.name)
+        sizes = {field: (named.get(field), size) for field, size in self.spec.sizes.items()}
+        return {field: pair for field, pair in sizes.items() if pair[0] not in (None, pair[1])}
+
+    @property
     def values(self) -> dict[str, Any]:
         """Every field of the spec by flat keyword; a BiT has other fields than a ViT."""
         return flatten_spec(self.spec)

@@ -58,6 +58,18 @@ def build_spec(name: str, fields: dict[str, Any]) -> Spec:
     own, known = flatten_spec(start), flatten_spec(ModelSpec()) | flatten_spec(BitSpec())
     given = {key: value for key, value in fields.items() if value is not None}
     given = {key: value for key, value in given.items() if key in own or key not in known or value != known[key]}
+    if foreign := [key for key in given if key in known and key not in own]:
+        unset = (
+            *SIZE_FIELDS,
+            "stages",
+            "representation_size",
+            *flatten_spec(BitSpec()),
+        )  # by default, in a configuration
+        flags = [f"--config.model.{key}={None if key in unset else known[key]}" for key in foreign]
+        raise UserError(
+            f"{name}, a {start.family}, has no {', '.join(foreign)}; leave them out or, where a recipe sets them, "
+            f"add {' '.join(flags)}."
+        )
     chosen = named_fields(name) | given
     if missing := [key for key, value in chosen.items() if value is None]:
         raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")

@@ -25,6 +25,7 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
+    resized = ", ".join(f"{field} {now} instead of {named}" for field, (named, now) in model.resized.items())
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
         f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
@@ -33,6 +34,7 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
         f"{model.field('dtype')}",
+        *([f"Not of the size {model.name}, as the configuration sets {resized}"] if resized else []),
         *([f"Attention: {model.field('attention')}; {reason}"] if (reason := lacks_kernel(model, first)) else []),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",

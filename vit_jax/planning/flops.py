@@ -11,8 +11,8 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
-from vit_jax import tasks
-from vit_jax.models import Model, create
+from vit_jax.models import Model
+from vit_jax.program import model_without_data
 
 
 def macs_per_image(model: Model) -> int:
@@ -33,11 +33,7 @@ def training_exaflops(model: Model, images: float) -> float:
 
 def run_exaflops(config: ConfigDict) -> float:
     """Returns the same of a run, without its evaluations, from its configuration as in its folder."""
-    fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
-    fields["resolution"] = config.resolution
-    any_head = create(config.model.name, **fields)
-    head = tasks.make_task(config, config.data.num_classes or 0, config.data.max_labels, any_head).head
-    return training_exaflops(create(config.model.name, **fields | head), config.total_steps * config.batch)
+    return training_exaflops(model_without_data(config), config.total_steps * config.batch)
 
 
 def count_macs(function: Callable[..., Any], *args: Any) -> int:

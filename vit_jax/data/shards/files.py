@@ -86,7 +86,7 @@ def find_shards(pattern: str) -> ShardSet:
         if is_folder and not filesystem.is_remote(folder) and not os.path.isdir(folder):
             raise UserError(
                 f"{folder} does not exist; make it with python -m vit_jax.pack, or name another folder: "
-                "--config.data.source=array_record:FOLDER"
+                "--config.data.source=array_record:FOLDER; to run without data, use --config.data.source=synthetic"
             )
         raise UserError(
             f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "

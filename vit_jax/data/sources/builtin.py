@@ -10,7 +10,7 @@ from vit_jax import UserError
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import Source, SourceConfig
 
-SYNTHETIC_EVAL = 1000  # images at most of a synthetic split other than that of training
+SYNTHETIC_EVAL = 1000  # images at most of a synthetic split other than that of training, unless a slice names more
 
 
 class Digits:
@@ -72,7 +72,8 @@ class Synthetic:
 def open_synthetic(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens random images of one size: noise around a colour that depends on the class.
 
-    Any split exists. That of training has `num_examples` images, any other at most `SYNTHETIC_EVAL`.
+    Any split exists. That of training, as the configuration writes it, has `num_examples` images; any other whole split
+    has at most `SYNTHETIC_EVAL`, or as many as a slice of it names.
 
     Raises:
         UserError: `num_classes` or `num_examples` is unset.
@@ -80,7 +81,12 @@ def open_synthetic(source_config: SourceConfig, name: str, split: str) -> Source
     num_classes, count, resolution = source_config.num_classes, source_config.num_examples, source_config.resolution
     if not num_classes or not count or not resolution:
         raise UserError("the data source synthetic needs --config.data.num_classes and --config.data.num_examples")
-    splits.parse_split(split)
-    count = count if split == source_config.train_split else min(count, SYNTHETIC_EVAL)
+    parsed, parts = splits.parse_split(split), [(split, range(count))]
+    if split != source_config.train_split:
+        counts = {name: min(count, SYNTHETIC_EVAL) for name, *_ in parsed}
+        for name, *bounds in parsed:
+            named = [abs(int(bound)) for bound in bounds if bound and not bound.endswith("%")]
+            counts[name] = max(counts[name], *named, 0)
+        parts = splits.select_examples(split, counts)
     synthetic = Synthetic(resolution, num_classes)
-    return Source(f"synthetic {resolution}", ((split, range(count)),), synthetic.read_example, num_classes)
+    return Source(f"synthetic {resolution}", tuple(parts), synthetic.read_example, num_classes)
