@@ -20,7 +20,8 @@ class Store:
     """What JAX's coordination service does, for threads; every `fails`-th write fails."""
 
     def __init__(self, fails=0):
-        self.values, self.lock, self.fails, self.writes = {}, threading.Lock(), fails, 0
+        self.values, self.lock, self.fails, self.writes = {}, threading.Condition(), fails, 0
+        self.sent = 0  # characters of the values that were read
 
     def key_value_set(self, key, value, replace=False):
         with self.lock:
@@ -30,10 +31,20 @@ class Store:
             if key in self.values and not replace:
                 raise jax.errors.JaxRuntimeError("ALREADY_EXISTS: key")
             self.values[key] = value
+            self.lock.notify_all()
 
     def key_value_dir_get(self, folder):
         with self.lock:
-            return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+            found = [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+            self.sent += sum(len(value) for _, value in found)
+            return found
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.lock:
+            if not self.lock.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: none")
+            self.sent += len(self.values[key])
+            return self.values[key]
 
 
 def make_groups(count, fails=0):
@@ -70,9 +81,28 @@ def test_every_host_gets_every_value_in_order_and_again(groups):
         assert values == [[[turn, host] for host in range(4)]] * 4
 
 
+def test_the_work_of_the_store_grows_as_the_hosts():
+    """Only host 0 lists the values, which the others get from it, equal ones once."""
+    hosts, value = 64, "x" * 1000
+    groups = make_groups(hosts)
+    store = groups[0]._store
+    listed = []
+    for one in groups[1:]:
+        one.get = lambda folder, one=one: listed.append(one.host) or {}
+    assert everywhere([lambda one=one: one.all_gather("facts", value) for one in groups]) == [[value] * hosts] * hosts
+    assert listed == [] and len(store.values["vit_jax/gathered/facts/1"]) < 2 * len(value)
+
+
 def test_who_does_not_come_is_named(groups):
     with pytest.raises(LostHosts, match=r"hosts that did not reach 'restore' within 0.3 s: 1, 3; the log of each"):
         everywhere([lambda one=one: one.all_gather("restore", "x", 0.3) for one in groups if one.host in (0, 2)])
+
+
+def test_host_0_is_named_where_it_does_not_come(groups, monkeypatch):
+    monkeypatch.setattr(coordination, "LATE", 0.1)
+    monkeypatch.setattr(coordination, "WAIT", 0.05)
+    with pytest.raises(LostHosts, match=r"hosts that did not reach 'restore' within 0.1 s: 0;"):
+        groups[2].all_gather("restore", "x", 0.1)
 
 
 def test_alone_there_is_nobody_to_wait_for():

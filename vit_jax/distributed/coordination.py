@@ -16,7 +16,10 @@ from jax._src import distributed  # JAX has no public name for its key-value sto
 
 from vit_jax import LostHosts, UserError
 
-POLL = 0.02  # seconds between two looks for the values of other hosts, at first
+POLL = 0.02  # seconds between two looks of host 0 for the values of the others, at first
+SHARE = 0.1  # of host 0's time, at most, that these looks may take
+WAIT = 2.0  # seconds for which another host asks for what host 0 has gathered, before it asks again
+LATE = 60.0  # seconds that it gives host 0 beyond the limit, to say who did not come
 JOINING = 300  # seconds for every host to arrive
 SILENCE = 180  # seconds after which JAX itself ends all processes; the watchdog, which tells who is lost, comes first
 NUMBERS = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
@@ -39,6 +42,13 @@ class KeyValueStore(Protocol):
 
     def key_value_dir_get(self, folder: str, /) -> list[tuple[str, str]]:
         """Returns the keys that begin with `folder`, and their values."""
+
+    def blocking_key_value_get(self, key: str, milliseconds: int, /) -> str:
+        """Returns a value as soon as there is one.
+
+        Raises:
+            JaxRuntimeError: DEADLINE_EXCEEDED, if there is none in time.
+        """
 
 
 class ProcessGroup:
@@ -65,6 +75,9 @@ class ProcessGroup:
     def all_gather(self, topic: str, value: Json = None, limit: float = 1800.0) -> list[Json]:
         """Returns every host's value, in the hosts' order, once all have come here.
 
+        Host 0 collects them, and the others get all of them from it at once, equal ones in one copy: so the work for
+        the store, which host 0 serves, grows as the number of hosts.
+
         Args:
             topic: what the value is about; the same on all hosts.
             value: of this host, as JSON.
@@ -76,19 +89,47 @@ class ProcessGroup:
         if self.hosts == 1:
             return [value]
         self._calls[f"{self.host} {topic}"] += 1
-        folder = f"gather/{topic}/{self._calls[f'{self.host} {topic}']}"
-        self.put(f"{folder}/{self.host}", value, once=True)
+        call = self._calls[f"{self.host} {topic}"]
+        self.put(f"gather/{topic}/{call}/{self.host}", value, once=True)
+        gathered = f"gathered/{topic}/{call}"
+        if self.host == 0:
+            self.put(gathered, self._collect(f"gather/{topic}/{call}", limit), once=True)
+        found = self._wait(gathered, limit + LATE)
+        if found is None or found["missing"]:
+            missing = ", ".join(map(str, found["missing"])) if found else "0"
+            raise LostHosts(
+                f"hosts that did not reach {topic!r} within {limit:g} s: {missing}; the log of each shows where it "
+                "stopped."
+            )
+        return [json.loads(found["texts"][number]) for number in found["numbers"]]
+
+    def _collect(self, folder: str, limit: float) -> Json:
+        """Returns, on host 0, the different values in a folder and which is that of each host, or who is missing."""
         end, pause = time.monotonic() + limit, POLL
-        while len(values := self.get(folder)) < self.hosts:
-            if time.monotonic() > end:
-                missing = ", ".join(str(host) for host in range(self.hosts) if str(host) not in values)
-                raise LostHosts(
-                    f"hosts that did not reach {topic!r} within {limit:g} s: {missing}; the log of each shows where it "
-                    "stopped."
-                )
-            time.sleep(pause)
+        while True:
+            start = time.monotonic()
+            values = self.get(folder)
+            if len(values) == self.hosts:
+                break
+            if start > end:
+                return {"missing": [host for host in range(self.hosts) if str(host) not in values]}
+            time.sleep(max(pause, (time.monotonic() - start) / SHARE))
             pause = min(2 * pause, 0.25)
-        return [values[str(host)] for host in range(self.hosts)]
+        texts = [json.dumps(values[str(host)]) for host in range(self.hosts)]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        return {"missing": [], "texts": list(numbers), "numbers": [numbers[text] for text in texts]}
+
+    def _wait(self, key: str, limit: float) -> Json:
+        """Returns a value once there is one; None if there is none in time."""
+        assert self._store
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            try:
+                return json.loads(self._store.blocking_key_value_get(f"vit_jax/{key}", int(1000 * WAIT)))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+        return None
 
     def put(self, key: str, value: Json, replace: bool = False, once: bool = False) -> None:
         """Writes a value where all hosts can get it.

@@ -95,7 +95,11 @@ def source_digest(package: Path) -> str:
 
 def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
     """Raises UserError if the facts of the hosts differ, naming which and where."""
-    facts = coordinator.all_gather("preflight", own)
+    # Nearly always they are equal, which digests tell as well.
+    digests = coordinator.all_gather("preflight", hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    facts = coordinator.all_gather("the facts that differ", own)
     lines = []
     for name in own:
         hosts_by_value = defaultdict(list)
