@@ -212,10 +212,18 @@ class Workdir:
             except UserError as error:
                 logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
 
-    def export(self, state: Any) -> str:
-        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
+    def wait(self) -> None:
+        """Finishes the checkpoint that is being written.
+
+        Raises:
+            UserError: the disk or store refuses it, or does not answer.
+        """
         with self._writing():
             self._checkpoints.wait()
+
+    def export(self, state: Any) -> str:
+        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
+        self.wait()
         weights = jax.tree.map(GatheredArray, state.eval_params)
         if self._history:
             self._history.write(self._config.total_steps)
