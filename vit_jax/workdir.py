@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, monitoring
+from vit_jax import UserError, data, interop, monitoring, user_errors
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
@@ -123,7 +123,7 @@ class Workdir:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
 
         Raises:
-            UserError: the workdir is remote and cannot be written to.
+            UserError: the logs cannot be written.
         """
         config = self._config
         log = self._log = MetricWriter(
@@ -159,10 +159,11 @@ class Workdir:
         """Writes `config.json`, by which the run counts as started with these settings.
 
         Raises:
-            UserError: the workdir is remote and cannot be written to.
+            UserError: the workdir cannot be written to.
         """
         if jax.process_index() == 0 and not self._is_complete():
-            save_config(self._config, self.path / "config.json")
+            with user_errors(f"cannot write to the workdir {self.place}"):
+                save_config(self._config, self.path / "config.json")
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
 
