@@ -245,10 +245,12 @@ class Workdir:
         """
         try:
             with self._writing():
-                self._mirror.flush()  # first: it is quick to say that the store does not answer; Orbax tries for long
+                self._mirror.flush(
+                    last=True
+                )  # first: it is quick to say that the store does not answer; Orbax tries for long
                 self._checkpoints.close()
-        except UserError:
-            self._checkpoints.abandon()
+        except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
+            self._checkpoints.abandon(self._mirror.close)
             raise
         self._mirror.close()
 

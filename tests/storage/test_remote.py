@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ from vit_jax.checkpoint import directory, local_workdir, manager
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
-from vit_jax.storage import filesystem, timeout
+from vit_jax.storage import filesystem, mirror, timeout
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]
@@ -375,6 +376,24 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     while not closed and time.monotonic() < deadline:
         time.sleep(0.01)
     assert closed and finished("s3://bkt/silent") == [1]
+
+
+def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monkeypatch):
+    quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every = 8, 2, 1, 2
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no permission"):
+        failing(patch, filesystem, "upload", UserError("no permission."), call=3)
+        train.train(quick, "s3://bkt/refused")
+    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{mirror.owner_of('s3://bkt/refused')}.lock")
+    deadline = time.monotonic() + 20
+    with lock.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    train.train(quick, "s3://bkt/refused")
 
 
 @pytest.mark.slow
