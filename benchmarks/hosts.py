@@ -40,6 +40,7 @@ class Hosts:
         each: dict[int, list[str]] | None = None,
         faults: dict[int, str] | None = None,
         slow: float = SLOWLY,
+        lines: int | None = None,
     ):
         """Starts them.
 
@@ -51,6 +52,7 @@ class Hosts:
             each: more of that of single hosts.
             faults: of single hosts, as `benchmarks.inject` knows them.
             slow: seconds that each step takes longer.
+            lines: after how many lines their terminals are closed.
         """
         self.workdir, self.hosts = workdir, hosts
         command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
@@ -61,9 +63,18 @@ class Hosts:
             with self.logs[host].open("a") as log:
                 put = ",".join([f"slow_steps:{slow}", *([faults[host]] if faults and host in faults else [])])
                 line = [sys.executable, "-m", "benchmarks.inject", put, *command, *(each or {}).get(host, [])]
+                output = log if lines is None else subprocess.PIPE
                 process = subprocess.Popen(
-                    line, cwd=ROOT, stdout=log, stderr=log, env=environment[host] | CACHE, start_new_session=True
+                    line,
+                    cwd=ROOT,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment[host] | CACHE,
+                    start_new_session=True,
                 )
+                if process.stdout:
+                    subprocess.Popen(["head", f"-n{lines}"], stdin=process.stdout, stdout=log)
+                    process.stdout.close()
             self.processes.append(process)
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
+from benchmarks.faults import fill
 from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.monitoring import Trace, log_folder, read_metrics
@@ -19,24 +20,6 @@ from vit_jax.monitoring.history import peak_bytes
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metric_writer import MetricWriter
 from vit_jax.monitoring.wandb_run import WandbRun
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 64 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True, check=False)
-    if mount.returncode:
-        pytest.skip("no disk may be mounted here")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-def fill(disk):
-    with (disk / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
 
 
 def read_events(content):
@@ -52,7 +35,7 @@ def test_what_a_full_disk_refuses_follows_whole_and_in_order(small_disk, caplog)
     logs, records = LogFolder(small_disk), [b"%03d" % number * 500 + b"\n" for number in range(40)]
     for number, record in enumerate(records):  # 60 kB: some fit, and one in part
         if number == 5:
-            fill(small_disk)
+            fill(small_disk / "other")
         logs.append("a", record)
     kept = (small_disk / "a").read_bytes()
     assert b"".join(records).startswith(kept) and 5 * 1501 <= len(kept) < 20 * 1501
@@ -86,7 +69,7 @@ def test_metrics_and_events_are_whole_whenever_the_disk_is_full(small_disk):
             content = (small_disk / "metrics.jsonl").read_bytes()
             assert [row[0] for row in read_metrics(content, "metrics")] == list(range(1, content.count(b"\n") + 1))
             if step == 10:
-                fill(small_disk)
+                fill(small_disk / "other")
         assert content.count(b"\n") < 30
         (small_disk / "other").unlink()
         log.flush()

@@ -20,7 +20,7 @@ from orbax.checkpoint import PyTreeCheckpointer
 from PIL import Image
 
 import vit_jax
-from benchmarks.faults import SPLIT
+from benchmarks.faults import SPLIT, fill
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
@@ -394,6 +394,26 @@ def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monk
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
     train.train(quick, "s3://bkt/refused")
+
+
+@pytest.mark.slow
+def test_a_full_disk_here_costs_no_training_on_a_bucket(servers, quick, small_disk, monkeypatch, caplog):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(small_disk))
+    quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every, quick.log_every = 8, 20, 5, 20, 1
+
+    def watch(step, metrics):
+        if step == 3:
+            fill(small_disk / "other")
+        if step == 14:
+            assert finished("gs://bkt/full")[:2] == [5, 10]
+            (small_disk / "other").unlink()
+
+    train.train(quick, "gs://bkt/full", watch=watch)
+    lines = filesystem.read_bytes("gs://bkt/full/metrics.jsonl").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [*range(1, 21), 20]
+    assert [message for message in caplog.messages if "the logs in" in message][1].endswith(
+        "0 of their records are lost"
+    )
 
 
 @pytest.mark.slow
