@@ -492,8 +492,8 @@ class Faults:
         return 100 * len(LAUNCHERS), f"{' and '.join(LAUNCHERS)}: {told}"
 
 
-def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
-    """Yields the lines of the table, and whether each promise was kept."""
+def table(faults: Faults, only: str) -> Iterator[tuple[str, str, bool]]:
+    """Yields the beginning of each line of the table, the rest if it was tried, and whether the promise was kept."""
     trials: list[tuple[str, str, Callable[[], Outcome]]] = [
         ("Exact resume", "SIGTERM to one of 2 x 2, resumed on 2 x 2 and on 4 x 1", faults.resume_bitwise),
         ("Another mesh: losses to 1e-5", "the same, on other meshes", faults.resume_elsewhere),
@@ -543,34 +543,38 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
         ("Damage is noticed", "a flipped bit in each file of the newest checkpoint's state", faults.damaged),
     ]
 
-    def attempt(promise: str, fault: str, trial: Callable[[], Outcome]) -> tuple[str, bool]:
-        began = time.monotonic()
+    def attempt(promise: str, fault: str, trial: Callable[[], Outcome]) -> tuple[str, str, bool]:
+        began, beginning = time.monotonic(), f"| {promise} | {fault} |"
+        if not re.search(only, f"{promise} {fault} {trial.__name__}"):
+            return beginning, "", True
         try:
             times, happened = trial()
             kept = True
         except (Broken, TimeoutError, subprocess.TimeoutExpired) as error:
             times, happened, kept = 1, f"**BROKEN**: {str(error)[-1500:]}", False
         print(f"{trial.__name__}: {happened} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
-        return f"| {promise} | {fault} | {times} | {happened} |", kept
+        return beginning, f" {times} | {happened} |", kept
 
-    asked = [row for row in trials if re.search(only, f"{row[0]} {row[1]} {row[2].__name__}")]
     with ThreadPoolExecutor(2) as pool:  # many of them wait for a minute
-        yield from pool.map(lambda row: attempt(*row), asked)
+        yield from pool.map(lambda row: attempt(*row), trials)
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="how often to kill at random [20]")
     parser.add_argument("--only", default="", help="regular expression: which trials")
-    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace, as far as it was tried")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         rows = list(table(Faults(Path(folder), args.kills), args.only))
-    lines = ["| promise | fault | tried | what happened |", "|---|---|---|---|", *(line for line, _ in rows)]
-    print("\n".join(lines))
+    header = ["| promise | fault | tried | what happened |", "|---|---|---|---|"]
+    print("\n".join([*header, *(beginning + end for beginning, end, _ in rows if end)]))
     if args.write:
-        replace_section(args.write, "faults", "\n".join(lines) + "\n")
-    return 0 if all(kept for _, kept in rows) else 1
+        before = args.write.read_text().splitlines()
+        known = {beginning: line for beginning, _, _ in rows for line in before if line.startswith(beginning)}
+        lines = [beginning + end if end else known.get(beginning) for beginning, end, _ in rows]
+        replace_section(args.write, "faults", "\n".join([*header, *filter(None, lines)]) + "\n")
+    return 0 if all(kept for _, _, kept in rows) else 1
 
 
 if __name__ == "__main__":

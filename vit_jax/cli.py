@@ -77,6 +77,8 @@ def leave(sentence: str, code: int) -> None:
 def quiet_libraries() -> None:
     """Keeps libraries' informational messages off the terminal; their warnings stay."""
     logging.getLogger("absl").setLevel(logging.WARNING)
+    # Orbax logs tracebacks of what it raises too.
+    logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # our own message says what failed
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # likewise
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

@@ -15,6 +15,7 @@ from tensorboardX.record_writer import masked_crc32c
 from benchmarks.faults import fill
 from tests.conftest import ROOT
 from vit_jax import UserError
+from vit_jax.analysis import plot
 from vit_jax.monitoring import Trace, log_folder, read_metrics
 from vit_jax.monitoring.history import peak_bytes
 from vit_jax.monitoring.log_folder import LogFolder
@@ -145,3 +146,12 @@ def test_what_a_library_refuses_beside_the_training_is_a_warning(tmp_path, monke
 def test_a_full_disk_at_the_start_is_a_sentence(tmp_path):
     with pytest.raises(UserError, match=r"cannot write the logs in .*absent: No such file or directory"):
         MetricWriter(tmp_path / "absent", 0, True, total=10, batch=8, classes=10)
+
+
+def test_a_plot_that_cannot_be_drawn_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(plot, "DRAW_SECONDS", 0.0)
+    with plot.Live() as live:
+        monkeypatch.setattr(live.figure, "subplots", lambda *args, **options: 1 / 0)
+        for step in (1, 2):
+            live(step, {"train/loss": 1.0})
+    assert caplog.messages == ["the metrics cannot be drawn: division by zero"]
