@@ -7,6 +7,8 @@ whose promise was not kept says BROKEN, and the exit code is then 1.
 """
 
 import argparse
+import contextlib
+import os
 import random
 import re
 import shutil
@@ -28,6 +30,8 @@ from benchmarks.pages import replace_section
 from benchmarks.preemptions import LAUNCHERS
 
 LOSSES = 1e-5  # relative, on another mesh
+WORKERS = "--config.data.workers=1"
+MANY = 1024  # hosts, which agree as slowly as so many exchange messages
 INTERVAL = 10  # steps between two saves
 Outcome = tuple[int, str]  # times tried, what happened
 SPLIT = "--config.mesh.fsdp=2"
@@ -75,6 +79,13 @@ def write_photos(folder: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(random.integers(0, 256, (20, 20, 3), np.uint8)).save(path)
     return folder
+
+
+def fill(path: Path) -> None:
+    """Writes a file until its disk has no byte left."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 class Faults:
@@ -166,6 +177,83 @@ class Faults:
 
     def term_startup(self) -> Outcome:
         return self.preempted("Workdir:", (1,), "startup")
+
+    def term_job(self) -> Outcome:
+        """SIGTERM to all processes of a job, as a scheduler sends it; the hosts agree as slowly as many do."""
+        workdir = self.folder / "term-job"
+        seldom = dict.fromkeys((0, 1), f"many_hosts:{MANY}")
+        with Hosts(workdir, 2, 2, SPLIT, WORKERS, faults=seldom, slow=0.4) as run:
+            run.await_step(5)
+            check(all(run.workers(host) for host in (0, 1)), "no workers")
+            sent = time.monotonic()
+            run.send_to_group(signal.SIGTERM)
+            codes = run.wait()
+            took = time.monotonic() - sent
+        check(codes == [42, 42], f"exit codes {codes}: {run.output()[-2000:]}")
+        step = saved(workdir)[-1]
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the resumed run differs")
+        return 1, f"all left with 42 after {took:.1f} s, step {step} saved; resumed and equal bit by bit"
+
+    def kill_worker(self) -> Outcome:
+        workdir = self.folder / "worker"
+        seldom = dict.fromkeys((0, 1), f"many_hosts:{MANY}")
+        with Hosts(workdir, 2, 2, SPLIT, WORKERS, faults=seldom) as run:
+            run.await_step(12)
+            os.kill(run.workers(1)[0], signal.SIGKILL)
+            codes = run.wait()
+        check(codes == [2, 2], f"exit codes {codes}: {run.output()[-2000:]}")
+        step = saved(workdir)[-1]
+        for host in (0, 1):
+            found = re.search(rf"ended by SIGKILL, .*; step {step} is saved", run.output(host))
+            check(found is not None and "Traceback" not in run.output(host), run.output(host)[-2000:])
+        finish(workdir, 2, 2, SPLIT)
+        check(same(workdir, self.whole()), "the resumed run differs")
+        return 1, f"exit code 2 on all, SIGKILL and a likely cause named, step {step} saved; resumed bit by bit"
+
+    @contextlib.contextmanager
+    def small_disk(self, name: str) -> Iterator[Path]:
+        """Yields a workdir on a disk of its own."""
+        disk = self.folder / name
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", disk], check=True, capture_output=True)
+        try:
+            yield disk
+        finally:
+            subprocess.run(["umount", "--lazy", disk], check=True)
+
+    def full_disk(self) -> Outcome:
+        """A disk without a free byte: for some steps, and until the next save."""
+        try:
+            for name, codes in (("full-while", [0, 0]), ("full", [2, 2])):
+                with self.small_disk(name) as workdir:
+                    with Hosts(workdir, 2, 2, SPLIT, slow=0.4) as run:
+                        run.await_step(12)
+                        fill(workdir / "other")
+                        run.await_text("the logs in")
+                        if codes == [0, 0]:
+                            (workdir / "other").unlink()
+                        ends = run.wait()
+                    check(ends == codes, f"exit codes {ends}: {run.output()[-2000:]}")
+                    check("Traceback" not in run.output(), run.output()[-2000:])
+                    if codes == [2, 2]:
+                        check("No space left on device; the last good checkpoint is 10" in run.output(), run.output())
+                        (workdir / "other").unlink()
+                        finish(workdir, 2, 2, SPLIT)
+                    check(same(workdir, self.whole()), "the metrics or weights differ")
+        except subprocess.CalledProcessError:
+            return 0, "not tried: no disk may be mounted here"
+        told = "no line of metrics is missing; exit code 2 at the next save, step 10 named"
+        return 2, f"full for a while: warned once, {told}; all runs equal bit by bit"
+
+    def closed_terminal(self) -> Outcome:
+        workdir = self.folder / "closed"
+        with Hosts(workdir, 2, 2, SPLIT, lines=32) as run:
+            codes = run.wait()
+        check(codes == [0, 0], f"exit codes {codes}")
+        check(len(run.output(0).splitlines()) == 32, run.output(0))
+        check(same(workdir, self.whole()), "the run differs")
+        return 1, "the run came to its end, bit by bit"
 
     def kill_all(self) -> Outcome:
         """SIGKILL to all hosts, again and again: at random moments and, every second time, while a step is saved."""
@@ -404,14 +492,19 @@ class Faults:
         return 100 * len(LAUNCHERS), f"{' and '.join(LAUNCHERS)}: {told}"
 
 
-def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
-    """Yields the lines of the table, and whether each promise was kept."""
+def table(faults: Faults, only: str) -> Iterator[tuple[str, str, bool]]:
+    """Yields the beginning of each line of the table, the rest if it was tried, and whether the promise was kept."""
     trials: list[tuple[str, str, Callable[[], Outcome]]] = [
         ("Exact resume", "SIGTERM to one of 2 x 2, resumed on 2 x 2 and on 4 x 1", faults.resume_bitwise),
         ("Another mesh: losses to 1e-5", "the same, on other meshes", faults.resume_elsewhere),
         ("Preemption saves", "SIGTERM to one host during a step", faults.term_step),
         ("Preemption saves", "SIGTERM to all hosts", faults.term_all),
         ("Preemption saves", "SIGTERM to one host as an evaluation begins", faults.term_evaluation),
+        (
+            "Preemption saves",
+            f"SIGTERM to all processes, loader workers too; as slow as {MANY:,} hosts",
+            faults.term_job,
+        ),
         ("Preemption loses nothing", "SIGTERM to one host before the first step", faults.term_startup),
         ("Preemptions are not counted", "a hundred preemptions (simulated launcher)", faults.preemptions),
         (
@@ -425,6 +518,13 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
             faults.unreadable_evaluation,
         ),
         ("A failing evaluation costs no training", "an evaluation step that does not fit", faults.large_evaluation),
+        (
+            "A dead worker costs no training",
+            f"SIGKILL to one host's worker; as slow as {MANY:,} hosts",
+            faults.kill_worker,
+        ),
+        ("Logs cost no training", "a disk that is full for a while; until the next save", faults.full_disk),
+        ("Logs cost no training", "terminals that are closed after 32 lines", faults.closed_terminal),
         (
             "A finished run is never overwritten",
             "another run, and the same, in a workdir less its checkpoints",
@@ -443,34 +543,38 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, bool]]:
         ("Damage is noticed", "a flipped bit in each file of the newest checkpoint's state", faults.damaged),
     ]
 
-    def attempt(promise: str, fault: str, trial: Callable[[], Outcome]) -> tuple[str, bool]:
-        began = time.monotonic()
+    def attempt(promise: str, fault: str, trial: Callable[[], Outcome]) -> tuple[str, str, bool]:
+        began, beginning = time.monotonic(), f"| {promise} | {fault} |"
+        if not re.search(only, f"{promise} {fault} {trial.__name__}"):
+            return beginning, "", True
         try:
             times, happened = trial()
             kept = True
         except (Broken, TimeoutError, subprocess.TimeoutExpired) as error:
             times, happened, kept = 1, f"**BROKEN**: {str(error)[-1500:]}", False
         print(f"{trial.__name__}: {happened} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
-        return f"| {promise} | {fault} | {times} | {happened} |", kept
+        return beginning, f" {times} | {happened} |", kept
 
-    asked = [row for row in trials if re.search(only, f"{row[0]} {row[1]} {row[2].__name__}")]
     with ThreadPoolExecutor(2) as pool:  # many of them wait for a minute
-        yield from pool.map(lambda row: attempt(*row), asked)
+        yield from pool.map(lambda row: attempt(*row), trials)
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="how often to kill at random [20]")
     parser.add_argument("--only", default="", help="regular expression: which trials")
-    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace, as far as it was tried")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         rows = list(table(Faults(Path(folder), args.kills), args.only))
-    lines = ["| promise | fault | tried | what happened |", "|---|---|---|---|", *(line for line, _ in rows)]
-    print("\n".join(lines))
+    header = ["| promise | fault | tried | what happened |", "|---|---|---|---|"]
+    print("\n".join([*header, *(beginning + end for beginning, end, _ in rows if end)]))
     if args.write:
-        replace_section(args.write, "faults", "\n".join(lines) + "\n")
-    return 0 if all(kept for _, kept in rows) else 1
+        before = args.write.read_text().splitlines()
+        known = {beginning: line for beginning, _, _ in rows for line in before if line.startswith(beginning)}
+        lines = [beginning + end if end else known.get(beginning) for beginning, end, _ in rows]
+        replace_section(args.write, "faults", "\n".join([*header, *filter(None, lines)]) + "\n")
+    return 0 if all(kept for _, _, kept in rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A training run in several processes, to be disturbed: for the fault table and the tests of pods."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,6 +40,7 @@ class Hosts:
         each: dict[int, list[str]] | None = None,
         faults: dict[int, str] | None = None,
         slow: float = SLOWLY,
+        lines: int | None = None,
     ):
         """Starts them.
 
@@ -49,6 +52,7 @@ class Hosts:
             each: more of that of single hosts.
             faults: of single hosts, as `benchmarks.inject` knows them.
             slow: seconds that each step takes longer.
+            lines: after how many lines their terminals are closed.
         """
         self.workdir, self.hosts = workdir, hosts
         command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
@@ -59,7 +63,18 @@ class Hosts:
             with self.logs[host].open("a") as log:
                 put = ",".join([f"slow_steps:{slow}", *([faults[host]] if faults and host in faults else [])])
                 line = [sys.executable, "-m", "benchmarks.inject", put, *command, *(each or {}).get(host, [])]
-                process = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment[host] | CACHE)
+                output = log if lines is None else subprocess.PIPE
+                process = subprocess.Popen(
+                    line,
+                    cwd=ROOT,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment[host] | CACHE,
+                    start_new_session=True,
+                )
+                if process.stdout:
+                    subprocess.Popen(["head", f"-n{lines}"], stdin=process.stdout, stdout=log)
+                    process.stdout.close()
             self.processes.append(process)
 
     def __enter__(self) -> Self:
@@ -67,9 +82,9 @@ class Hosts:
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its worker processes too
+            process.wait()
 
     def await_text(self, text: str, limit: float = 120, host: int = 0) -> bool:
         """Waits until a host has printed a text; returns False if it ends before."""
@@ -93,6 +108,21 @@ class Hosts:
         """Sends a signal to some hosts, or to all."""
         for host in hosts or range(self.hosts):
             self.processes[host].send_signal(kind)
+
+    def send_to_group(self, kind: signal.Signals) -> None:
+        """Sends a signal to every process of every host, worker processes included, as the end of a job does."""
+        for process in self.processes:
+            os.killpg(process.pid, kind)
+
+    def workers(self, host: int = 0) -> list[int]:
+        """Returns the numbers of the loader's worker processes of a host."""
+        found = []
+        for path in Path(f"/proc/{self.processes[host].pid}/task").glob("*/children"):
+            for pid in map(int, path.read_text().split()):
+                with contextlib.suppress(OSError):  # it has just ended
+                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(pid)
+        return found
 
     def wait(self, limit: float = 120) -> list[int]:
         """Returns the exit codes once all have ended."""

@@ -1,6 +1,7 @@
 """Trains as `vit_jax.main`, with faults put into the program: `python -m benchmarks.inject FAULT:WHEN,... <flags>`."""
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,11 @@ def impatient(seconds: str) -> None:
     monitor.LOST = float(seconds)
 
 
+def many_hosts(count: str) -> None:
+    """The hosts exchange messages as seldom as so many would."""
+    monitor.MANY = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.MANY / int(count)  # type: ignore[assignment]
+
+
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
     make = program.make_program
 
@@ -102,7 +108,7 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     program.make_program = changed
 
 
-KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, impatient)
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, impatient, many_hosts)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
 if __name__ == "__main__":

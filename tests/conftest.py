@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def quick():
     config = smoke.get_config()
     config.task.mixup = 0.0
     return config
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 64 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("no disk may be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.fixture

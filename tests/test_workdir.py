@@ -105,6 +105,19 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("error", [UserError("a worker died."), ZeroDivisionError("a bug")])
+def test_data_that_fail_cost_no_training(whole, tmp_path, monkeypatch, error):
+    with monkeypatch.context() as patch:
+        failing(patch, loader.LocalBatches, "__next__", error, call=3)
+        with pytest.raises(type(error)) as raised:
+            train.train(configured(), tmp_path / "run")
+    words = "step 2 is saved; run the same command again to continue from that step."
+    assert words in "".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert steps(tmp_path / "run") == [2]
+    train.train(configured(), tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
 def test_a_run_that_is_killed_before_its_evaluation_is_kept_evaluates_again(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         failing(patch, Checkpoints, "add_metrics", KeyboardInterrupt(), call=2)

@@ -14,12 +14,14 @@ from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import choose as choose
 from vit_jax.errors import exit_code as exit_code
-from vit_jax.errors import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path
 from vit_jax.errors import reason as reason
 from vit_jax.errors import shown as shown
 from vit_jax.errors import user_errors as user_errors
+from vit_jax.streams import ignore_closed_stderr as ignore_closed_stderr
+from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
+from vit_jax.streams import tell as tell
 
 __version__ = "0.1.0"
 # What users need; the other names imported above are for the package itself.

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 from jax.extend.backend import register_backend_factory
 
-from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout
+from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout, tell
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory
 from vit_jax.storage import cache
+from vit_jax.streams import flush_stderr
 
 AGAIN = "the same command continues from the last checkpoint, if there is one."
 TERMINATED = "terminated", signal.SIGTERM
@@ -49,6 +50,7 @@ def run(command: Callable[[list[str]], None], again: str = "", reports: bool = F
     try:
         with ignore_closed_stdout() if reports else contextlib.nullcontext():
             command(sys.argv)
+        flush_stderr()
         return
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
         sentence, code = str(error), exit_code(error)
@@ -59,21 +61,24 @@ def run(command: Callable[[list[str]], None], again: str = "", reports: bool = F
     except Exception:
         if not jax.distributed.is_initialized():
             raise
-        traceback.print_exc()  # an ordinary exit would first wait for the other hosts
+        tell(traceback.format_exc().rstrip())  # an ordinary exit would first wait for the other hosts
         sentence, code = "internal error; see the traceback above.", 1
     leave(sentence, code)
 
 
 def leave(sentence: str, code: int) -> None:
     """Prints a sentence and ends the process at once, so that no thread of a library prints anything after it."""
-    print(f"vit_jax: {sentence}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    tell(f"vit_jax: {sentence}")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
 
 
 def quiet_libraries() -> None:
     """Keeps libraries' informational messages off the terminal; their warnings stay."""
     logging.getLogger("absl").setLevel(logging.WARNING)
+    # Orbax logs tracebacks of what it raises too.
+    logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # our own message says what failed
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # likewise
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

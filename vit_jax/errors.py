@@ -2,9 +2,6 @@
 
 import contextlib
 import difflib
-import os
-import select
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -81,32 +78,6 @@ def reason(error: BaseException) -> str:
     """Returns what went wrong in one line: without the number and the path of an `OSError`."""
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
     return text.rstrip(".") or type(error).__name__
-
-
-@contextlib.contextmanager
-def ignore_closed_stdout() -> Iterator[None]:
-    """Ends what is inside quietly when the program that reads stdout has closed it, as `head` does.
-
-    Raises:
-        BrokenPipeError: another pipe or connection is closed.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        if not stdout_is_closed():
-            raise
-    finally:
-        try:
-            print(end="", flush=True)
-        except BrokenPipeError:  # what is left goes nowhere: Python would complain when it closes stdout
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def stdout_is_closed() -> bool:
-    """Returns whether stdout is a pipe that nothing reads any more."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def shown(text: object, most: int = 20_000) -> str:

@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from vit_jax import Preempted, UserError, data, evals
-from vit_jax.distributed import Supervisor
+from vit_jax.distributed import Supervisor, run_on_all
 from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
 from vit_jax.workdir import Workdir
 
@@ -38,6 +38,7 @@ class Run:
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
         self._config, self._folder, self._log = config, folder, log
         self._evaluators, self._supervisor = evaluators, supervisor
+        self._failure: Exception | None = None  # of this host's data, for which all hosts end
         self._batches = data.train_batches(config, batch_sharding, folder.start, info.opened)
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
@@ -58,12 +59,12 @@ class Run:
         """Iterates over the steps that are left, and their batches.
 
         Raises:
-            UserError: the data cannot be read.
+            UserError: the data cannot be read; what was learnt is saved.
         """
         for step in range(self.step + 1, self._config.total_steps + 1):
             self._trace.before(step)
             with self._supervisor.phase(f"data of step {step}"):
-                batch = self._next_batch()
+                batch = self._next_batch(step)
             self._supervisor.enter_phase(f"step {step}")
             yield step, batch
 
@@ -140,27 +141,49 @@ class Run:
         self._log.write_text(f"Model: {self._folder.export(self.state)}")
         return self.metrics
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self, step: int) -> Any:
+        batches, hosts = self._batches, self._supervisor.hosts
         try:
-            return next(self._batches)
-        except UserError:  # an unreadable image, for example: what was learnt until then is kept
-            # On several hosts the others do not know, and would not save.
-            if self.step == self._folder.start or self._supervisor.hosts > 1:
+            batch = next(batches)
+        except Exception:  # an unreadable image, for example: what was learnt until then is kept
+            if self.step == self._folder.start or hosts > 1:
                 raise
             self.save()
             with saved_before(self.step):
                 raise
+        # All hosts save the same step: they agree on it while this one still has batches to come there.
+        ends = hosts > 1 and batches.failure and step + batches.ready < self._config.total_steps
+        if ends and self._supervisor.stop_all():
+            self._failure = batches.failure
+        return batch
 
     def _save_preempted(self) -> None:
         self._supervisor.raise_pending()  # another run may have taken the workdir
         if not self.step:
             return
-        self._train_metrics.flush()
         if self.step > self._folder.start:
             self.save()
-        raise Preempted(
-            f"preempted; the state after step {self.step} is saved. Run the same command again to continue."
-        ) from None
+        end_together(self._supervisor, self._folder, self.step, self._failure)
+
+
+def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
+    """Raises why all hosts end after `step`, once its save is finished on all: the `failure` of one's data, or a stop.
+
+    Raises:
+        UserError: the save was refused; or the data of a host cannot be read.
+        Preempted: otherwise.
+    """
+
+    def fail() -> None:
+        if failure:
+            raise failure
+
+    run_on_all(supervisor, "the last save", folder.wait)
+    with saved_before(step):
+        run_on_all(supervisor, "the reason for the end", fail)
+    raise Preempted(
+        f"preempted; the state after step {step} is saved. Run the same command again to continue."
+    ) from None
 
 
 def describe_end(step: int) -> str:

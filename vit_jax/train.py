@@ -30,8 +30,8 @@ def train(
     Args:
         config: a configuration with the fields of `configs/base.py`.
         workdir: the run's folder; if it holds a run of the same configuration, that run is resumed.
-        watch: called on the first host with each step whose metrics are logged and the metrics, those before a resumed
-            run's start included; they are then not printed. `vit_jax.analysis.plot.Live` draws them.
+        watch: called on the first host with each step whose metrics are logged and the metrics, those of earlier starts
+            too, which are then not printed; what it raises ends the run. `vit_jax.analysis.plot.Live` draws them.
         supervisor: watches for SIGTERM, lost and stuck hosts, if it is entered.
 
     Raises:

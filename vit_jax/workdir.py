@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, monitoring
+from vit_jax import UserError, data, interop, monitoring, user_errors
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
@@ -124,7 +124,7 @@ class Workdir:
         """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
 
         Raises:
-            UserError: the workdir is remote and cannot be written to.
+            UserError: the logs cannot be written.
         """
         config = self._config
         log = self._log = MetricWriter(
@@ -160,10 +160,11 @@ class Workdir:
         """Writes `config.json`, by which the run counts as started with these settings.
 
         Raises:
-            UserError: the workdir is remote and cannot be written to.
+            UserError: the workdir cannot be written to.
         """
         if jax.process_index() == 0 and not self._is_complete():
-            save_config(self._config, self.path / "config.json")
+            with user_errors(f"cannot write to the workdir {self.place}"):
+                save_config(self._config, self.path / "config.json")
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
 
@@ -213,10 +214,18 @@ class Workdir:
             except UserError as error:
                 logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
 
-    def export(self, state: Any) -> str:
-        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
+    def wait(self) -> None:
+        """Finishes the checkpoint that is being written.
+
+        Raises:
+            UserError: the disk or store refuses it, or does not answer.
+        """
         with self._writing():
             self._checkpoints.wait()
+
+    def export(self, state: Any) -> str:
+        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
+        self.wait()
         weights = jax.tree.map(GatheredArray, state.eval_params)
         if self._history:
             self._history.write(self._config.total_steps)
@@ -237,10 +246,12 @@ class Workdir:
         """
         try:
             with self._writing():
-                self._mirror.flush()  # first: it is quick to say that the store does not answer; Orbax tries for long
+                self._mirror.flush(
+                    last=True
+                )  # first: it is quick to say that the store does not answer; Orbax tries for long
                 self._checkpoints.close()
-        except UserError:
-            self._checkpoints.abandon()
+        except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
+            self._checkpoints.abandon(self._mirror.close)
             raise
         self._mirror.close()
 

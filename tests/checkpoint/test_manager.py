@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
-from vit_jax.checkpoint import restore
+from vit_jax.checkpoint import orbax_io, restore
 from vit_jax.checkpoint.background import BackgroundTasks
 from vit_jax.checkpoint.directory import BucketDirectory, is_checkpoint
 from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
@@ -674,3 +675,26 @@ def test_an_array_is_gathered_from_any_placement(state, mesh):
         gathered = GatheredArray(leaf)
         assert (gathered.shape, gathered.dtype) == (leaf.shape, leaf.dtype)
         np.testing.assert_array_equal(np.ascontiguousarray(gathered), np.asarray(leaf))
+
+
+def test_a_thread_that_failed_to_write_waits_for_no_other_host(monkeypatch):
+    waited = []
+    monkeypatch.setattr(
+        orbax_io.ocp.multihost, "get_barrier_sync_fn", lambda: lambda key, timeout_ms: waited.append((key, timeout_ms))
+    )
+
+    def write(fault):
+        try:
+            if fault:
+                raise fault
+        finally:
+            orbax_io.wait_for_hosts(key="saved", timeout_ms=5)
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(OSError, match="full"):
+            pool.submit(write, OSError("full")).result()
+        assert not waited
+        pool.submit(write, None).result()
+    with pytest.raises(KeyboardInterrupt):  # what ends the main thread is no fault of the checkpoint
+        write(KeyboardInterrupt())
+    assert waited == [("saved", 5)] * 2

@@ -1,8 +1,11 @@
 import dataclasses
 import itertools
 import multiprocessing
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import chex
@@ -86,6 +89,26 @@ def test_the_assembled_batch_does_not_depend_on_hosts(hosts):
 
 def test_nor_on_workers():
     assert_same(take(3, workers=2), take(3))
+
+
+def test_a_worker_outlives_the_signals_to_its_job_but_not_the_kernels():
+    batches = loader.local_train_batches(Numbers(30), PIPE, rows=np.arange(BATCH), batch=BATCH, seed=3, workers=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, batches)
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.001)
+        [worker] = children
+        for number in (signal.SIGTERM, signal.SIGINT):  # as it starts
+            os.kill(worker.pid, number)
+        first.result()
+    os.kill(worker.pid, signal.SIGTERM)
+    assert_same(list(itertools.islice(batches, 9)), take(10)[1:])
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(
+        UserError, match=r"ended by SIGKILL, as the kernel's out-of-memory .* set --config\.data\.workers"
+    ):
+        list(itertools.islice(batches, 100))
+    batches.close()
 
 
 def test_opencv_starts_no_threads_beside_those_of_the_loader():

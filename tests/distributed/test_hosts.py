@@ -1,5 +1,6 @@
 """Several processes as the hosts of a pod: killed and resumed; `benchmarks.faults` tries the rest."""
 
+import os
 import re
 import shutil
 import signal
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from benchmarks.faults import SPLIT
-from benchmarks.hosts import Hosts, metrics
+from benchmarks.hosts import Hosts, metrics, saved
 from tests.conftest import ROOT
 from vit_jax import train
 from vit_jax.config_flags import parse_command_line
@@ -52,6 +53,31 @@ def test_killed_while_saving_and_resumed_on_another_mesh_it_has_the_same_losses(
     assert len(before) >= 10 and sorted(after) == list(range(1, 41))  # those after the last save were made again
     for step, loss in before.items():
         assert after[step] == pytest.approx(loss, rel=1e-5)
+
+
+LONG = [SPLIT, "--config.data.workers=1", "--config.total_steps=400", "--config.eval_every=400"]
+SELDOM = dict.fromkeys((0, 1), "many_hosts:1024")  # they agree as slowly
+
+
+@pytest.mark.slow
+def test_sigterm_to_every_process_of_the_job_saves(tmp_path):
+    with Hosts(tmp_path / "run", 2, 1, *LONG, faults=SELDOM) as run:
+        run.await_step(5)
+        assert run.workers(0) and run.workers(1)
+        run.send_to_group(signal.SIGTERM)
+        assert run.wait() == [42, 42], run.output()
+        assert f"preempted; the state after step {saved(tmp_path / 'run')[-1]} is saved" in run.output()
+
+
+@pytest.mark.slow
+def test_what_was_learnt_before_a_worker_died_is_saved_by_all_hosts(tmp_path):
+    with Hosts(tmp_path / "run", 2, 1, *LONG) as run:
+        run.await_step(5)
+        os.kill(run.workers(1)[0], signal.SIGKILL)
+        assert run.wait() == [2, 2], run.output()
+        words = f"ended by SIGKILL.*; step {saved(tmp_path / 'run')[-1]} is saved; run the same command again"
+        assert all(re.search(words, run.output(host)) for host in (0, 1)), run.output()
+        assert "Traceback" not in run.output()
 
 
 def test_hosts_that_were_started_differently_do_not_start(tmp_path):

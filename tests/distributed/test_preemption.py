@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
@@ -82,3 +83,16 @@ def test_alone_a_stop_comes_with_the_next_count():
     one.exchange()
     assert not one.stopped_before_start and not one.take_save()
     assert one.advance() and one.take_save() and not one.take_save()
+
+
+def test_a_host_that_cannot_go_on_has_all_stop_two_programs_later_at_most():
+    agreements = [StepAgreement(group) for group in make_groups(4)]
+    for number, one in enumerate(agreements):
+        one.count = 5 if number == 2 else 6  # the others have begun what the third has not
+    waiting = ThreadPoolExecutor(1).submit(agreements[2].stop)
+    while not waiting.done():
+        for one in agreements:
+            one.exchange()
+    assert waiting.result() and not agreements[2].stop()
+    assert [agreements[2].advance() for _ in range(2)] == [False, True]
+    assert [one.advance() for one in agreements] == [True] * 4

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from orbax.checkpoint import PyTreeCheckpointer
 from PIL import Image
 
 import vit_jax
-from benchmarks.faults import SPLIT
+from benchmarks.faults import SPLIT, fill
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT
 from tests.test_workdir import failing
@@ -28,7 +29,7 @@ from vit_jax.checkpoint import directory, local_workdir, manager
 from vit_jax.config_flags import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
-from vit_jax.storage import filesystem, timeout
+from vit_jax.storage import filesystem, mirror, timeout
 
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]
@@ -375,6 +376,44 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     while not closed and time.monotonic() < deadline:
         time.sleep(0.01)
     assert closed and finished("s3://bkt/silent") == [1]
+
+
+def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monkeypatch):
+    quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every = 8, 2, 1, 2
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no permission"):
+        failing(patch, filesystem, "upload", UserError("no permission."), call=3)
+        train.train(quick, "s3://bkt/refused")
+    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{mirror.owner_of('s3://bkt/refused')}.lock")
+    deadline = time.monotonic() + 20
+    with lock.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    train.train(quick, "s3://bkt/refused")
+
+
+@pytest.mark.slow
+def test_a_full_disk_here_costs_no_training_on_a_bucket(servers, quick, small_disk, monkeypatch, caplog):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(small_disk))
+    quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every, quick.log_every = 8, 20, 5, 20, 1
+
+    def watch(step, metrics):
+        if step == 3:
+            fill(small_disk / "other")
+        if step == 14:
+            assert finished("gs://bkt/full")[0] == 5
+            (small_disk / "other").unlink()
+
+    train.train(quick, "gs://bkt/full", watch=watch)
+    lines = filesystem.read_bytes("gs://bkt/full/metrics.jsonl").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [*range(1, 21), 20]
+    assert [message for message in caplog.messages if "the logs in" in message][1].endswith(
+        "0 of their records are lost"
+    )
 
 
 @pytest.mark.slow

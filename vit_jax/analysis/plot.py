@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import textwrap
@@ -22,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
-from vit_jax import models
+from vit_jax import models, reason
 from vit_jax.data.images import read_image
 
 DRAW_SECONDS = 2.0  # between two drawings of a live plot
@@ -102,7 +103,7 @@ class Live:
         self.figure = NotebookFigure(figsize=(4, 3), layout="constrained")
         self._values: dict[str, dict[int, float]] = {}
         self._handle: Any = None
-        self._drawn_at = time.monotonic()
+        self._drawn_at, self._told = time.monotonic(), False
 
     def __enter__(self) -> "Live":
         return self
@@ -118,6 +119,15 @@ class Live:
             self._draw()
 
     def _draw(self) -> None:
+        try:
+            self._draw_panels()
+        except Exception as error:  # a plot is not worth a run
+            if not self._told:
+                logging.getLogger(__name__).warning("the metrics cannot be drawn: %s", reason(error))
+            self._told = True
+        self._drawn_at = time.monotonic()
+
+    def _draw_panels(self) -> None:
         panels = {label: [name for name in self._values if name.endswith(end)] for label, (end, _) in PANELS.items()}
         panels = {label: names for label, names in panels.items() if names}
         if not panels:
@@ -132,7 +142,6 @@ class Live:
             if label.startswith("accuracy"):
                 axes.set_ylim(top=min(axes.get_ylim()[1], 101))
         self._display()
-        self._drawn_at = time.monotonic()
 
     def _draw_lines(self, axes: Axes, names: list[str], groups: list[str], factor: int) -> None:
         for name in names:

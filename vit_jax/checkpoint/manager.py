@@ -148,12 +148,13 @@ class Checkpoints:
                 with contextlib.suppress(Exception) if self._tasks.failed else self._writing():
                     self._writer.close()
 
-    def abandon(self) -> None:
-        """Closes without waiting for it: the store does not answer."""
+    def abandon(self, finish: Callable[[], None]) -> None:
+        """Closes without waiting for it, as the store does not answer; `finish` is called afterwards."""
 
         def close() -> None:
             with contextlib.suppress(Exception):
                 self.close()
+            finish()
 
         threading.Thread(target=close, daemon=True).start()
 

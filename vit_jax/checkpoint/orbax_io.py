@@ -1,6 +1,8 @@
 """Arrays of checkpoints, written and read by Orbax: its only user."""
 
 import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,10 @@ class OrbaxWriter:
     def __init__(self, path: str, preservation_policy: Any):
         """Opens the folder and removes what was left unfinished there."""
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy, cleanup_tmp_directories=True, lightweight_initialize=True
+            preservation_policy=preservation_policy,
+            cleanup_tmp_directories=True,
+            lightweight_initialize=True,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=wait_for_hosts),
         )
         self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
 
@@ -40,6 +45,14 @@ class OrbaxWriter:
     def close(self) -> None:
         """Waits, and ends Orbax's threads."""
         self._manager.close()
+
+
+def wait_for_hosts(*, key: str, timeout_ms: int) -> None:
+    """Waits at one of Orbax's barriers, but not in a thread that failed: the others wait for it, at another one."""
+    error = sys.exc_info()[1]
+    if error and threading.current_thread() is not threading.main_thread():
+        raise error
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def read_state(path: str, check_metadata: Callable[[Any], None], wanted: Any, shardings: Any) -> Any:

@@ -6,12 +6,11 @@ integer.
 """
 
 import collections
-import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -26,6 +25,7 @@ from jaxtyping import Int64
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import Preprocessor
+from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 ExampleSource: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
@@ -125,14 +125,10 @@ class RowGroups:
         self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Sets up the worker process that receives this object.
-
-        It ignores Ctrl-C, which the terminal sends to the main process too.
-        """
+        """Sets up the worker process that receives this object."""
         vars(self).update(state)
         use_one_opencv_thread()
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        set_up_worker()
 
     def __len__(self) -> int:
         """Returns the number of groups in all batches."""
@@ -174,7 +170,7 @@ class LocalBatches:
         """
         self.replaced: set[int] = set()
         self.source, self.max_bad = source, max_bad
-        self.groups = row_groups.groups
+        self.groups, self.workers = row_groups.groups, workers
         ahead = 2 * len(self.groups)
         dataset = grain.MapDataset.source(row_groups)[start * len(self.groups) :]
         if workers:
@@ -187,6 +183,7 @@ class LocalBatches:
             threads = min(os.cpu_count() or 1, 32)  # more would only wait for the interpreter's lock
             iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, max(threads, ahead)))
         self.iterator: grain.DatasetIterator | None = iter(iterable)
+        self.started = not workers
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Returns itself."""
@@ -197,13 +194,15 @@ class LocalBatches:
         [rows].
 
         Raises:
-            UserError: an image is unreadable, or too many are.
+            UserError: an image is unreadable, or too many are; or a signal has ended a worker process.
         """
         if self.iterator is None:
             raise StopIteration
-        parts = []
-        for _ in self.groups:
-            parts.append(next(self.iterator))
+        read, parts = functools.partial(next, self.iterator), []
+        with explain_death(self.workers):
+            for _ in self.groups:
+                parts.append(read() if self.started else call_without_signals(read))
+                self.started = True
         rows = sum(len(group) for group in self.groups)
         batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
         for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
@@ -279,7 +278,7 @@ class DevicePrefetcher:
     """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
-    due.
+    due; until then it is the `failure`, so that what depends on it can be prepared.
 
     Attributes:
         waited: seconds spent waiting for the loader since the start.
@@ -313,7 +312,7 @@ class DevicePrefetcher:
         """Returns the next batch of global arrays.
 
         Raises:
-            UserError: an image is unreadable.
+            UserError: an image is unreadable, or a signal has ended a worker process.
         """
         while self.end is None and len(self.queue) <= self.depth:
             began = time.monotonic()
@@ -327,6 +326,16 @@ class DevicePrefetcher:
         if self.end is not None and not self.queue:
             raise self.end
         return self.finish(self.queue.popleft())
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the loader failed with, perhaps for a batch that is not due yet."""
+        return None if isinstance(self.end, StopIteration) else self.end
+
+    @property
+    def ready(self) -> int:
+        """The number of batches that are transferred and not yet due; the `depth`, when the loader has just failed."""
+        return len(self.queue)
 
     @property
     def replaced(self) -> int:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import jax
 
+from vit_jax import tell
 from vit_jax.distributed.coordination import ProcessGroup
 
 PARTING = 10.0  # seconds that the last exchange of a run may take
@@ -48,7 +49,7 @@ class HostDeparture:
 
     def end_process(self, sentence: str, code: int) -> NoReturn:
         """Ends this process from any thread: the main one may never come back."""
-        print(f"vit_jax: {sentence}", file=sys.stderr, flush=True)
+        tell(f"vit_jax: {sentence}")
         if self._group.hosts > 1:
             self.depart()
         for child in multiprocessing.active_children():
@@ -57,7 +58,7 @@ class HostDeparture:
 
     def abort(self, sentence: str, code: int) -> NoReturn:
         """Ends this process as a signal would, with the stacks of all threads."""
-        print(f"vit_jax: {sentence} The threads of host {self._group.host}:", file=sys.stderr, flush=True)
+        tell(f"vit_jax: {sentence} The threads of host {self._group.host}:")
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         self.end_process("the run is ended; the same command resumes it from its last checkpoint.", code)
 
@@ -73,7 +74,7 @@ class HostDeparture:
             try:
                 call()
             except jax.errors.JaxRuntimeError as error:
-                print(f"vit_jax: cannot reach the other hosts: {error}", file=sys.stderr, flush=True)
+                tell(f"vit_jax: cannot reach the other hosts: {error}")
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax import LostHosts, Preempted, exit_code
+from vit_jax import LostHosts, Preempted, exit_code, tell
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.departure import PARTING, HostDeparture
 from vit_jax.distributed.preemption import StepAgreement
@@ -118,7 +118,7 @@ class HostMonitor:
             all_gather("the end")
         elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
             # A lost host looks like this: then the watching thread ends this process.
-            print(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?", file=sys.stderr, flush=True)
+            tell(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?")
             time.sleep(LOST + 3 * PARTING)
         if error is not None and not preempted:
             code, text = exit_code(error), str(error)
@@ -138,7 +138,7 @@ class HostMonitor:
                 continue
             waited = self.watched.watchdog.seconds_in_phase()
             if not announced and waited > SOON:
-                print("vit_jax: waiting for the other hosts; was this started on all?", file=sys.stderr, flush=True)
+                tell("vit_jax: waiting for the other hosts; was this started on all?")
                 announced = True
             if self._terminated and waited > SOON:
                 self.watched.departure.end_process(STARTUP, exit_code(Preempted()))

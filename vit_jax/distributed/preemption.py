@@ -50,6 +50,18 @@ class StepAgreement:
         """Asks for an event: a stop on any host, a save on host 0."""
         self._requested.add(event)
 
+    def stop(self) -> bool:
+        """Has all hosts end, and returns once they agree where; False if they had agreed before. For the main thread.
+
+        It is the count of this host plus two at most: the others wait for its next program.
+        """
+        with self._changed:
+            if self._stop is not None:
+                return False
+            self.request("stop")
+            self._changed.wait_for(lambda: self._stop is not None)
+        return True
+
     def exchange(self) -> bool:
         """Takes a step towards what was requested; returns whether it waits for other hosts.
 

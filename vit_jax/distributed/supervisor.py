@@ -90,6 +90,13 @@ class Supervisor:
         if ends:
             raise Preempted(PREEMPTED)
 
+    def stop_all(self) -> bool:
+        """Has all hosts end after one or two programs more, which `count_step` will say; see `StepAgreement.stop`.
+
+        Returns whether they end for that, and not for what they agreed on before or because they cannot agree.
+        """
+        return self._entered and self._monitor.watched.agreement.stop()
+
     def save_due(self) -> bool:
         """Returns whether it is time to save, on all hosts; True once for each time."""
         late = not self._entered and self.hosts == 1 and self._timer.is_over()

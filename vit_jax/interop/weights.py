@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import UserError, checkpoint, choose, models, shown, tree, user_errors
+from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
 from vit_jax.interop import archives, description, formats, locate
 from vit_jax.storage import atomic_write
 
@@ -104,7 +103,7 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
         model = _create_as_stored(stated.model, stated.keywords, given)
         params = layout.read(archive, form, model.spec, _parameter_shapes(model))
     if layout.is_inferred:
-        print(f"{path.name}: {name} layout, {_summarise(model, params)}", file=sys.stderr)
+        tell(f"{path.name}: {name} layout, {_summarise(model, params)}")
     return model, params
 
 
@@ -162,7 +161,7 @@ def _resize(
     spec = resized.spec
     if other_patches:
         sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
-        print(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels", file=sys.stderr)
+        tell(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels")
     params = models.resample_parameters(params, old, spec, method or ("flexi" if "patch_size" in given else "linear"))
     preprocess = given.get("preprocess", model.preprocess)
     last = (preprocess or "").rpartition("|")[2]

@@ -65,7 +65,10 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
 
 def peak_bytes(devices: Sequence[jax.Device]) -> int:
     """Returns the most memory that one of the devices has had in use; 0: they do not tell, as a CPU."""
-    told = [device.memory_stats() or {} for device in devices]
+    told = list[dict[str, int]]()
+    for device in devices:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            told.append(device.memory_stats() or {})
     return max((stats.get("peak_bytes_in_use", 0) for stats in told), default=0)
 
 

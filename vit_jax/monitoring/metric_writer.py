@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tensorboardX
-from tqdm import tqdm
 
+from vit_jax import user_errors
+from vit_jax.monitoring import events
+from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
+from vit_jax.monitoring.terminal import Terminal
 
 MetricsCallback = Callable[[int, Metrics], None]
+LOG = "train.log"
 PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
 QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
 
@@ -54,26 +56,29 @@ class MetricWriter:
             watch: called with the step and the metrics of each line, kept lines included; the terminal then shows a
                 progress bar instead of the lines.
             wandb: a `WandbRun` that is given each line of metrics too, or None.
+
+        Raises:
+            UserError: the files cannot be written. Later, what cannot be written waits; see `LogFolder`.
         """
         self._on_write, self._watch, self._wandb = on_write, watch, wandb
         self._writes = jax.process_index() == 0
         self._start, self._total, self._batch = start, total, batch
         self._hidden = ("norm/", "_std", "/top5") if classes <= 5 else ("norm/", "_std")
-        self._bar, self._wrote_text = None, time.monotonic()
+        self._wrote_text = time.monotonic()
         self.start_clock(start)
         if not self._writes:
             return
-        self._text = (workdir / "train.log").open("a")
-        path = workdir / METRICS
-        if path.exists():
+        path, self._events = workdir / METRICS, events.event_file_name()
+        with user_errors(f"cannot write the logs in {workdir}"):
+            for name in (LOG, METRICS, self._events):
+                (workdir / name).touch()
             drop_lines(path, start, evaluated)
-        if watch and path.exists():
+        if watch:
             for step, metrics in read_metrics(path.read_bytes(), str(path)):
                 watch(step, metrics)
-        self._jsonl = path.open("a")
-        self._events = tensorboardX.SummaryWriter(str(workdir), purge_step=start + 1 if start else None)
-        if watch or sys.stderr.isatty():  # a notebook is not a terminal, but shows a bar
-            self._bar = tqdm(initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05)
+        self._logs = LogFolder(workdir)
+        self._logs.append(self._events, events.first_record(start))
+        self._terminal = Terminal(watch is not None, start, total)
 
     def write_text(self, text: str, to_terminal: bool = True) -> None:
         """Writes lines of text to train.log and to the terminal."""
@@ -81,19 +86,18 @@ class MetricWriter:
             return
         self._wrote_text = time.monotonic()
         if to_terminal:
-            tqdm.write(text, file=sys.stderr)
-        self._text.write(text + "\n")
-        self._text.flush()
+            self._terminal.write(text)
+        self._logs.append(LOG, f"{text}\n".encode())
 
     def write_progress(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics of a step as text, if nothing was written for a while and no bar is drawn."""
-        if self._bar is None and time.monotonic() - self._wrote_text > QUIET:
+        if self._writes and not self._terminal.has_bar and time.monotonic() - self._wrote_text > QUIET:
             self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""
-        if self._bar is not None:
-            self._bar.update(step - self._bar.n)
+        if self._writes:
+            self._terminal.advance(step)
 
     def start_clock(self, step: int, waited: float = 0.0) -> None:
         """Starts to measure the speed after `step` steps and `waited` seconds without a batch."""
@@ -124,10 +128,8 @@ class MetricWriter:
         if not self._writes or not metrics:
             return
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._jsonl.write(json.dumps({"step": step, **finite}) + "\n")
-        self._jsonl.flush()
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
+        self._logs.append(METRICS, (json.dumps({"step": step, **finite}) + "\n").encode())
+        self._logs.append(self._events, events.metrics_record(step, metrics))
         if self._wandb:
             self._wandb.write_metrics(step, metrics)
         self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
@@ -136,19 +138,17 @@ class MetricWriter:
             self._watch(step, metrics)
 
     def flush(self) -> None:
-        """Flushes the TensorBoard events."""
+        """Tries to write what the disk refused."""
         if self._writes:
-            self._events.flush()
+            self._logs.flush()
 
     def close(self) -> None:
         """Closes the files and the progress bar."""
-        if not self._writes:
-            return
-        if self._bar is not None:
-            self._bar.close()
-        for file in (self._text, self._jsonl, self._events, self._wandb):
-            if file is not None:
-                file.close()
+        if self._writes:
+            self._terminal.close()
+            self._logs.close()
+        if self._wandb:
+            self._wandb.close()
 
     def _is_printed(self, name: str) -> bool:
         return not (name.startswith(self._hidden) or name.endswith(self._hidden))

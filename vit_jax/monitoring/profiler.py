@@ -1,9 +1,14 @@
 """A trace of a few steps, for TensorBoard's profiler or Perfetto."""
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from vit_jax import reason
 
 
 class Trace:
@@ -18,8 +23,9 @@ class Trace:
     def before(self, step: int) -> None:
         """Starts the trace if `step`, which is about to be dispatched, is the first to be traced."""
         if self._first == step <= self._last:
-            jax.profiler.start_trace(self._folder)
-            self._running = True
+            with profiler_errors():
+                jax.profiler.start_trace(self._folder)
+                self._running = True
 
     def after(self, step: int, result: Any) -> None:
         """Stops the trace once `result` is computed, if it is that of the last step to be traced."""
@@ -30,5 +36,15 @@ class Trace:
     def close(self) -> None:
         """Stops a trace that is still running."""
         if self._running:
-            jax.profiler.stop_trace()
             self._running = False
+            with profiler_errors():
+                jax.profiler.stop_trace()
+
+
+@contextlib.contextmanager
+def profiler_errors() -> Iterator[None]:
+    """Makes a warning of what goes wrong with a trace: a full disk, another trace in this process."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        logging.getLogger(__name__).warning("there is no trace of these steps: %s", reason(error))

@@ -1,6 +1,8 @@
 """The metrics of a run in Weights & Biases, if it is installed."""
 
 import hashlib
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ class WandbRun:
             import wandb
         except ImportError as error:
             raise UserError("config.wandb is set, but wandb is not installed: pip install -e '.[wandb]'.") from error
+        self._told = False
         run = hashlib.sha256(place.encode()).hexdigest()[:16]
         name = place.rstrip("/").rpartition("/")[2]
         try:
@@ -42,8 +45,18 @@ class WandbRun:
 
     def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Logs the metrics of a step."""
-        self._run.log({"step": step, **metrics})
+        self._attempt(lambda: self._run.log({"step": step, **metrics}))
 
     def close(self) -> None:
         """Finishes what is being uploaded."""
-        self._run.finish()
+        self._attempt(self._run.finish)
+
+    def _attempt(self, call: Callable[[], Any]) -> None:
+        """Calls the library, whose errors are of many kinds: the metrics are in the workdir too."""
+        try:
+            call()
+        except Exception as error:
+            if not self._told:
+                words = "Weights & Biases does not take metrics (%s); training goes on"
+                logging.getLogger(__name__).warning(words, reason(error))
+            self._told = True

@@ -84,16 +84,20 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
 
 
 def lock_folder(folder: Path) -> bool:
-    """Locks a folder until this process ends or unlocks it; returns False if another process has locked it."""
+    """Locks a folder until this process ends or unlocks it; returns False if it is locked."""
     with write_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder not in _locks:
-            lock = _open_lock(folder)
-            if not _try_lock(lock, fcntl.LOCK_EX):
-                lock.close()
-                return False
-            _locks[folder] = lock
+        lock = _open_lock(folder)
+        if not _try_lock(lock, fcntl.LOCK_EX):
+            lock.close()
+            return False
+        _locks[folder] = lock
     return True
+
+
+def is_locked_here(folder: Path) -> bool:
+    """Returns whether this process has locked a folder."""
+    return folder in _locks
 
 
 def unlock_folder(folder: Path) -> None:

@@ -2,10 +2,11 @@
 
 import contextlib
 import hashlib
-import itertools
 import logging
+import os
 import re
 import shutil
+import stat
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,10 @@ from vit_jax.storage.atomic import SUFFIX
 
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
+GROWTH = 1 / 8  # of a file since its last upload in the background, from which on the next is worth it
 UNMIRRORED = "checkpoints"  # the folder that Orbax writes itself
+AT_THE_END = "wandb"  # the folder of another program's working files
+RELEASE = 60.0  # seconds that an earlier run of this process may take to finish
 UPLOADED_LAST = "model.npz"  # whoever finds the weights finds what describes them, `model.json`
 
 
@@ -49,6 +53,11 @@ def open_mirror(place: str, names: tuple[str, ...]) -> "LocalFolder | Mirror":
     return Mirror(place, names) if filesystem.is_remote(place) else LocalFolder(Path(place))
 
 
+def owner_of(place: str) -> str:
+    """Returns the name of the local folder of this host for a remote workdir."""
+    return hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
+
+
 class LocalFolder:
     """A local workdir, which needs no copy: the methods of `Mirror`, with nothing to upload."""
 
@@ -59,7 +68,7 @@ class LocalFolder:
     def push(self) -> None:
         """Does nothing."""
 
-    def flush(self) -> None:
+    def flush(self, last: bool = False) -> None:
         """Does nothing."""
 
     def exists(self, name: str) -> bool:
@@ -91,8 +100,14 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self._unanswered: NoAnswer | None = None
         self._last = time.monotonic()
-        owner = hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
-        self.path = cache.root() / "runs" / owner  # the same run finds it, and empties it, after it was killed
+        self.path = (
+            cache.root() / "runs" / owner_of(place)
+        )  # the same run finds it, and empties it, after it was killed
+        end = time.monotonic() + RELEASE
+        while cache.is_locked_here(self.path):
+            if time.monotonic() > end:
+                raise UserError(f"an earlier run of this process still waits for {place}; try again later.")
+            time.sleep(0.05)
         if not cache.lock_folder(self.path):
             raise UserError(f"another process on this machine already writes to {place}.")
         with contextlib.ExitStack() as undone:
@@ -101,10 +116,13 @@ class Mirror:
             self.path.mkdir()
             filesystem.download(place, set(names) & set(filesystem.list_files(place)), self.path)
             undone.pop_all()
-        self._sent = self._files()
+        self._sent = self._files(last=False)
 
     def push(self) -> None:
-        """Uploads changed files in the background, unless an upload is running or ended a short time ago."""
+        """Uploads changed files in the background, unless an upload is running or ended a short time ago.
+
+        A file that has grown by less than an eighth waits: the uploads of a growing file add up to nine times its size.
+        """
         if (
             self._unanswered
             or time.monotonic() - self._last < UPLOAD_INTERVAL
@@ -114,8 +132,8 @@ class Mirror:
         self._thread = threading.Thread(target=self._try_upload, daemon=True)
         self._thread.start()
 
-    def flush(self) -> None:
-        """Uploads changed files now.
+    def flush(self, last: bool = False) -> None:
+        """Uploads changed files now; the `last` time, those that only matter then, too.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -124,7 +142,7 @@ class Mirror:
             self._thread.join()
         if self._unanswered:
             raise self._unanswered
-        self._upload()
+        self._upload(self._files(last))
 
     def exists(self, name: str) -> bool:
         """Returns whether a file exists in the remote workdir.
@@ -148,26 +166,39 @@ class Mirror:
         shutil.rmtree(self.path, ignore_errors=True)
         cache.unlock_folder(self.path)
 
-    def _files(self) -> dict[str, tuple[int, int]]:
+    def _files(self, last: bool) -> dict[str, tuple[int, int]]:
         """Returns the local files in the order of their upload: name -> size and time of change."""
         found = {}
-        # What is unmirrored is not even listed: meanwhile, Orbax removes folders there.
-        tops = [path for path in self.path.iterdir() if path.name != UNMIRRORED]
-        for path in itertools.chain.from_iterable((top, *top.rglob("*")) for top in tops):
-            if path.is_file() and path.suffix != SUFFIX:
-                found[path.relative_to(self.path).as_posix()] = (path.stat().st_size, path.stat().st_mtime_ns)
+        for folder, folders, names in os.walk(self.path):  # which passes over folders that vanish
+            if Path(folder) == self.path:
+                folders[:] = [name for name in folders if name != UNMIRRORED and (last or name != AT_THE_END)]
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    about = path.stat(follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode) and path.suffix != SUFFIX:
+                        found[path.relative_to(self.path).as_posix()] = (about.st_size, about.st_mtime_ns)
         return dict(sorted(found.items(), key=lambda entry: (entry[0] == UPLOADED_LAST, entry[0])))
 
-    def _upload(self) -> None:
-        for name, state in self._files().items():
+    def _upload(self, files: dict[str, tuple[int, int]]) -> None:
+        for name, state in files.items():
             if self._sent.get(name) != state:
-                filesystem.upload(self.path / name, filesystem.join_path(self._place, name))
+                try:
+                    filesystem.upload(self.path / name, filesystem.join_path(self._place, name))
+                except UserError as error:
+                    if isinstance(error, NoAnswer) or (self.path / name).exists():
+                        raise
+                    continue  # it has vanished
                 self._sent[name] = state
         self._last = time.monotonic()
 
+    def _has_grown_enough(self, name: str, size: int) -> bool:
+        before, _ = self._sent.get(name, (0, 0))
+        return not before < size < before * (1 + GROWTH)
+
     def _try_upload(self) -> None:
         try:
-            self._upload()
+            files = self._files(last=False)
+            self._upload({name: state for name, state in files.items() if self._has_grown_enough(name, state[0])})
         except NoAnswer as error:  # this upload may still arrive, and must not replace a newer one: it was the last
             self._unanswered = error
         except UserError as error:  # a later upload may succeed; before a checkpoint it must

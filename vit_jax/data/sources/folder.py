@@ -3,12 +3,11 @@
 import collections
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import UserError
+from vit_jax import UserError, tell
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
@@ -264,7 +263,7 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
     unlabelled = unlabelled_splits(tree, folders, classes)
     for path in (tree.full_path(folders[split]) for split in unlabelled):
-        print(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.", file=sys.stderr, flush=True)
+        tell(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
     return [split for split in folders if split not in unlabelled]
 
 

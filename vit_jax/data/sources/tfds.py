@@ -6,7 +6,6 @@ import http.client
 import logging
 import os
 import re
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import MissingData, UserError, storage
+from vit_jax import MissingData, UserError, storage, tell
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples
@@ -181,7 +180,7 @@ def prepare_dataset(name: str, where: str) -> Any:
     urls = {} if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else dict(builder.url_infos or {})
     size = sum(info.size for info in urls.values()) or builder.info.download_size
     download = f", {size / 1e6:,.0f} MB to download" if size else ""
-    print(f"{missing}: TFDS prepares it there now{download}.", file=sys.stderr, flush=True)
+    tell(f"{missing}: TFDS prepares it there now{download}.")
     for url in [url for url in urls if url.startswith("http")][:1]:
         if not is_reachable(url):
             raise MissingData(f"{missing}, and the network, or {url}, cannot be reached from here; {elsewhere}")

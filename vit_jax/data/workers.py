@@ -1,0 +1,70 @@
+"""The worker processes of the loader: what they do about signals, and what is said of one that a signal has ended."""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from vit_jax import UserError
+
+STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
+CAUSES = {
+    signal.SIGKILL: "as the kernel's out-of-memory killer does (see `dmesg`)",
+    signal.SIGBUS: "as where /dev/shm, through which images are passed on, is full",
+}
+
+
+def call_without_signals(call: Callable[[], Any]) -> Any:
+    """Returns what `call` returns, which runs in a thread that takes no signals.
+
+    Processes that it starts take none either: a signal to the whole job would end them before `set_up_worker`.
+    """
+    pool = ThreadPoolExecutor(1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, STOPS))
+    try:
+        return pool.submit(call).result()
+    finally:
+        pool.shutdown(wait=False)  # Ctrl-C ends the wait
+
+
+def set_up_worker() -> None:
+    """Lets this process, if it is a worker, outlive the signals to its job, and end with the main process."""
+    if not multiprocessing.current_process().daemon:
+        return
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def explain_death(workers: int) -> Iterator[None]:
+    """Turns the end of one of some `workers` by a signal into a sentence.
+
+    Raises:
+        UserError: in place of grain's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.match(r"Worker process was terminated unexpectedly with exit code -(\d+)", str(error))
+        if not found:
+            raise
+        number = signal.Signals(int(found[1]))
+        cause = f", {CAUSES[number]}" if number in CAUSES else ""
+        fewer = f"less than {workers}, or to 0" if workers > 1 else "0"
+        raise UserError(
+            f"a worker process of the loader was ended by {number.name}{cause}; set --config.data.workers to {fewer} "
+            "for threads instead of processes."
+        ) from error

@@ -1,0 +1,35 @@
+"""What a run shows on stderr: lines, and in a terminal a progress bar below them."""
+
+import sys
+
+from tqdm import tqdm
+
+from vit_jax import ignore_closed_stderr
+
+
+class Terminal:
+    """Lines of text and a bar on stderr, as long as anything reads it."""
+
+    def __init__(self, bar: bool, start: int, total: int):
+        """Draws a bar from step `start` to `total`, if asked to or if stderr is a terminal."""
+        shown = bar or (sys.stderr is not None and sys.stderr.isatty())  # a notebook is none, but shows a bar
+        with ignore_closed_stderr():
+            self._bar = tqdm(
+                initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05, disable=not shown
+            )
+        self.has_bar = shown
+
+    def write(self, text: str) -> None:
+        """Writes lines."""
+        with ignore_closed_stderr():
+            tqdm.write(text, file=sys.stderr)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        with ignore_closed_stderr():
+            self._bar.update(step - self._bar.n)
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        with ignore_closed_stderr():
+            self._bar.close()

@@ -1,0 +1,67 @@
+"""Output to stdout and stderr, which may be closed before a command ends: by `head`, by a terminal that is closed."""
+
+import contextlib
+import errno
+import os
+import select
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails may work later
+
+
+def tell(text: str) -> None:
+    """Prints to stderr, if anything reads it: no run ends for a line that nobody sees."""
+    with ignore_closed_stderr():
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def ignore_closed_stderr() -> Iterator[None]:
+    """Ends what is inside, which prints to stderr, quietly where that fails; one that is closed stays silent."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in CLOSED:
+            silence(sys.stderr)
+
+
+def flush_stderr() -> None:
+    """Prepares stderr for the end of the process: Python would change the exit code for what it cannot write."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+
+
+@contextlib.contextmanager
+def ignore_closed_stdout() -> Iterator[None]:
+    """Ends what is inside quietly when the program that reads stdout has closed it, as `head` does.
+
+    Raises:
+        BrokenPipeError: another pipe or connection is closed.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        if not stdout_is_closed():
+            raise
+    finally:
+        try:
+            print(end="", flush=True)
+        except BrokenPipeError:
+            silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Leads a stream nowhere, with what is left in it, about which Python would complain."""
+    with contextlib.suppress(OSError):  # it has no descriptor, as that of a notebook
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def stdout_is_closed() -> bool:
+    """Returns whether stdout is a pipe that nothing reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
