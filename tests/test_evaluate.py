@@ -447,3 +447,16 @@ def test_metrics_go_to_weights_and_biases_too(few, run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="wandb is not installed"):
         train.train(few, tmp_path / "other")
+
+
+def test_a_folder_without_splits_is_divided_as_the_message_says(run, tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(10):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    words = f"knn:k=1,source=folder:{tmp_path / 'photos'}"
+    with pytest.raises(UserError, match=r"choose from train\. To learn from a part of it .*, set ") as raised:
+        evaluate.evaluate(run / "model.npz", requests=[words])
+    found = evaluate.evaluate(run / "model.npz", requests=[f"{words},{str(raised.value).rpartition('set ')[2]}"])
+    assert (found["knn_photos/n_train"], found["knn_photos/n"]) == (7, 3)

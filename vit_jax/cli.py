@@ -76,6 +76,7 @@ def leave(sentence: str, code: int) -> None:
 
 def quiet_libraries() -> None:
     """Keeps libraries' informational messages off the terminal; their warnings stay."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")  # before a library chooses another form
     logging.getLogger("absl").setLevel(logging.WARNING)
     # Orbax logs tracebacks of what it raises too.
     logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +79,13 @@ def reason(error: BaseException) -> str:
     """Returns what went wrong in one line: without the number and the path of an `OSError`."""
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
     return text.rstrip(".") or type(error).__name__
+
+
+def round_up(value: float, digits: int) -> str:
+    """Returns a positive number with so many significant digits, no less than it is: for what must be as much."""
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    rounded = math.ceil(value * scale * (1 - 1e-12))  # 0.1 is 0.1, not 0.11
+    return f"{rounded / scale:.{digits + 1}g}"
 
 
 def shown(text: object, most: int = 20_000) -> str:

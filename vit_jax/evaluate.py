@@ -3,6 +3,7 @@
 Examples:
   python -m vit_jax.evaluate workdirs/digits --json
   python -m vit_jax.evaluate workdirs/digits --evals=test --evals=fewshot:shots=1,5
+  python -m vit_jax.evaluate model.npz --evals='knn:source=folder:data/photos,train_split=train[:70%],split=train[70%:]'
   python -m vit_jax.evaluate ViT-B_16 model.npz --evals=fewshot:source=tfds:cifar100,tfds:dtd
 
 --evals=[NAME=]WHAT[:FIELD=VALUE,...] may be given several times. WHAT is

@@ -103,7 +103,10 @@ def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
     free = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if len(free) == 1 and fixed > 0:
-        sizes[free[0]] = devices // fixed
+        sizes[free[0]], rest = divmod(devices, fixed)
+        if rest:
+            given = f"{fixed} does not divide {devices}, the number of devices"
+            raise UserError(f"cannot build a mesh with {asked}: {given}; choose sizes whose product does.")
     if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
         product = f"mesh sizes multiply to {math.prod(sizes.values())}, but {devices} devices are available"
         wrong = product if min(sizes.values()) > 0 else "mesh sizes must be at least 1; a single one may be -1"

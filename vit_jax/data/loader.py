@@ -22,7 +22,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Int64
 
-from vit_jax import UserError
+from vit_jax import UserError, round_up
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
@@ -220,11 +220,12 @@ class LocalBatches:
         except DecodeError as error:
             fault = str(error)
         met, count = len(self.replaced), len(self.source)
-        if met > self.max_bad * count:
+        allowed = math.floor(self.max_bad * count * (1 + 1e-12))  # 0.29 of 100 is 29
+        if met > allowed:
             raise UserError(
                 f"{fault}; {met} of {count:,} images are unreadable so far, more than the "
-                f"{math.floor(self.max_bad * count)} that --config.data.max_bad={self.max_bad:g} allows; repair them, "
-                f"or set max_bad to {met / count:.2g}"
+                f"{allowed} that --config.data.max_bad={self.max_bad:g} allows; repair them, "
+                f"or set --config.data.max_bad={round_up(met / count, 2)}"
             )
         logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
 

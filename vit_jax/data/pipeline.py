@@ -15,7 +15,7 @@ from vit_jax import choose
 from vit_jax.data import images, loader, sources
 from vit_jax.data.headers import check_headers
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.setup import Opened, eval_batch_size, eval_keys, train_preprocessor
+from vit_jax.data.setup import Opened, eval_batch_size, eval_keys, open_eval_source, train_preprocessor
 
 NOTHING: Opened = MappingProxyType({})
 
@@ -119,7 +119,7 @@ class EvalBatches:
     ):
         """Opens the data of `config.evals[name]`; see `eval_batches`."""
         self.name, key = name, eval_keys(config, name)[part]
-        self.source = opened.get(key) or sources.open_source(config, key[1], key[0] or None)
+        self.source = opened.get(key) or open_eval_source(config, name, key)
         self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
         self.batch, self.workers, self.sharding = eval_batch_size(config), config.data.workers, sharding
         self.rows = loader.local_rows(sharding, self.batch)

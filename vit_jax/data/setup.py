@@ -236,7 +236,7 @@ def open_eval_sources(
     eval_preprocessor(config, name, shape)
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
-        found = {key: opened.get(key) or sources.open_source(config, key[1], key[0] or None) for key in keys}
+        found = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated = found[keys[0]]
@@ -248,6 +248,24 @@ def open_eval_sources(
     if has_classes_of_head(eval_config) and differ:
         raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
     return found
+
+
+def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sources.Source:
+    """Opens one of the `eval_keys` of an evaluation.
+
+    Raises:
+        UserError: there is no such data or split; of data with a single split, from which the evaluation learns too, it
+            says how to divide that.
+    """
+    source, split = key
+    try:
+        return sources.open_source(config, split, source or None)
+    except sources.UnknownSplit as error:
+        if len(error.existing) > 1 or "train_split" not in eval_fields(config.evals[name].kind):
+            raise
+        [whole] = error.existing
+        fields = f"train_split={whole}[:70%],split={whole}[70%:]"
+        raise UserError(f"{error} To learn from a part of it and be tested on the rest, set {fields}") from None
 
 
 def eval_batch_size(config: ConfigDict) -> int:

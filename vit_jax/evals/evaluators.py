@@ -42,7 +42,9 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
         return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
     if batches.source.overlaps(train_batches.source):
-        logging.getLogger(__name__).warning("evals.%s learns from images that it is tested on: see its splits", name)
+        logging.getLogger(__name__).warning(
+            "evals.%s learns from images that it is tested on; its fields split and train_split set them apart", name
+        )
 
     def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]

@@ -59,7 +59,8 @@ def evaluate_frozen(
     """
     train, test = Examples(*learnt), Examples(*tested)
     metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
-    metrics = {f"{name}/{metric}": value for metric, value in metrics.items()} | {f"{name}/n": len(test.labels)}
+    metrics = {f"{name}/{metric}": value for metric, value in metrics.items()}
+    metrics |= {f"{name}/n": len(test.labels), f"{name}/n_train": len(train.labels)}
     if jax.process_count() == 1:
         return metrics
     values = np.array([*metrics.values()], np.float64).view(np.uint32)  # as devices may lack float64

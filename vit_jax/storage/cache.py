@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, round_up, user_errors
 
 DEFAULT_GB = 50.0
 
@@ -176,9 +176,10 @@ def _make_room(place: Path, what: str, size: int) -> None:
     limit = max_bytes()
     if used + size > limit:
         beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
+        enough = round_up((used + size) / 1e9, 3)
         raise UserError(
             f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
-            "hold; set VIT_JAX_CACHE_GB to more, and VIT_JAX_CACHE to a folder with room."
+            f"hold; set VIT_JAX_CACHE_GB={enough} or more, and VIT_JAX_CACHE to a folder with room."
         )
     total = used + size + sum(recorded for _, recorded, _ in unused)
     for _, recorded, oldest in sorted(unused):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from vit_jax import UserError
+from vit_jax import UserError, round_up
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from vit_jax.storage import atomic_write, cache, filesystem
@@ -138,8 +138,8 @@ def check_cache_room(shards: Iterable[Shard]) -> None:
     if remote and size > cache.max_bytes():
         raise UserError(
             f"the {len(remote)} shards to read, such as {next(iter(remote))}, need {size / 1e9:.3g} GB, more than the "
-            f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB to more, and "
-            "VIT_JAX_CACHE to a folder with enough room"
+            f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB={round_up(size / 1e9, 3)} "
+            "or more, and VIT_JAX_CACHE to a folder with enough room"
         )
 
 

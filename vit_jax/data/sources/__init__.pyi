@@ -6,5 +6,6 @@ from .source import Label as Label
 from .source import Source as Source
 from .source import SourceConfig as SourceConfig
 from .source import label_list as label_list
+from .splits import UnknownSplit as UnknownSplit
 from .vtab_tasks import VTAB_GROUPS as VTAB_GROUPS
 from .vtab_tasks import VTAB_TASKS as VTAB_TASKS

@@ -9,6 +9,15 @@ PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
 
 
+class UnknownSplit(UserError):
+    """The data have no split of a name; `existing` are the names of those that they have."""
+
+    def __init__(self, sentence: str, existing: Collection[str]):
+        """Takes the sentence."""
+        super().__init__(sentence)
+        self.existing = sorted(existing)
+
+
 def parse_split(split: str) -> tuple[Part, ...]:
     """Parses a split into its parts: (name, start, stop), boundaries as written or None.
 
@@ -44,10 +53,15 @@ def resolve_name(name: str, existing: Collection[str], what: str = "split") -> s
     """Returns the existing whole split of a name; `val` finds `validation` and the reverse.
 
     Raises:
-        UserError: there is none; `what` describes them.
+        UnknownSplit: there is none; `what` describes them.
     """
     same = [one for one in existing if canonical_name(one) == canonical_name(name)]
-    return choose(what, name, existing) if name in existing or not same else same[0]
+    if name in existing or same:
+        return name if name in existing else same[0]
+    try:
+        return choose(what, name, existing)
+    except UserError as error:
+        raise UnknownSplit(str(error), existing) from None
 
 
 def slice_boundary(bound: str, count: int) -> int:

@@ -1,0 +1,67 @@
+"""Advice: what it says to set is enough."""
+
+import logging
+import math
+import re
+import types
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from vit_jax import UserError, round_up
+from vit_jax.data.images import DecodeError
+from vit_jax.data.loader import LocalBatches
+from vit_jax.sharding import axis_sizes
+
+
+@settings(derandomize=True, deadline=None)
+@given(some.floats(1e-9, 1e12), some.integers(1, 6))
+def test_a_number_is_rounded_up_and_not_far(value, digits):
+    rounded = float(round_up(value, digits))
+    assert value * (1 - 1e-11) <= rounded <= value * (1 + 1.01 * 10 ** (1 - digits))
+
+
+class Unreadable:
+    """Images none of which can be read."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        raise DecodeError(f"cannot read {index}")
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(some.integers(1, 10**7), some.data())
+def test_as_many_unreadable_images_are_allowed_as_the_message_says(count, data):
+    met = data.draw(some.integers(1, min(count, 1000)))
+
+    def report(max_bad):
+        batches = types.SimpleNamespace(source=Unreadable(count), replaced=range(met), max_bad=max_bad)
+        LocalBatches._report_replaced(batches, 0)
+
+    with pytest.raises(UserError) as raised:
+        report(0.0)
+    advised = re.search(r"set --config\.data\.max_bad=(\S+)$", str(raised.value))
+    logging.disable(logging.WARNING)
+    try:
+        report(float(advised[1]))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("devices", "fsdp", "words"), [(1, 3, "3 does not divide 1"), (8, 3, "3 does not divide 8")])
+def test_a_mesh_says_what_does_not_divide_the_devices(tiny, devices, fsdp, words):
+    tiny.mesh.fsdp = fsdp
+    with pytest.raises(UserError, match=words):
+        axis_sizes(tiny, devices)
+
+
+@settings(derandomize=True, deadline=None)
+@given(some.integers(1, 10**13))
+def test_gigabytes_are_enough(size):
+    assert int(float(round_up(size / 1e9, 3)) * 1e9) >= math.floor(size * (1 - 1e-11))
