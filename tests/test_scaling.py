@@ -80,6 +80,15 @@ def test_the_axis_has_readable_ticks(places):
     assert 2 <= sum(left <= tick <= right for tick in axes.get_xticks()) <= 10
 
 
+def test_few_values_are_labelled_on_the_axis():
+    values = (0.0005, 0.002, 0.0021)  # the last would touch the one before
+    line = [scaling.Point("a", "", "ViT-B/16", value, "test/accuracy", 0.5, None, 1) for value in values]
+    axes = plot.scaling({"a": line}, "base_lr", joined=True).axes[0]
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.0005", "0.002"]
+    assert not len(axes.get_xticks(minor=True))
+
+
 def test_what_has_no_point_is_left_out(tmp_path, capsys):
     run(tmp_path / "runs" / "whole", "ViT-mu/16")
     run(tmp_path / "runs" / "half", total_steps=20)

@@ -87,6 +87,13 @@ def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path,
     assert len(begun) == 3
 
 
+def test_the_best_of_several_seeds_is_named(whole):
+    found = [outcomes.Outcome(f"base_lr=0.1,seed={seed}", last, last, 1, 1.0) for seed, last in ((1, 0.9), (0, 0.5))]
+    made = sweep.list_combinations(words(whole[0], "--sweep.base_lr=0.1", "--sweep.seed=0,1"))
+    report = sweep.make_report(found, made)
+    assert (report.best, Path(report.workdir).name) == ("base_lr=0.1", "base_lr=0.1,seed=1")
+
+
 def test_what_is_printed(whole, capsys):
     workdir, found = whole
     best = found[0].name

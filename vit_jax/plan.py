@@ -13,7 +13,7 @@ import itertools
 import json
 from pathlib import Path
 
-from vit_jax import UserError, analysis, choose, cli, user_errors
+from vit_jax import UserError, analysis, choose, cli, tell, user_errors
 from vit_jax.planning import (
     CHIPS,
     STRATEGIES,
@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
             from vit_jax.planning import write_page  # which needs matplotlib
 
             write_page(Path(args.html), plans)
+        tell(f"Wrote {args.html}")
 
 
 def make_folder_of(file: str) -> None:
@@ -98,6 +99,7 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
     if args.picture:
         with user_errors(f"cannot write {args.picture}"):
             analysis.plot.inference(figure.points).savefig(args.picture)
+        tell(f"Wrote {args.picture}")
 
 
 def make_parser() -> argparse.ArgumentParser:

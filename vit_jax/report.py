@@ -19,6 +19,7 @@ from vit_jax import UserError, cli
 from vit_jax.page_server import HOST, make_server
 from vit_jax.results import RunFolder, find_runs, read_run, write_page
 from vit_jax.run_report import PAGE, make_page
+from vit_jax.storage import filesystem
 
 REFRESH = 15  # seconds after which a browser asks for the page of a run that still trains
 
@@ -78,7 +79,8 @@ def main(argv: list[str]) -> None:
     runs = read_runs(args.workdirs)
     if len(runs) > 1 and not args.out:
         raise UserError(f"say where to write the page of {len(runs)} runs: --out=FILE.html.")
-    print(write_page(args.out or f"{runs[0].place}/{PAGE}", make_page(runs)))
+    # The place of a run is absolute; the page is named as the user would.
+    print(write_page(args.out or filesystem.relative_path(f"{runs[0].place}/{PAGE}"), make_page(runs)))
 
 
 if __name__ == "__main__":

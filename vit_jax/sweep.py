@@ -1,7 +1,7 @@
 """Trains with every combination of the values of some fields, one after the other, and reports which is best.
 
 Examples:
-  python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=5
+  python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=20
   python -m vit_jax.sweep --plot=scaling.svg workdirs/digits workdirs/shape
 
   --config   as for vit_jax.main; likewise --config.KEY=VALUE
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, user_errors
+from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, tell, user_errors
 from vit_jax.storage import filesystem
 from vit_jax.sweeps import list_combinations, make_report, scaling, train_combinations
 
@@ -61,6 +61,7 @@ def plot(argv: list[str]) -> None:
     with user_errors(f"cannot write {flags['plot']}"):
         Path(flags["plot"]).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(flags["plot"])
+    tell(f"Wrote {flags['plot']}")
 
 
 def main(argv: list[str]) -> None:
@@ -89,7 +90,8 @@ def main(argv: list[str]) -> None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
         if report.best:  # more than the seed was varied
-            print(f"Best: {report.best}, in {report.workdir}")
+            several = "" if report.averages[0].runs == 1 else "the mean over the seeds, of which the best is "
+            print(f"Best: {report.best}, {several}in {report.workdir}")
         if report.command:
             print(f"On the whole training split: {report.command}")
 

@@ -133,7 +133,7 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(bucket, own_cache, monkey
     filesystem.local_copy("memory://b/c")
     assert cached(own_cache) == ["a", "c"]  # b was used longest ago
     filesystem.local_copy("memory://b/a")
-    with pytest.raises(UserError, match="set VIT_JAX_CACHE_GB=\S+ or more"):
+    with pytest.raises(UserError, match=r"set VIT_JAX_CACHE_GB=\S+ or more"):
         filesystem.local_copy("memory://b/d")
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "much")
     with pytest.raises(UserError, match="VIT_JAX_CACHE_GB=much must be a number"):

@@ -19,7 +19,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import imsave
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
@@ -30,6 +30,7 @@ DRAW_SECONDS = 2.0  # between two drawings of a live plot
 MAX_MARKERS = 40  # lines with more points have no markers
 MAX_BLOCKS = 6  # whose attention is plotted
 MAX_LETTERS = 34  # of a class name
+MAX_TICKS = 8  # points of a logarithmic axis, each of which is labelled
 MAX_NAMES = 40  # beside a confusion matrix
 
 # Label of the axis -> suffix of the metrics plotted there, factor.
@@ -297,13 +298,28 @@ def scaling(lines: Mapping[str, Sequence[Any]], label: str, joined: bool) -> Not
             axes.annotate(point.model, where, (5, 4), textcoords="offset points", fontsize="x-small")
     metrics = dict.fromkeys(point.metric for points in lines.values() for point in points)
     axes.set(xlabel=label, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
-    left, right = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if right < 1e4 * left else (1,)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _label_places(axes, [point.place for points in lines.values() for point in points])
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure
+
+
+def _label_places(axes: Axes, places: list[float]) -> None:
+    """Labels a logarithmic axis: at its points where there are few, else at round numbers."""
+    left, right = axes.get_xlim()
+    gap = (right / left) ** 0.12  # that of labels which do not touch
+    labelled: list[float] = []
+    for place in sorted(set(places)):
+        if not labelled or place > labelled[-1] * gap:
+            labelled.append(place)
+    few = len(set(places)) <= MAX_TICKS
+    axes.xaxis.set_major_locator(
+        FixedLocator(labelled) if few else LogLocator(subs=(1, 3) if right < 1e4 * left else (1,))
+    )
+    if few:
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 100 else f"{x:,.3g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:

@@ -43,6 +43,12 @@ def absolute_path(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
+def relative_path(path: str) -> str:
+    """Returns a local path relative to the current folder if it lies below it; else the path."""
+    here = f"{os.getcwd()}/"
+    return path.removeprefix(here)
+
+
 def join_path(folder: str, *names: str) -> str:
     """Returns the path of a file in a folder."""
     return posixpath.join(folder, *names)

@@ -34,7 +34,7 @@ class SweepReport:
         runs: the outcomes, best first.
         averages: over the seeds, best first.
         best: the name of the best of them.
-        workdir: its folder; with several seeds, that of the first.
+        workdir: its folder; with several seeds, that of the best of them.
         command: that trains with it on the whole training split; None: no part of the split was held out.
     """
 
@@ -80,7 +80,9 @@ def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Swe
     averages = average_seeds(outcomes)
     first, *others = best = best_combinations(averages, combinations)
     command = full_split_command(first, [one.config.seed for one in best] if others else [])
-    return SweepReport(first.config.checkpoint.best_metric, outcomes, averages, averages[0].name, first.folder, command)
+    folders = {one.name: one.folder for one in best}
+    folder = next(folders[outcome.name] for outcome in outcomes if outcome.name in folders)
+    return SweepReport(first.config.checkpoint.best_metric, outcomes, averages, averages[0].name, folder, command)
 
 
 def format_averages(averages: list[Average]) -> str:
