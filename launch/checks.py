@@ -1,20 +1,23 @@
 """Checks of a command before machines cost: where it writes, and whether its configuration is valid there."""
 
 import dataclasses
+import difflib
 import itertools
 import re
 import subprocess
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import PurePath
 
 from launch.job import Job, run_command
-from vit_jax import UserError, list_models
+from vit_jax import UserError, list_models, nearest
 
 BUCKET = re.compile(r"gs://.")  # s3:// takes checkpoints from a single host only, and Google's machines do not need it
 SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"python[\d.]*")
 PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # one whose value is not a word of its own
+PACKAGES = ("vit_jax", "benchmarks", "launch")
 TRAINERS = ("vit_jax.main", "vit_jax.sweep", "vit_jax.finetune")
 
 
@@ -54,6 +57,21 @@ OUTPUTS: dict[str, Output | None] = {
         [f"benchmarks.{name}" for name in ("agreement", "input", "load", "loader", "overhead", "train_step")]
     ),
 }
+
+
+def check_module(job: Job) -> None:
+    """Checks that the module which a command runs is not a misspelt one of this project.
+
+    Raises:
+        UserError: it is.
+    """
+    name, _ = parse_program(job.command) or ("", [])
+    package = name.partition(".")[0]
+    of_project = package in PACKAGES
+    meant = of_project or (difflib.get_close_matches(package, PACKAGES, cutoff=0.8) and not find_spec(package))
+    if name not in OUTPUTS and meant and not (of_project and find_spec(name)):
+        near = nearest(name, OUTPUTS)
+        raise UserError(f"there is no module {name}" + (f"; did you mean {near}?" if near else "."))
 
 
 def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
@@ -102,10 +120,11 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
     # These import all that trains, which takes seconds; other commands do not need it.
-    from vit_jax import data, finetune, models, sharding, sweeps
+    from vit_jax import finetune, sharding, sweeps
     from vit_jax.config import check_config
     from vit_jax.config_flags import parse_command_line
     from vit_jax.data import sources
+    from vit_jax.program import model_without_data
 
     argv = [name, *words]
     if name == "vit_jax.sweep":
@@ -116,10 +135,7 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
         configs = [parse_command_line(argv)[0]]
     for config in configs:
         check_config(config)
-        models.create(config.model.name)
-        shape = data.train_preprocessor(config).shape
-        for evaluation in config.evals:
-            data.eval_preprocessor(config, evaluation, shape)
+        model_without_data(config)
         sharding.axis_sizes(config, devices)
         kind, _ = sources.parse_source(config.data.source)
         if not shared_disk:

@@ -4,7 +4,9 @@ As documented for Cloud TPU (cloud.google.com/tpu/docs, one page per chip) and f
 """
 
 import dataclasses
+import re
 
+from vit_jax import UserError
 from vit_jax.planning.chips import Slice
 
 
@@ -37,3 +39,12 @@ def accelerator_flags(tpu: Slice) -> list[str]:
     if tpu.chip.dimensions == 2:
         return [f"--accelerator-type={name}-{tpu.chips}"]
     return [f"--type={name}", f"--topology={str(tpu).partition(':')[2]}"]
+
+
+def check_zone(zone: str) -> None:
+    """Raises UserError if a text is not formed like the name of a zone, us-west4-a."""
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)+\d+-[a-z]", zone):
+        parts = re.fullmatch(r"([a-z]+(?:-[a-z]+)*?)[-_]?(\d+)[-_]?([a-z])", zone.strip().lower())
+        near = "{}{}-{}".format(*parts.groups()) if parts and "-" in parts[1] else None
+        hint = f"did you mean {near}?" if near else "zones are named like us-west4-a."
+        raise UserError(f"--zone={zone} is not the name of a zone; {hint}")

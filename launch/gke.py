@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.checks import check_config, check_output
+from launch.checks import check_config, check_module, check_output
 from launch.job import (
     PREEMPTED,
     Job,
@@ -149,6 +149,7 @@ def main(argv: list[str]) -> None:
     add_job_arguments(flags)
     args = flags.parse_args(options)
     job, tpu = make_job(args, command), parse_topology(args.topology)
+    check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
     check_config(job, shared_disk=False, devices=tpu.chips * job.slices)
     if job.slices > 1 and tpu.hosts == 1:

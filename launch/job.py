@@ -12,6 +12,7 @@ from vit_jax import Preempted, UserError, exit_code
 
 PREEMPTED = exit_code(Preempted())
 INFRASTRUCTURE = 128  # the least of the exit codes for which the machines, and not the run, are to blame
+PROGRAM = re.compile(r"(.*/)?(python[\d.]*|bash|sh|env|timeout)")  # with which a command begins
 SLICE_FLAG = "--config.mesh.slice="
 
 
@@ -54,8 +55,16 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line, which begins with the program's name, into the options and the words after `--`."""
+    """Splits a command line, which begins with the program's name, into the options and the words after `--`.
+
+    Raises:
+        UserError: there is a command, but no `--` before it.
+    """
     words = argv[1:]
+    if "--" not in words and (start := next((i for i, word in enumerate(words) if PROGRAM.fullmatch(word)), None)):
+        raise UserError(
+            f"put -- before the command: {shell_line([*words[:start], '--', *words[start : start + 3]])} ..."
+        )
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end + 1 :]
 

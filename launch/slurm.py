@@ -11,7 +11,7 @@ the first one to end.
 
 import re
 
-from launch.checks import check_config, check_output
+from launch.checks import check_config, check_module, check_output
 from launch.job import (
     INFRASTRUCTURE,
     PREEMPTED,
@@ -91,6 +91,16 @@ def make_script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: li
     )
 
 
+def check_time(text: str) -> None:
+    """Raises UserError if Slurm does not understand a time; it takes a mere number for minutes."""
+    if re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", text):
+        return
+    match = re.fullmatch(r"(\d+) ?([dhm])[a-z]*", text)
+    near = match and {"d": "{}-00:00:00", "h": "{}:00:00", "m": "00:{}:00"}[match[2]].format(match[1])
+    hint = f"did you mean --time={near}?" if near else "write hours:minutes:seconds, or days-hours:minutes:seconds."
+    raise UserError(f"--time={text} is not a time of Slurm; {hint}")
+
+
 def main(argv: list[str]) -> None:
     """Runs the command line.
 
@@ -107,6 +117,8 @@ def main(argv: list[str]) -> None:
     add_job_arguments(flags)
     args = flags.parse_args(options)
     job = make_job(args, command)
+    check_time(args.time)
+    check_module(job)
     check_output(job, shared_disk=True, allowed=args.allow_local_output)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
         raise UserError("--nodes, --gpus and --cpus must be at least 1, and --nodes a multiple of --slices.")

@@ -20,7 +20,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from launch.checks import check_config, check_config_in_git, check_output
+from launch.checks import check_config, check_config_in_git, check_module, check_output
+from launch.clouds import check_zone
 from launch.job import (
     PREEMPTED,
     Job,
@@ -170,12 +171,14 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
     run.add_argument("--runtime", metavar="VERSION", help="software of the machines [that of their chips]")
     run.add_argument("--keep", action="store_true", help="leave the machines when the run has ended; they cost")
     args = top.parse_args(options)
+    check_zone(args.zone)
     launch(args, command, sleep) if args.verb == "run" else delete_machines(args, sleep)
 
 
 def launch(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Runs a command, and ends this process with its exit code."""
     job, tpu = make_job(args, command), parse_topology(args.topology)
+    check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
     check_config(job, shared_disk=False, devices=tpu.chips * job.slices)
     check_config_in_git(job)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch import checks, job, tpu_vm
+from launch import checks, job, slurm, tpu_vm
 from tests.conftest import ROOT
 from tests.launch.helpers import MAINS, make_run
 from vit_jax import UserError
@@ -75,7 +75,7 @@ def test_where_a_command_writes_is_known_or_the_user_answers_for_it(command, cap
     )
     assert refused(command, shared_disk=True) is None  # it starts on the disk that stays
     argv = ["--topology=v5e:2x4", "--dry-run", "--", *shlex.split(command)]
-    for way in (["gke", "r", "--image=i"], ["tpu_vm", "run", "r", "--zone=z"]):
+    for way in (["gke", "r", "--image=i"], ["tpu_vm", "run", "r", "--zone=us-west4-a"]):
         with pytest.raises(UserError, match="add --allow-local-output"):
             MAINS[way[0]]([*way, *argv])
         MAINS[way[0]]([*way, "--allow-local-output", *argv])
@@ -121,7 +121,10 @@ def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, s
     monkeypatch.setattr(job.subprocess, "run", lambda argv, **_: git if argv[0] == "git" else pytest.fail("asked"))
     command = ["python", "-m", f"vit_jax.{module}", *words.split(), "--workdir=gs://b/r"]
     command += ["--sweep.seed=1,2"] if module == "sweep" else []
-    ways = [["tpu_vm", "run", "r", "--zone=z", "--topology=v5e:4x4"], ["gke", "r", "--image=i", "--topology=v5e:4x4"]]
+    ways = [
+        ["tpu_vm", "run", "r", "--zone=us-west4-a", "--topology=v5e:4x4"],
+        ["gke", "r", "--image=i", "--topology=v5e:4x4"],
+    ]
     ways += [["slurm", "r", "--nodes=2", "--gpus=8"]]
     for way in ways:
         fails = sentence if way[0] != "slurm" or (words, sentence) in MISTAKES else None  # its disk is this one
@@ -137,7 +140,7 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
         "tpu_vm",
         "run",
         "r",
-        "--zone=z",
+        "--zone=us-west4-a",
         "--topology=v5e:4x4",
         "--dry-run",
         "--",
@@ -171,3 +174,44 @@ def test_the_output_of_every_command_of_the_project_is_listed():
         assert (output is not None and output.flag == "write") == ('"--write"' in source), name
         if output is None:
             assert refused(f"python -m {name} --workdir=run") is None
+
+
+@pytest.mark.parametrize(
+    ("way", "words", "sentence"),
+    [
+        ("main", "python -m vit_jax.mian --allow", "there is no module vit_jax.mian; did you mean vit_jax.main?"),
+        ("main", "python -m vitjax.main", "there is no module vitjax.main; did you mean vit_jax.main?"),
+        ("main", "python -m vit_jax.swep", "there is no module vit_jax.swep; did you mean vit_jax.sweep?"),
+        ("--zone=us-west-4a", "", "--zone=us-west-4a is not the name of a zone; did you mean us-west4-a?"),
+        ("--zone=z", "", "--zone=z is not the name of a zone; zones are named like us-west4-a."),
+        ("--time=24h", "", "--time=24h is not a time of Slurm; did you mean --time=24:00:00?"),
+        ("--time=2 days", "", "--time=2 days is not a time of Slurm; did you mean --time=2-00:00:00?"),
+        ("--time=soon", "", "--time=soon is not a time of Slurm; write hours:minutes:seconds,"),
+    ],
+)
+def test_misspelt_words_rent_no_machines(way, words, sentence):
+    command = shlex.split(words) or ["python", "-m", "vit_jax.doctor"]
+    ways = [["tpu_vm", "run", "r", "--topology=v5e:1x1", "--zone=us-west4-a"], ["slurm", "r", "--gpus=1"]]
+    ways += [["gke", "r", "--image=i", "--topology=v5e:1x1"]]
+    if way.startswith("--"):
+        ways = [[*one, way] for one in ways if one[0] == ("slurm" if way.startswith("--time") else "tpu_vm")]
+    for one in ways:
+        for more in (["--dry-run"], ["--dry-run", "--allow-local-output"]):
+            with pytest.raises(UserError, match=re.escape(sentence)):
+                MAINS[one[0]]([*one, *more, "--", *command])
+
+
+def test_modules_that_exist_or_are_the_users_own_are_accepted():
+    for name in ("vit_jax.main", "vit_jax.kernel_check", "benchmarks.load", "my_project.main", "torchrun", "main"):
+        checks.check_module(make_run("python", "-m", name))
+
+
+@pytest.mark.parametrize("time", ["30", "30:00", "24:00:00", "1-12", "1-12:30", "1-12:30:15"])
+def test_times_of_slurm(time):
+    slurm.check_time(time)
+
+
+def test_a_forgotten_divider_is_named():
+    words = ["r", "--gpus=1", "--dry-run", "python", "-m", "vit_jax.main", "--config=configs/digits.py"]
+    with pytest.raises(UserError, match="put -- before the command: r --gpus=1 --dry-run -- python -m vit_jax.main"):
+        MAINS["slurm"](["slurm", *words])

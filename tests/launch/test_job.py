@@ -80,7 +80,7 @@ def test_mistakes_are_a_sentence_and_exit_code_2():
     [
         ["gke", "run", "--topology=v5e:4x4", "--image=i", "--allow-local-output", "--", "x"],
         ["slurm", "run", "--gpus=1", "--", "x"],
-        ["tpu_vm", "run", "r", "--topology=v4:2x2x1", "--zone=z", "--allow-local-output", "--", "x"],
+        ["tpu_vm", "run", "r", "--topology=v4:2x2x1", "--zone=us-west4-a", "--allow-local-output", "--", "x"],
     ],
 )
 def test_a_program_that_is_not_installed_is_named(argv, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ exit "$end"
 """
 
 
-RUN = ["tpu_vm", "run", "r", "--zone=z", "--allow-local-output"]
+RUN = ["tpu_vm", "run", "r", "--zone=us-west4-a", "--allow-local-output"]
 
 
 class Play:
@@ -164,7 +164,7 @@ def test_a_run_from_nothing_to_nothing(play, capfd):
     create = words["compute", "tpus", "queued-resources", "create", "r"]
     assert {"--node-count=2", "--node-prefix=r", "--accelerator-type=v5litepod-8", "--spot"} <= set(create)
     for call in calls:
-        assert "--zone=z" in call and "--quiet" in call
+        assert "--zone=us-west4-a" in call and "--quiet" in call
         if call[3] in ("ssh", "scp"):
             everywhere = "follow" not in call[-3]
             assert ("--worker=all" in call, "--node=all" in call) == (everywhere, everywhere)
@@ -196,7 +196,7 @@ def test_the_same_command_again_follows_what_runs(play, capfd):
     with pytest.raises(KeyboardInterrupt):
         play.run()
     assert (
-        "the machines and what runs on them stay; they cost until: python -m launch.tpu_vm delete r --zone=z\n"
+        "the machines and what runs on them stay; they cost until: python -m launch.tpu_vm delete r --zone=us-west4-a\n"
         in capfd.readouterr().err
     )
     assert play.verbs()[-2:] == ["follow", "status"]
@@ -226,7 +226,7 @@ def test_what_somebody_should_look_at_is_not_started_again(play, code, capfd):
     play.write(ends=f"{code}\n")
     assert play.run() == code
     output = capfd.readouterr().err
-    assert f"launch: r has ended with {code}\n" in output and "delete r --zone=z" in output
+    assert f"launch: r has ended with {code}\n" in output and "delete r --zone=us-west4-a" in output
     assert play.starts() == [1, 1] and "delete" not in play.verbs()
 
 
@@ -339,7 +339,9 @@ def test_what_the_cloud_refuses_is_reported_in_its_words(play, capfd):
     assert "they cost until" in capfd.readouterr().err
     (play.folder / "refuse").unlink()
     play.write(states="none\nFAILED\n")
-    with pytest.raises(UserError, match=r"cannot provide the machines; to see why: gcloud .* describe r --zone=z\."):
+    with pytest.raises(
+        UserError, match=r"cannot provide the machines; to see why: gcloud .* describe r --zone=us-west4-a\."
+    ):
         tpu_vm.main(argv, play.sleep)
     play.write(states="broken\n")
     play.pauses.clear()
@@ -373,7 +375,7 @@ def test_what_lasts_is_told_at_once(play, verb, printed, sentence):
     play.write(states="lasting\n", lasting=f"{printed}\n")
     words = ["--allow-local-output", "--topology=v5e:2x4", "--", "x"] if verb == "run" else []
     with pytest.raises(UserError, match=sentence):
-        tpu_vm.main(["tpu_vm", verb, "r", "--zone=z", *words], play.sleep)
+        tpu_vm.main(["tpu_vm", verb, "r", "--zone=us-west4-a", *words], play.sleep)
     assert play.pauses == [] and play.verbs() == ["describe"]
 
 
@@ -399,7 +401,7 @@ def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
 def test_delete_is_repeatable(play):
     play.write(states="ACTIVE\nnone\n")
     for verbs in (["describe", "delete"], ["describe"]):
-        tpu_vm.main(["tpu_vm", "delete", "r", "--zone=z"], play.sleep)
+        tpu_vm.main(["tpu_vm", "delete", "r", "--zone=us-west4-a"], play.sleep)
         calls = play.calls()
         assert [call[3] for call in calls] == verbs
         assert all("--force" in call for call in calls if call[3] == "delete")
