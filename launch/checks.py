@@ -47,6 +47,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.look": Output("out"),
     "vit_jax.report": Output(),
     "benchmarks.architecture": Output("write"),
+    "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
@@ -54,7 +55,10 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.tpu": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
     **dict.fromkeys(
-        [f"benchmarks.{name}" for name in ("agreement", "input", "load", "loader", "overhead", "train_step")]
+        [
+            f"benchmarks.{name}"
+            for name in ("agreement", "coordination", "input", "load", "loader", "overhead", "train_step")
+        ]
     ),
 }
 
