@@ -49,6 +49,7 @@ CAPTIONS = {
     "kernel_check": "against the plain form",
     "machine": "what this computer has",
     "tree": "names of leaves",
+    "streams": "output that may be closed",
 }
 WIDTH, HEIGHT, GAP, ROW = 196, 46, 22, 92  # pixels: of a box, between boxes, between the tops of rows
 THIN = 14  # width that an arrow takes where it passes a row
@@ -79,7 +80,7 @@ def find_box(module: str) -> str:
         return "commands"
     if len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]:
         return "commands"
-    return "config" if parts[1].startswith("config") or parts[1] == "synonyms" else parts[1]
+    return "config" if parts[1].startswith("config") or parts[1] in ("synonyms", "recipe_errors") else parts[1]
 
 
 def read_graph() -> Graph:

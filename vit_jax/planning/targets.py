@@ -51,7 +51,10 @@ def find_devices(target: str, slices: int) -> list[jax.Device]:
         except RuntimeError:
             raise UserError(f"jax finds no {target} here; python -m vit_jax.doctor says why.") from None
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("compiling for TPUs needs libtpu (x86-64 Linux): pip install -e '.[plan]'.")
+        raise UserError(
+            "compiling for TPUs needs libtpu (x86-64 Linux): pip install -e '.[plan]'; then set "
+            "JAX_PLATFORMS=cpu for JAX programs of your own, which would look for a TPU."
+        )
     tpu = chips.parse_topology(target)
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if tpu.kind == "v4":
