@@ -227,6 +227,11 @@ def test_metrics_of_another_program_are_left_alone(tmp_path):
         train.train(configured(), tmp_path)
 
 
+def test_the_log_lists_the_classes(whole):
+    text = (whole / "train.log").read_text()
+    assert "\nClasses:\n0  0\n1  1\n" in text and "\n9  9\n" in text
+
+
 def test_a_checkpoint_says_what_was_measured_and_how(whole):
     about = json.loads((whole / "checkpoints" / "8" / "about" / "metadata").read_text())
     [measured] = [line for line in rows(whole) if line["step"] == 8 and "test/accuracy" in line]

@@ -56,7 +56,7 @@ class Workdir:
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
-        self._notes = info.notes
+        self._notes, self._class_names = info.notes, info.class_names or ()
         model = interop.describe_model(program.model)
         self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
         with contextlib.ExitStack() as undone:
@@ -146,6 +146,8 @@ class Workdir:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
             log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
+            classes = [f"{label}  {name}" for label, name in enumerate(self._class_names)]
+            log.write_text("\n".join(["Classes:", *classes]), to_terminal=False)
         if self._changes:
             since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
             log.write_text("\n".join([since, *self._changes]))
