@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, cli
+from vit_jax import UserError, cli, tell
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTHS = {"wide": 1280, "narrow": 390}
@@ -121,9 +121,13 @@ def take_screenshots(page: Path, folder: Path, browser: Browser) -> Iterator[Pat
         browser.ask("Emulation.setDeviceMetricsOverride", height=800, **size)
         browser.ask("Page.navigate", url=page.resolve().as_uri())
         browser.await_event("Page.loadEventFired")
-        height = min(MAX_HEIGHT, browser.ask("Page.getLayoutMetrics")["cssContentSize"]["height"])
-        browser.ask("Emulation.setDeviceMetricsOverride", height=height, **size)
-        browser.ask("Runtime.evaluate", expression=LOADED, awaitPromise=True)
+        height = 0
+        while (needed := browser.ask("Page.getLayoutMetrics")["cssContentSize"]["height"]) > height < MAX_HEIGHT:
+            height = min(needed, MAX_HEIGHT)  # in a higher window more is loaded, which may be higher again
+            browser.ask("Emulation.setDeviceMetricsOverride", height=height, **size)
+            browser.ask("Runtime.evaluate", expression=LOADED, awaitPromise=True)
+        if needed > MAX_HEIGHT:
+            tell(f"{page} at {width} pixels, {theme}: the first {MAX_HEIGHT:,} of {needed:,} pixels are shown.")
         picture = browser.ask("Page.captureScreenshot", format="png")["data"]
         path = folder / f"{page.stem}-{theme}-{name}.png"
         path.write_bytes(base64.b64decode(picture))

@@ -372,7 +372,7 @@ def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):
     words = ["evaluate.py", str(run), str(run / "model.npz"), "--source=digits", "--evals=knn:k=1"]
     evaluate.main(words)
     head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert head == ["model", "step", "knn/1nn", "knn/n"] and [row[0] for row in rows] == words[1:3]
+    assert head == ["model", "step", "knn/1nn", "knn/n", "knn/n_train"] and [row[0] for row in rows] == words[1:3]
     assert rows[0][2:] == rows[1][1:]  # the second has no step
     evaluate.main([*words, "--json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

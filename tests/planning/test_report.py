@@ -10,6 +10,7 @@ import pytest
 from launch import tpu_vm
 from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
+from vit_jax import UserError
 from vit_jax.config_flags import parse_command_line
 from vit_jax.planning import chips, estimate, report, serialization
 from vit_jax.planning.command import training_command
@@ -237,6 +238,9 @@ def test_the_command_to_run_next():
     assert training_command(request, WORKLOAD) == start + " ".join(words) + there
     python, option, module, verb, *rest = shlex.split(training_command(request, WORKLOAD))
     assert (python, option, module, verb) == ("python", "-m", "launch.tpu_vm", "run")
+    with pytest.raises(UserError, match="ZONE is not the name of a zone"):
+        tpu_vm.main(["tpu_vm", verb, "--dry-run", *rest])
+    rest[rest.index("--zone=ZONE")] = "--zone=us-west4-a"
     tpu_vm.main(["tpu_vm", verb, "--dry-run", *rest])  # it takes such a command
     kept = (*words, "--config.data.source=folder:gs://b/photos", "--workdir=gs://b/run")
     workload = dataclasses.replace(WORKLOAD, source="folder:gs://b/photos", mesh={**WORKLOAD.mesh, "slice": 2})

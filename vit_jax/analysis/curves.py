@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("reports need bokeh: pip install -e '.[plot]'", name=error.name) from error
 
 BUCKETS = 1000  # of a long curve
+TOP = ("top5", "top5_all")
 FEW = 40  # points up to which each has a dot
 GREY = "#767676"
 # Okabe and Ito's, which colour-blind readers can tell apart, without the yellow.
@@ -95,6 +96,8 @@ def list_curves(runs: Sequence[Any]) -> dict[Panel, list[Curve]]:
     found: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
     for number, run in enumerate(runs):
         for metric in run.last:
+            if metric.endswith(TOP) and 0 < (run.config.data.num_classes or 0) <= 5:
+                continue  # always right
             panel = next((panel for panel in PANELS if re.search(panel.metrics, metric)), None)
             if panel:
                 steps, values = zip(*((step, row[metric]) for step, row in run.metrics if metric in row), strict=True)
@@ -123,7 +126,9 @@ def draw_plots(runs: Sequence[Any]) -> tuple[list[Plot], str, str]:
     if not panels:
         return [], "", ""
     last = max(int(curve.steps[-1]) for curves in panels.values() for curve in curves)
-    shared = Range1d(0, max(last, 1), bounds=(0, max(last, 1)))  # what is zoomed in one plot is zoomed in all
+    room = 0.015 * max(last, 1)  # for the markers at both ends
+    ends = -room, max(last, 1) + room
+    shared = Range1d(*ends, bounds=ends)  # what is zoomed in one plot is zoomed in all
     figures = [draw_panel(panel, runs, curves, shared) for panel, curves in panels.items()]
     script, divs = components(figures, wrap_script=False)
     plots = []

@@ -150,8 +150,9 @@ def similarity(observations: Observations) -> Drawing:
         "Similarity of representations",
         f"A square of {len(found)} x {len(found)} blocks, from {found.min():.2f} to 1; the first and the last block "
         f"have {found[0, -1]:.2f}.",
-        "How similar the patches are represented after every two blocks, by linear CKA (arXiv 1905.00414): 1 is equal "
-        "up to rotation and scale. With few patches for the width, all values are too large.",
+        "How similar the patches' representations after one block (row) and after another (column) are, by linear CKA "
+        "(arXiv 1905.00414): 1 where they are equal up to a rotation and a scale. With fewer patches than channels "
+        "all values are too large.",
         lambda: figures.layer_similarity(found),
     )
 

@@ -1,5 +1,6 @@
 """The page and the files that `vit_jax.look` writes: photographs with the attention beside them, and figures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -52,10 +53,24 @@ def write_look(
     np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
     files.append(folder / "measures.npz")
     body = [head(checkpoint, model, params, names, seen), '<div class="cards">']
-    body += [card(model, str(name), number, seen, top) for number, name in enumerate(names)]
+    body += [card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))]
     body += ["</div>", '<div class="figures">', *parts, "</div>"]
     files[0].write_text(page.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
     return files
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """Returns the names of files, with as much of the path before each as tells it from the others."""
+    parts = [Path(str(path)).parts for path in paths]
+    names = [of_one[-1:] for of_one in parts]
+    while clashing := {name for name, count in Counter(names).items() if count > 1}:
+        longer = [
+            of_one[-len(name) - 1 :] if name in clashing else name for of_one, name in zip(parts, names, strict=True)
+        ]
+        if longer == names:  # the same file, twice
+            break
+        names = longer
+    return ["/".join(name) for name in names]
 
 
 def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
@@ -91,7 +106,8 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
     words = (
         f"Rollout: how much of each patch reaches {whose} through all blocks, where each block's attention is averaged "
         "over its heads and half of each token passes unchanged (the residual connection), as in Figures 6 and 14. "
-        "Attention alone: the same without the residual connections. Both are scaled so that the lowest value is black."
+        "Attention alone: the same without the residual connections. Both are scaled: where the value is lowest the "
+        "photograph is black, where it is highest it has its own brightness, and between it gives light in proportion."
     )
     if seen.saliency is not None:
         words += " Saliency: the gradient of the first class by the pixels; bright is large."
@@ -108,7 +124,7 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
 
 def card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
     """Returns an image, its attention, its classes and, on demand, its heads."""
-    pixels, short = seen.pixels[number], shown(Path(name).name)
+    pixels, short = seen.pixels[number], shown(name)
     pictures = [
         ("input", pixels, f"{short} as the model reads it"),
         ("rollout", attended(pixels, seen.rollout[number]), f"{short}, bright where the rollout is high"),

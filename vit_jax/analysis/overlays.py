@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 GAP = 2  # pixels between small pictures
+GAMMA = 2.2  # of screens: the light that a pixel gives is its value to this power
 
 
 def spread(values: Float[np.ndarray, "rows columns"], height: int, width: int) -> Float[np.ndarray, "height width"]:
@@ -29,8 +30,11 @@ def stretch(values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def attended(
     pixels: UInt8[np.ndarray, "height width 3"], rollout: Float[np.ndarray, "rows columns"]
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Returns a photograph as bright as the attention to each place, black where that is least (Figures 6 and 14)."""
-    return (pixels * spread(rollout, *pixels.shape[:2])[..., None]).round().astype(np.uint8)
+    """Returns a photograph whose pixels give light in proportion to the attention to their places, none where that is
+    least, and all of its own where it is most (Figures 6 and 14).
+    """
+    light = spread(rollout, *pixels.shape[:2])[..., None]
+    return (pixels * light ** (1 / GAMMA)).round().astype(np.uint8)
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int = GAP) -> np.ndarray:

@@ -7,9 +7,11 @@ from html import escape
 TYPES = {b"\x89PNG": "image/png", b"RIFF": "image/webp", b"<?xml": "image/svg+xml"}
 
 STYLE = """
-:root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --bar: #0072b2 }
+:root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --bar: #0072b2;
+  --darkest: .75 }
 @media (prefers-color-scheme: dark) {
-  :root { --page: #0d1117; --text: #e6edf3; --faint: #9198a1; --line: #3d444d; --bar: #56b4e9 }
+  :root { --page: #0d1117; --text: #e6edf3; --faint: #9198a1; --line: #3d444d; --bar: #56b4e9;
+    --darkest: .5 }
 }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem 1.5rem 4rem; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif }
@@ -24,6 +26,7 @@ td, th { padding: .1rem .8rem .1rem 0; vertical-align: top } td { overflow-wrap:
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .8rem; min-width: 0 }
 .card h3 { overflow-wrap: anywhere }
 .row { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .6rem; margin-bottom: .5rem }
+.card .row { grid-template-columns: repeat(auto-fit, minmax(7.2rem, 1fr)) }
 .row img { width: 100%; border-radius: 4px } .pixels { image-rendering: pixelated }
 .figures { display: grid; margin-top: 2.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 2rem }

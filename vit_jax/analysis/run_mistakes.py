@@ -62,6 +62,7 @@ def is_consistent(arrays: dict[str, Any]) -> bool:
 def evaluation_part(file: str, found: dict[str, Any]) -> str:
     """Returns the HTML for the mistakes of one evaluation."""
     evaluation, split = (*file.split("."), "")[:2]
+    split = shown(found.get("split", split), 60)  # older files name it in their own name only
     names, step, pairs = [shown(name, 60) for name in found["names"]], int(found["step"]), found["pairs"]
     label, prediction, count = pairs.T
     wrong = int(count[label != prediction].sum())

@@ -26,7 +26,7 @@ th { overflow-wrap: normal } h4, h5 { font-size: .95rem; margin: 1.2rem 0 .4rem 
 h3.run { font-size: 1.15rem; margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem }
 code { overflow-wrap: anywhere }
 .matrix td { text-align: right; padding: .15rem .5rem; min-width: 1.8rem; font-variant-numeric: tabular-nums;
-  background: color-mix(in srgb, var(--bar) var(--share, 0%), transparent) }
+  background: color-mix(in srgb, var(--bar) calc(var(--share, 0%) * var(--darkest)), transparent) }
 .matrix thead th { vertical-align: bottom; padding: .15rem .3rem } .matrix tbody th { padding-right: .6rem }
 .matrix thead span { writing-mode: vertical-rl; rotate: 180deg }
 .row.large { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)) }

@@ -66,7 +66,7 @@ def save_outputs(
         elif what == "mistakes":
             counted = map_predictions(config.evals[name], batches.source, program.model, outputs, labels)
             found = find_mistakes(counted, program.model.loss, batches)
-            arrays = found | {"step": np.array(-1 if step is None else step)}
+            arrays = found | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
             write_arrays(f"{start}.npz", arrays)
         else:
             write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
