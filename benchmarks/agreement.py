@@ -22,6 +22,7 @@ SIGLIP = {"pooling": "map", "num_classes": 0}
 CASES = {
     "timm B/16": ("ViT-B/16", "timm", {"activation": "gelu"}),
     "timm B/16 with the tanh form of GELU": ("ViT-B/16", "timm", {}),
+    "timm Ti/16": ("ViT-Ti/16", "timm", {"activation": "gelu", "depth": 12}),
     "timm B/16 GAP": ("ViT-B/16", "timm", {"activation": "gelu", "pooling": "gap", "final_norm": "pooled"}),
     "timm R50+B/16": ("R50+ViT-B/16", "timm", {"activation": "gelu", "stem_epsilons": "timm"}),
     "timm BiT-R50x1": ("BiT-R50x1", "timm", {}),

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import timm
 import torch
 import transformers
@@ -80,14 +81,24 @@ def write_models(folder):
         images = rng.uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
         logits = logits_of(model, inputs(images, cfg["mean"], cfg["std"]))
         np.savez(folder / name / "io.npz", images=images, logits=logits)
+        if cfg["mean"] == (0.5, 0.5, 0.5):  # which a file alone does not state
+            alone = folder / f"{name}, alone"
+            alone.mkdir()
+            safetensors.torch.save_file(model.state_dict(), alone / f"{architecture}.safetensors")
+            np.savez(alone / "io.npz", images=images, logits=logits)
     for name, (kind, fields) in HF.items():
         labels = {"num_labels": 11} if "Classification" in name else {}
         config = kind.config_class(**fields, **labels, num_hidden_layers=3)
         model = randomise(kind(config))
-        model.save_pretrained(folder / name)
-        transformers.ViTImageProcessor().save_pretrained(folder / name)
         images = rng.uniform(-1, 1, (2, fields["image_size"], fields["image_size"], 3)).astype(np.float32)
-        np.savez(folder / name / "io.npz", images=images, logits=logits_of(model, inputs(images, 0.5, 0.5)))
+        logits = logits_of(model, inputs(images, 0.5, 0.5))
+        in_memory = folder / f"{name}, in memory"
+        model.save_pretrained(folder / name)
+        model.config.save_pretrained(in_memory)
+        safetensors.torch.save_file(model.state_dict(), in_memory / "model.safetensors")
+        for path in (folder / name, in_memory):
+            transformers.ViTImageProcessor().save_pretrained(path)
+            np.savez(path / "io.npz", images=images, logits=logits)
 
 
 def main(ours, theirs):

@@ -74,7 +74,7 @@ def test_checkpoints_of_the_hub():
         assert one.address == f"hf-hub:{one.name}" and one.data in tags and one.source
         assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
         architecture = one.name.partition("/")[2].partition(".")[0]
-        named = one.layout != "timm" or "_bit" in architecture or timm_architectures.architecture_fields(architecture)
+        named = one.layout != "timm" or "_bit" in architecture or timm_architectures.find_architecture(architecture)
         assert named and models.create(one.model, resolution=one.resolution).name == one.model
         assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
         assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)

@@ -17,6 +17,7 @@ from vit_jax.interop.archives import Archive, open_archive
 from vit_jax.interop.archives.arrays import Header
 
 HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2")
+IN_MEMORY = ("hf_memory_vit", "hf_memory_dinov2_swiglu")
 ELSEWHERE = (
     *("timm_vit_token", "timm_vit_gap_fc_norm", "timm_vit_gap_no_class", "timm_deit3_layerscale", "timm_vit_qk_norm"),
     *("timm_hybrid", "timm_bit", "hf_vit"),
@@ -108,6 +109,19 @@ def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
     assert_same_arrays(read_arrays(tmp_path / "x.safetensors"), arrays)
 
 
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_names_of_models_in_memory_are_read(name, tmp_path):
+    """Of transformers 5.23: `state_dict`, not `save_pretrained`. What is written has the names of files."""
+    path, expected = fixture(name)
+    model, params = vit_jax.load(path.parent)
+    for ours, key in zip(logits_of(model, params, expected["images"]), ("logits", "pre_logits"), strict=True):
+        assert abs(ours - expected[key]).max() < 1e-5 * abs(expected[key]).max()
+    vit_jax.save(tmp_path / "x", model, params, layout="huggingface")
+    again, back = vit_jax.load(tmp_path / "x")
+    assert again.spec == model.spec
+    assert_same_arrays(tree.flatten(back), tree.flatten(params))
+
+
 def test_dinov2_with_registers_passes_between_the_layouts():
     """transformers has a position of the class token, which timm adds to the token."""
     model, params = read(arrays_of("timm_dinov2_registers"))
@@ -183,11 +197,13 @@ def test_swiglu_is_the_gate_and_then_the_linear_half():
 
 def test_what_is_wrong_with_a_file_is_said():
     arrays = arrays_of("timm_vit_map")
-    with pytest.raises(UserError, match="does not state the number of attention heads; give num_heads="):
+    with pytest.raises(UserError, match=r"does not state the number of attention heads.*; give num_heads="):
         timm_layout.infer_fields(Arrays(arrays))
-    wrong = arrays | {"norm_pre.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
-    with pytest.raises(UserError, match=r"unexpected norm_pre\.weight; norm\.bias is \[5\], not \[24\]"):
+    wrong = arrays | {"norm_post.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
+    with pytest.raises(UserError, match=r"unexpected norm_post\.weight; norm\.bias is \[5\], not \[24\]"):
         read(wrong)
+    with pytest.raises(UserError, match=r"normalised before the first block \(norm_pre\), as in CLIP"):
+        read(arrays | {"norm_pre.weight": arrays["norm.weight"]})
     with pytest.raises(UserError, match=r"arrays are missing: blocks\.0\.mlp\.fc2\.weight"):
         read({name: array for name, array in arrays.items() if name != "blocks.0.mlp.fc2.weight"})
     with pytest.raises(UserError, match="its 15 position embeddings do not form a square grid"):

@@ -13,8 +13,10 @@ import numpy as np
 
 from vit_jax import UserError, models, user_errors
 from vit_jax.config_fields import EXECUTION
+from vit_jax.interop.published_config import stated_kind
 
 MAX_BYTES = 2**24  # of a JSON file
+NOTE = "vit_jax"  # key of the description in the header of a file
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def read_description(path: Path) -> ModelDescription:
     """
     beside = description_file(path)
     if not beside.is_file():
+        if kind := stated_kind(path.parent):
+            raise UserError(f"it is {kind}, which vit_jax does not read")
         raise UserError(
             f"its array names match no known layout; if vit_jax wrote this file, put {beside.name} in the same folder"
         )
@@ -93,6 +97,24 @@ def read_description(path: Path) -> ModelDescription:
 def description_file(path: Path) -> Path:
     """Returns the path of the JSON file that describes the model of a file."""
     return path.with_suffix(".json")
+
+
+def header_notes(model: models.Model) -> dict[str, str]:
+    """Returns the notes that describe a model in the header of its file."""
+    return {NOTE: json.dumps(describe_model(model))}
+
+
+def read_notes(notes: Mapping[str, str]) -> ModelDescription | None:
+    """Returns the description in the header of a file; None if there is none.
+
+    Raises:
+        UserError: it does not describe a model.
+    """
+    if NOTE not in notes:
+        return None
+    with user_errors("the description in its header is not JSON", ValueError, RecursionError):
+        description = json.loads(notes[NOTE])
+    return check_description(description)
 
 
 def description_text(model: models.Model) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError
+from vit_jax import UserError, shown
 from vit_jax.interop import huggingface_layout, pipes
 from vit_jax.interop.published_config import (
     CONFIG_FILE,
@@ -41,6 +41,14 @@ CLASSES = {  # model_type -> class without and with a classifier
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
     "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
 }
+# What arrays tell too: our field -> the key
+SIZES = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "mlp_dim": "intermediate_size",
+    "patch_size": "patch_size",
+    "registers": "num_register_tokens",
+}
 HEADS, RESCALE = 12, 1 / 255  # where a configuration has none
 STANDARD = (0.5, 0.5, 0.5)
 
@@ -70,7 +78,9 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
         content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
-    kind = word(content.get("model_type"), DEFAULTS, "model_type")
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in DEFAULTS:
+        raise UserError(f"it is a {shown(kind, 60)} of transformers, of which vit_jax reads {', '.join(DEFAULTS)}")
     epsilon, activation = DEFAULTS[kind]
     activation = ACTIVATIONS[word(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
     word(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
@@ -84,12 +94,26 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     height, width = (whole(side, "image_size") for side in sides)
     names = labels.get("id2label")
     listed = name_list(names, len(names)) if isinstance(names, Mapping) else None
+    sizes = _read_sizes(content, (height, width))
+    if isinstance(names, Mapping) and names:
+        sizes["num_classes"] = "the number of classes in id2label", len(names)
     if not preprocessor:
-        return PublishedConfig(fields, (height, width), None, listed)
+        return PublishedConfig(fields, (height, width), None, listed, sizes)
     normalises = preprocessor.get("do_normalize", True)
     fields["image_mean"] = colours(preprocessor.get("image_mean", STANDARD), "image_mean") if normalises else (0.0,) * 3
     fields["image_std"] = colours(preprocessor.get("image_std", STANDARD), "image_std") if normalises else (1.0,) * 3
-    return PublishedConfig(fields, (height, width), _read_pipe(preprocessor), listed)
+    return PublishedConfig(fields, (height, width), _read_pipe(preprocessor), listed, sizes)
+
+
+def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str, tuple[str, Any]]:
+    """Returns what a configuration states of the shapes of arrays."""
+    sizes = {name: (key, content[key]) for name, key in SIZES.items() if content.get(key) is not None}
+    if "mlp_ratio" in content:  # then another key means nothing
+        sizes.pop("mlp_dim", None)
+    patch_size = content.get("patch_size")
+    if "image_size" in content and type(patch_size) is int and patch_size > 0:
+        sizes["resolution"] = "image_size", tuple(side // patch_size * patch_size for side in sides)
+    return sizes
 
 
 def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """The names of the arrays of transformers' vision models, and what each family of models computes.
 
-Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip}.
+Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip}. Since version 5
+some models in memory (`state_dict`) have other names than in the files of `save_pretrained`: conversion_mapping.py.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ class Family(NamedTuple):
     attention: tuple[str, str, str]  # query, key, value
     out: str
     dense: tuple[str, str]
-    gated: tuple[str, str]  # the same with SwiGLU
+    gated: tuple[tuple[str, ...], str]  # the same with SwiGLU; its two projections may be one array
     norm: str
     patches: str
     position: str
@@ -44,7 +45,7 @@ VIT = Family(
     attention=("attention.attention.query.", "attention.attention.key.", "attention.attention.value."),
     out="attention.output.dense.",
     dense=("intermediate.dense.", "output.dense."),
-    gated=("", ""),
+    gated=((), ""),
     norm="layernorm.",
     patches="embeddings.patch_embeddings.projection.",
     position="embeddings.position_embeddings",
@@ -60,7 +61,7 @@ DINOV2 = VIT._replace(
     prefix="dinov2.",
     norms=("norm1.", "norm2."),
     dense=("mlp.fc1.", "mlp.fc2."),
-    gated=("mlp.weights_in.", "mlp.weights_out."),
+    gated=(("mlp.weights_in.",), "mlp.weights_out."),
     requires=ALL | {"pooling": ("token", "token_gap"), "registers": (0,), "pre_logits": (False,)},
 )
 DINOV2_WITH_REGISTERS = DINOV2._replace(
@@ -86,6 +87,25 @@ FAMILIES = {
     "dinov2": DINOV2,
     "dinov2_with_registers": DINOV2_WITH_REGISTERS,
     "siglip_vision_model": SIGLIP,
+}
+
+
+def _in_memory(family: Family, blocks: str) -> Family:
+    return family._replace(
+        blocks=blocks,
+        attention=("attention.q_proj.", "attention.k_proj.", "attention.v_proj."),
+        out="attention.o_proj.",
+        dense=("mlp.fc1.", "mlp.fc2."),
+        gated=(("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj.") if family.gated[0] else family.gated,
+    )
+
+
+# The families whose models have other names in memory than in their files.
+IN_MEMORY = {
+    "vit": _in_memory(VIT, "layers."),
+    "deit": _in_memory(DEIT, "layers."),
+    "dinov2": _in_memory(DINOV2, DINOV2.blocks),
+    "dinov2_with_registers": _in_memory(DINOV2_WITH_REGISTERS, DINOV2.blocks),
 }
 
 CLS, CLASSIFIER, POOLER = "embeddings.cls_token", "classifier.", "pooler.dense."

@@ -1,13 +1,11 @@
 """The layouts of transformers' vision models: one table, by which files are both read and written.
 
 Families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip, each as the bare model or
-with a classifier. Numbers that no array states (heads, epsilon, activation) are in the file's `config.json`.
-
-Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip}; for the names of
-models in memory since version 5, conversion_mapping.py.
+with a classifier. Numbers that no array states (heads, epsilon, activation) are in the file's `config.json`. The names
+are in `huggingface_families`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from vit_jax.interop.huggingface_families import (
     DINOV2,
     DINOV2_WITH_REGISTERS,
     FAMILIES,
+    IN_MEMORY,
     POOLER,
     SIGLIP,
     TEACHER,
@@ -45,6 +44,12 @@ class Form(NamedTuple):
 
     family: str  # of FAMILIES: the model_type of config.json
     prefix: str  # of all arrays but the classifier's
+    in_memory: bool = False  # the names are those of a model in memory, which `save_pretrained` changes
+
+    @property
+    def names(self) -> Family:
+        """The names of the family's arrays."""
+        return (IN_MEMORY if self.in_memory else FAMILIES)[self.family]
 
 
 def detect_form(names: Mapping[str, Any]) -> Form | None:
@@ -57,8 +62,11 @@ def detect_form(names: Mapping[str, Any]) -> Form | None:
             prefix = name.removesuffix(f"{VIT.patches}weight")
             if f"{prefix}{DINOV2.blocks}0.{DINOV2.norms[0]}weight" in names:
                 registers = f"{prefix}{DINOV2_WITH_REGISTERS.registers}" in names
-                return Form("dinov2_with_registers" if registers else "dinov2", prefix)
-            return Form("deit" if f"{prefix}{DEIT.registers}" in names else "vit", prefix)
+                family = "dinov2_with_registers" if registers else "dinov2"
+            else:
+                family = "deit" if f"{prefix}{DEIT.registers}" in names else "vit"
+            other = IN_MEMORY[family]
+            return Form(family, prefix, f"{prefix}{other.blocks}0.{other.attention[0]}weight" in names)
     return None
 
 
@@ -100,10 +108,16 @@ def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) ->
         UserError: an array is missing that determines a field, the positions are not those of square images, or the
             file has two heads.
     """
-    archive, names = renamed(file, form), _names(form, file)
+    archive, gated = renamed(file, form), _is_gated(form, file)
+    names = _names(form, gated)
+    if f"{form.prefix}pre_layrnorm.weight" in archive:
+        raise UserError(
+            "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
+            "which vit_jax does not compute"
+        )
     if TEACHER + "weight" in archive:
         raise UserError("it has a second head, of the distillation token, which vit_jax does not compute")
-    fields = torch_fields.infer_fields(archive, names)
+    fields = torch_fields.infer_fields(archive, names) | ({"activation": "swiglu"} if gated else {})
     given = None if resolution is None else image_size(resolution)
     class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
     if pooler in archive:
@@ -114,10 +128,15 @@ def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) ->
     return fields | torch_fields.infer_positions(archive, names, fields, given)
 
 
-def _names(form: Form, archive: Mapping[str, Any]) -> torch_fields.Names:
-    family, prefix = FAMILIES[form.family], form.prefix
-    gated = f"{prefix}{family.blocks}0.{family.gated[0]}weight" in archive and bool(family.gated[0])
-    dense = family.gated if gated else family.dense
+def _is_gated(form: Form, file: Mapping[str, Any]) -> bool:
+    """Tells whether the MLPs of a file have SwiGLU."""
+    first = f"{form.prefix}{form.names.blocks}0."
+    return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
+
+
+def _names(form: Form, gated: bool) -> torch_fields.Names:
+    family, prefix = form.names, form.prefix
+    widening, narrowing = (family.gated[0][0], family.gated[1]) if gated else family.dense
     return torch_fields.Names(
         patches=f"{prefix}{family.patches}",
         cls=prefix + CLS,
@@ -125,8 +144,8 @@ def _names(form: Form, archive: Mapping[str, Any]) -> torch_fields.Names:
         position=f"{prefix}{family.position}",
         blocks=f"{prefix}{family.blocks}",
         layer_scale="layer_scale1.lambda1",
-        widening=f"{dense[0]}weight",
-        narrowing=f"{dense[1]}weight",
+        widening=f"{widening}weight",
+        narrowing=f"{narrowing}weight",
         head=CLASSIFIER,
     )
 
@@ -162,7 +181,7 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
 
 def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
     """Returns the arrays of the layout that the parameters of a model consist of."""
-    family, prefix = FAMILIES[form.family], form.prefix
+    family, prefix = form.names, form.prefix
     table = patch_leaves(f"{prefix}{family.patches}", bias=True)
     if spec.class_rows:
         table["cls"] = Leaf(prefix + CLS, ones=2)
@@ -184,18 +203,25 @@ def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
 
 def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
     """Returns the arrays of one block."""
-    gated = spec.block.activation == "swiglu"
-    dense1, dense2 = family.gated if gated else family.dense
     table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
-    for kind, axis, theirs, arrange in (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat)):
-        # The axis is counted with the layers.
-        parts = [Leaf(f"{part}{theirs}", arrange=arrange) for part in family.attention]
-        table[f"attention/qkv/{kind}"] = Stack(axis, parts)
-    table |= merging_leaves("attention/out", family.out)
+    table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
     if spec.block.layer_scale:
         table |= {f"layer_scale{number}": Leaf(f"layer_scale{number}.lambda1") for number in (1, 2)}
-    table |= dense_leaves(f"mlp/{'dense1_gated' if gated else 'dense1'}", dense1)
-    return table | dense_leaves("mlp/dense2", dense2)
+    if spec.block.activation != "swiglu":
+        return table | dense_leaves("mlp/dense1", family.dense[0]) | dense_leaves("mlp/dense2", family.dense[1])
+    parts, narrowing = family.gated
+    one_array = len(parts) == 1
+    table |= dense_leaves("mlp/dense1_gated", *parts) if one_array else _stacked_leaves("mlp/dense1_gated", parts)
+    return table | dense_leaves("mlp/dense2", narrowing)
+
+
+def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
+    """Returns the arrays of several linear layers of the same inputs, which are one of ours."""
+    table: ParameterTable = {}
+    for kind, axis, name, arrange in (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat)):
+        # The axis is counted with the layers.
+        table[f"{ours}/{kind}"] = Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
+    return table
 
 
 def _map_table(prefix: str) -> ParameterTable:

@@ -6,9 +6,10 @@ The files may come from a stranger: their size is bounded, and each value is che
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, shown, user_errors
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
@@ -22,12 +23,28 @@ class PublishedConfig(NamedTuple):
         resolution: (height, width) of its images, or None.
         preprocess: the pipe of operations that prepares its images, or None.
         class_names: of its logits, or None.
+        sizes: by flat keyword, what it states of fields that the arrays tell: the key of the file, and the value.
     """
 
     fields: dict[str, Any]
     resolution: tuple[int, int] | None = None
     preprocess: str | None = None
     class_names: list[str] | None = None
+    sizes: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+
+    def check_sizes(self, fields: Mapping[str, Any]) -> None:
+        """Compares what is stated with the fields that follow from the arrays.
+
+        Raises:
+            UserError: they differ; names every key.
+        """
+        differ = [
+            f"{key} is {value!r}, not {fields[name]!r}"
+            for name, (key, value) in self.sizes.items()
+            if name in fields and value != fields[name]
+        ]
+        if differ:
+            raise UserError(f"{CONFIG_FILE} contradicts the arrays of the file: {', '.join(differ)}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -45,6 +62,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path.name} does not describe a model")
     return content
+
+
+def stated_kind(folder: Path) -> str | None:
+    """Returns the kind of model that the configuration in a folder states, whichever it is; None if there is none.
+
+    Raises:
+        UserError: as `read_json`.
+    """
+    content = read_json(folder / CONFIG_FILE)
+    if isinstance(content.get("model_type"), str):
+        return f"a {shown(content['model_type'], 60)} of transformers"
+    return f"timm's {shown(content['architecture'], 60)}" if isinstance(content.get("architecture"), str) else None
 
 
 def json_text(content: Mapping[str, Any]) -> str:

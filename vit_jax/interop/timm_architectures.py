@@ -1,27 +1,67 @@
-"""What the arrays of a timm architecture do not tell.
+"""The architectures of timm 1.0.31 whose form is one of ours, as `timm_models.csv` lists them.
 
-`timm_models.csv` lists the architectures of timm 1.0.31 whose form is one of ours, from the models themselves.
+`benchmarks.timm_models` writes the file from the models themselves.
 """
 
 import csv
 import functools
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+PLAIN = "vit_base_patch16_224"
+FORMS = {  # patterns of the names by what `model_args` cannot change
+    "plain": r"vit_[a-z]+_patch{0}_\d+",
+    "layer_scale": r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2",
+    "map": r"vit_\w+_patch{0}_siglip_\d+",
+}
 
 
-def architecture_fields(name: str) -> dict[str, Any]:
-    """Returns num_heads, activation and norm_epsilon of an architecture; nothing for one that is not listed."""
-    return dict(_read_table().get(name, {}))
+class Architecture(NamedTuple):
+    """What a name stands for, where a configuration has no other value; of a hybrid, its Transformer."""
+
+    num_heads: int
+    activation: str
+    norm_epsilon: float
+    width: int
+    depth: int
+    mlp_dim: int
+    resolution: int
+
+    @property
+    def unseen_fields(self) -> dict[str, Any]:
+        """The fields that no array of a file tells."""
+        return {name: getattr(self, name) for name in ("num_heads", "activation", "norm_epsilon")}
+
+
+def find_architecture(name: str) -> Architecture | None:
+    """Returns the architecture with a name, which may have a tag after a dot; None if it is not listed."""
+    return _read_table().get(name.partition(".")[0])
+
+
+def nearest_name(model: Any) -> str:
+    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` if none has them.
+
+    A model differs from it only in what timm's `model_args` can state.
+    """
+    value = model.field
+    kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
+    pattern = FORMS[kind].format(value("patch_size"))
+    sizes = tuple(map(value, ("num_heads", "width", "depth", "mlp_dim")))
+    side = max(model.image_size)
+    found = {
+        name: abs(one.resolution - side)
+        for name, one in _read_table().items()
+        if re.fullmatch(pattern, name) and (one.num_heads, one.width, one.depth, one.mlp_dim) == sizes
+    }
+    return min(found, key=found.__getitem__, default=PLAIN)
 
 
 @functools.cache
-def _read_table() -> dict[str, dict[str, Any]]:
+def _read_table() -> dict[str, Architecture]:
+    types = Architecture.__annotations__
     with Path(__file__).with_name("timm_models.csv").open(newline="", encoding="utf-8") as file:
         return {
-            row["architecture"]: {
-                "num_heads": int(row["num_heads"]),
-                "activation": row["activation"],
-                "norm_epsilon": float(row["norm_epsilon"]),
-            }
+            row["architecture"]: Architecture(**{name: kind(row[name]) for name, kind in types.items()})
             for row in csv.DictReader(file)
         }

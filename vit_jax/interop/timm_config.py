@@ -22,7 +22,7 @@ from vit_jax.interop.published_config import (
     whole,
     word,
 )
-from vit_jax.interop.timm_architectures import architecture_fields
+from vit_jax.interop.timm_architectures import find_architecture, nearest_name
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
@@ -54,7 +54,8 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
         UserError: a value has another type, or the model is one that vit_jax does not compute.
     """
     source, args = _dict(content.get("pretrained_cfg")), _dict(content.get("model_args"))
-    fields = dict(architecture_fields(str(content["architecture"]).partition(".")[0]))
+    architecture = find_architecture(str(content["architecture"]))
+    fields = architecture.unseen_fields if architecture else {}
     if "num_heads" in args:
         fields["num_heads"] = whole(args["num_heads"], "num_heads")
     if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
@@ -69,7 +70,27 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
         raise UserError(f"input_size in its configuration must be [3, height, width], not {size!r}")
     height, width = (whole(side, "input_size") for side in size[1:])
-    return PublishedConfig(fields, (height, width), _read_pipe(source, height, width), _read_names(content))
+    sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
+    sizes |= _read_sizes(content, args)
+    return PublishedConfig(fields, (height, width), _read_pipe(source, height, width), _read_names(content), sizes)
+
+
+def read_name(path: Path, width: int) -> PublishedConfig:
+    """Returns what the name of a file or of its folder states, if it is that of an architecture of this width."""
+    for name in (path.name, path.parent.name):
+        architecture = find_architecture(name)
+        if architecture and architecture.width == width:
+            return PublishedConfig(architecture.unseen_fields)
+    return PublishedConfig({})
+
+
+def _read_sizes(content: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Returns what a configuration states of the shapes of arrays."""
+    keys = {"width": "embed_dim", "depth": "depth", "patch_size": "patch_size", "registers": "reg_tokens"}
+    sizes = {name: (key, args[key]) for name, key in keys.items() if args.get(key) is not None}
+    if isinstance(args.get("patch_size"), list) and len(set(args["patch_size"])) == 1:
+        sizes["patch_size"] = "patch_size", args["patch_size"][0]
+    return sizes | ({"num_classes": ("num_classes", content["num_classes"])} if "num_classes" in content else {})
 
 
 def _dict(value: Any) -> Mapping[str, Any]:
@@ -131,7 +152,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     }
     if not swiglu:
         args["act_layer"] = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[value("activation")]
-    architecture = GATED if swiglu else "vit_base_patch16_224"
+    architecture = GATED if swiglu else nearest_name(model)
     if value("stem") == "resnet":
         if value("stages") not in HYBRIDS or value("stem_width") != 64:
             raise UserError(f"timm has no hybrid with ResNet stages {value('stages')}; use --layout=ours")

@@ -63,6 +63,11 @@ def detect_layout(names: Mapping[str, Any]) -> bool:
     return wanted <= {rename(name, OLDER_NAMES) for name in names}
 
 
+def width_of(file: Mapping[str, Any]) -> int:
+    """Returns the width of a file of a ViT."""
+    return torch_fields.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
+
+
 def infer_fields(
     file: Mapping[str, Any], form: str = "vit", resolution: Any = None, num_heads: int | None = None
 ) -> dict[str, Any]:
@@ -83,6 +88,10 @@ def infer_fields(
     if form == "bit":
         return timm_bit_layout.infer_fields(file, None if resolution is None else image_size(resolution))
     archive = renamed(file)
+    if "norm_pre.weight" in archive:
+        raise UserError(
+            "its tokens are normalised before the first block (norm_pre), as in CLIP, which vit_jax does not compute"
+        )
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:
         fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, "pre_logits.fc.weight")[0]}
@@ -96,8 +105,9 @@ def infer_fields(
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError(
-            "a timm file does not state the number of attention heads; give num_heads= to vit_jax.load, or "
-            "--num-heads= to vit_jax.convert, which writes a file that states it"
+            "a timm file does not state the number of attention heads, and neither its name nor its folder's is that "
+            f"of an architecture of timm of width {fields['width']}; give num_heads= to vit_jax.load, or --num-heads= "
+            "to vit_jax.convert, which writes a file that states it"
         )
     return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
 

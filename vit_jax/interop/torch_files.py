@@ -16,6 +16,8 @@ def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any])
         UserError: the number of heads is stated nowhere, or an array is missing that determines a field.
     """
     stated = timm_config.read_folder(path.parent)
+    if form == "vit" and not stated.fields:
+        stated = timm_config.read_name(path, timm_layout.width_of(archive))
     heads = given.get("num_heads") or stated.fields.get("num_heads")
     fields = timm_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution, heads)
     return form, _description(fields, _for_form(stated, form))
@@ -31,7 +33,7 @@ def _for_form(stated: Any, form: str) -> Any:
         return stated
     if {value for name in ("image_mean", "image_std") for value in stated.fields.get(name, ())} - {0.5}:
         raise UserError("vit_jax has no BiT with another mean or std of images than 0.5")
-    return stated._replace(fields={})
+    return stated._replace(fields={}, sizes={})
 
 
 def describe_huggingface(
@@ -53,6 +55,7 @@ def _require(form: huggingface_layout.Form, stated: Mapping[str, Any], given: Ma
 
 def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
     """Returns the model: what the configuration states, else what follows from the arrays."""
+    stated.check_sizes(_comparable(fields))
     gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
     fields = fields | stated.fields | gated
     if fields.get("pooling") in ("token", "token_gap"):  # which have a class token in any case
@@ -62,6 +65,14 @@ def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
     names = stated.class_names if stated.class_names and len(stated.class_names) == count else known
     loss = "sigmoid" if known and count > 1000 else "softmax"
     return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, loss)
+
+
+def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that a configuration must not contradict."""
+    unknown = {"num_classes"} if not fields["num_classes"] else set()  # of a file without its head
+    unknown |= {"patch_size"} if fields.get("stem") == "resnet" else set()  # counted in pixels, not in features
+    unknown |= {"resolution"} if fields.get("position") != "learned" else set()
+    return {name: value for name, value in fields.items() if name not in unknown}
 
 
 TIMM = Format(

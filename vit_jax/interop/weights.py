@@ -84,10 +84,12 @@ def save(
     if target.layout != "ours":  # whose arrays are converted one by one as they are written
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     arrays = chosen.write(arrays, model.spec)
-    texts = chosen.describing_files(target.file.name, model) if target.is_folder or target.layout == "ours" else {}
+    is_alone = not target.is_folder and target.layout != "ours"  # then the file itself says what it contains
+    texts = {} if is_alone else chosen.describing_files(target.file.name, model)
+    notes = description.header_notes(model) if is_alone else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.make_folder(texts)
-        archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype)
+        archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
         for name, text in texts.items():
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
 
@@ -97,7 +99,8 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
     with archives.open_archive(path) as archive:
         name, form = formats.detect_format(archive)
         layout = formats.FORMATS[name]
-        form, stated = layout.describe(archive, form, path, given)
+        written = description.read_notes(archive.notes)
+        form, stated = (form, written) if written else layout.describe(archive, form, path, given)
         if located.entry:
             _check_entry(located.entry, name, stated.fields)
         model = _create_as_stored(stated.model, stated.keywords, given)

@@ -31,7 +31,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     _remove_abandoned(path)
     temporary = path.with_name(f"{path.name[:LONGEST]}.{secrets.token_hex(4)}{SUFFIX}")
     try:
+        temporary.touch()  # with the permissions of this process's files, which some libraries make narrower
+        mode = temporary.stat().st_mode
         yield temporary
+        if temporary.stat().st_mode != mode:
+            with contextlib.suppress(OSError):  # file systems without permissions
+                temporary.chmod(mode)
         _sync(temporary)
         temporary.replace(path)
         with contextlib.suppress(OSError):  # some network file systems do not sync folders

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +30,14 @@ class Header(NamedTuple):
 
 
 class Archive(Mapping[str, Header]):
-    """The arrays of an open file: a mapping from names to headers. `read_array` reads the values."""
+    """The arrays of an open file: a mapping from names to headers. `read_array` reads the values.
+
+    Attributes:
+        notes: texts by key that the file contains besides.
+    """
 
     _headers: dict[str, Header]
+    notes: Mapping[str, str] = MappingProxyType({})
 
     def __getitem__(self, name: str) -> Header:
         return self._headers[name]

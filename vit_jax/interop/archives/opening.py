@@ -29,7 +29,9 @@ def open_archive(path: Path) -> AbstractContextManager[Any]:
     raise UserError(f"is not an .npz or .safetensors file; {npz.FORMATS}")
 
 
-def write_archive(path: Path, temporary: Path, arrays: Mapping[str, Any], dtype: str) -> None:
+def write_archive(
+    path: Path, temporary: Path, arrays: Mapping[str, Any], dtype: str, notes: Mapping[str, str] | None = None
+) -> None:
     """Writes arrays to a temporary path, in the format of the final one.
 
     Args:
@@ -37,10 +39,13 @@ def write_archive(path: Path, temporary: Path, arrays: Mapping[str, Any], dtype:
         temporary: where it is written.
         arrays: by name; converted to NumPy's one by one.
         dtype: of the arrays in the file, one of `WRITTEN_DTYPES`.
+        notes: texts by key for the header of a .safetensors file; others have no place for them.
 
     Raises:
         UserError: a value is beyond the range of the dtype.
     """
-    write = npz.write_archive if path.suffix == ".npz" else safetensors_files.write_archive
     with user_errors(f"the weights cannot be written as {dtype}", FloatingPointError, advice="use another dtype"):
-        write(temporary, arrays, dtype)
+        if path.suffix == ".npz":
+            npz.write_archive(temporary, arrays, dtype)
+        else:
+            safetensors_files.write_archive(temporary, arrays, dtype, notes)

@@ -79,7 +79,9 @@ def open_archive(path: Path) -> Iterator[SafetensorsArchive]:
     """
     with contextlib.ExitStack() as stack:
         with read_errors(KIND):
-            archive = SafetensorsArchive({path: _open_file(path, stack)})
+            file = _open_file(path, stack)
+            archive = SafetensorsArchive({path: file})
+            archive.notes = file.metadata() or {}
         yield archive
 
 
@@ -141,8 +143,8 @@ def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
     return stack.enter_context(safetensors.safe_open(path, "np", backend="pread"))
 
 
-def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str) -> None:
-    """Writes a .safetensors file from arrays or whatever NumPy converts to arrays, all in one dtype."""
+def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str, notes: Mapping[str, str] | None = None) -> None:
+    """Writes a .safetensors file: arrays, or whatever NumPy converts to arrays, all in one dtype, and texts by key."""
     values = {name: convert_values(array, DTYPES[dtype]) for name, array in arrays.items()}
     # PyTorch's libraries refuse a file that does not state that its arrays are in their order of dimensions.
-    safetensors.numpy.save_file(values, path, metadata={"format": "pt"})
+    safetensors.numpy.save_file(values, path, metadata={"format": "pt", **(notes or {})})

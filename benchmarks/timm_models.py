@@ -1,0 +1,41 @@
+"""Writes what `vit_jax/interop/timm_models.csv` states of timm's architectures, from the models themselves.
+
+Example:
+  ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm_models.csv
+
+Runs where torch and timm are installed, which our environment does not need. The file lists the architectures; the
+other columns are written anew. Of a hybrid, width and depth are those of its Transformer.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "SiLU": "swiglu"}
+COLUMNS = ("architecture", "num_heads", "activation", "norm_epsilon", "width", "depth", "mlp_dim", "resolution")
+
+
+def read_architecture(name):
+    """Returns the row of an architecture."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    block = model.blocks[0]
+    sizes = (model.embed_dim, len(model.blocks), block.mlp.fc2.in_features, model.default_cfg["input_size"][1])
+    activation = ACTIVATIONS[type(block.mlp.act).__name__]
+    return (name, block.attn.num_heads, activation, block.norm1.eps, *sizes)
+
+
+def main(argv):
+    path = Path(argv[1])
+    names = [row["architecture"] for row in csv.DictReader(path.open(encoding="utf-8"))]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(map(read_architecture, names))
+
+
+if __name__ == "__main__":
+    main(sys.argv)
