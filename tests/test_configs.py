@@ -298,6 +298,12 @@ def test_fields_of_the_other_family_are_unset_as_the_message_says(capsys):
     assert fields["model.stages"][1:3] == ("command line", "(1, 2)")
 
 
+@pytest.mark.parametrize(("text", "value"), [("", ()), ("()", ()), ("3,4", (3, 4)), ("(3, 4)", (3, 4)), ("None", None)])
+def test_several_numbers_in_one_flag(text, value):
+    config, _ = parse_command_line(["", f"--config={ROOT}/configs/smoke.py", f"--config.model.stages={text}"])
+    assert config.model.stages == value
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

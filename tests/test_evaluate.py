@@ -23,6 +23,7 @@ from vit_jax.evals.saved import write_confusion
 from vit_jax.inference import make_inference
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh
+from vit_jax.storage import versions
 
 RECIPE = """
 from configs import base, smoke
@@ -267,7 +268,7 @@ def test_it_measures_the_run_by_name_and_by_kind(run, passes):
     assert passes == ["train", "test", "test"]  # images that were seen once are not read again
 
 
-def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passes, tmp_path):
+def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passes, tmp_path, monkeypatch):
     words = {"source": "digits", "requests": ["knn", "classify"], "save": "features", "save_dir": tmp_path / "saved"}
     first = evaluate.evaluate(run / "model.npz", **words)
     assert first["classify/accuracy"] == evaluate.evaluate(run, requests=["test"])["test/accuracy"]
@@ -277,6 +278,9 @@ def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passe
     assert passes == []
     assert evaluate.evaluate(run / "checkpoints" / "15", source="digits", requests=["knn:k=1"])["knn/n"] == 359
     assert passes == ["train", "test"]  # other weights
+    monkeypatch.setattr(versions, "library_versions", lambda names: dict.fromkeys(names, "1") | {"pillow": "2"})
+    assert evaluate.evaluate(run / "model.npz", source="digits", requests=["knn"]).items() <= first.items()
+    assert passes == ["train", "test"] * 2  # another library may decode images otherwise
     files = sorted(path.name for path in (tmp_path / "saved").iterdir())
     assert files == ["classify.test.features.npz", "knn.test.features.npz", "knn.train.features.npz"]
     with np.load(tmp_path / "saved" / "knn.test.features.npz") as arrays:

@@ -25,7 +25,7 @@ def trained(tmp_path, monkeypatch):
     def fake(config, workdir, supervisor=None):
         name = Path(workdir).relative_to(tmp_path / "runs").as_posix()
         runs.append(name)
-        Path(workdir).mkdir(parents=True)
+        Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(prepare(config)[0], Path(workdir) / "config.json")
         if config.base_lr > 1:
             raise NonFiniteLoss("the loss is nan")
@@ -33,7 +33,8 @@ def trained(tmp_path, monkeypatch):
         return {"test/accuracy" if whole else "val/accuracy": 0.5 + config.base_lr + config.seed / 100 + whole / 10}
 
     def prepare(config):
-        return resolve_config(data.complete_config(config)[0]), None, None  # no model, whose shapes take a second
+        completed, info = data.complete_config(config)
+        return resolve_config(completed), info, None  # no model, whose shapes take a second
 
     monkeypatch.setattr(train, "train", fake)
     monkeypatch.setattr(outcomes, "prepare", prepare)

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
+from vit_jax.config import save_config
 from vit_jax.distributed import coordination, supervisor
-from vit_jax.sweeps import combinations, outcomes
+from vit_jax.sweeps import combinations, inputs, outcomes
 
 SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
 SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
@@ -120,6 +123,61 @@ def test_another_configuration_in_the_folder_is_refused(whole):
         rows(workdir, "--sweep.base_lr=0.02", "--config.warmup_steps=2", "--config.optim.beta1=0.8")
 
 
+@pytest.fixture
+def begun(tmp_path):
+    """A combination that has finished, and what it learnt from: a folder of images and a file of weights."""
+    for label in ("a", "b"):
+        for number in range(4):
+            path = tmp_path / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (60 * number, 0, 90 if label == "a" else 0)).save(path)
+    (tmp_path / "weights.npz").write_bytes(b"some weights")
+    [run] = sweep.list_combinations(
+        words(
+            *(tmp_path / "runs", "--sweep.base_lr=0.1", f"--config.init_from={tmp_path}/weights.npz"),
+            *(f"--config.data.source=folder:{tmp_path}/images", "--config.data.split=train[:6]"),
+            "--config.evals.test.split=train[6:]",
+        )
+    )
+    config, info, _ = program.prepare(run.config)
+    inputs.write_inputs(run.folder, inputs.describe_inputs(config, info))
+    save_config(config, Path(run.folder) / "config.json")
+    outcome = {"name": run.name, "last": 0.5, "best": 0.5, "steps": 4, "seconds": 1.0}
+    (Path(run.folder) / "sweep.json").write_text(json.dumps(outcome))
+    return tmp_path, run
+
+
+def test_an_outcome_is_of_the_images_and_weights_that_are_there(begun):
+    place, run = begun
+    assert outcomes.read_outcome(run).last == 0.5
+    weights = place / "weights.npz"
+    weights.replace(place / "moved.npz")
+    (place / "moved.npz").replace(weights)
+    os.utime(weights)  # a copy has other times
+    assert outcomes.read_outcome(run).last == 0.5
+    weights.write_bytes(b"other weight")
+    with pytest.raises(UserError, match=r"from before the contents of init_from were replaced; choose another --work"):
+        outcomes.read_outcome(run)
+    weights.unlink()  # what has finished needs them no more
+    assert outcomes.read_outcome(run).last == 0.5
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(place / "images" / "a" / "0.png")
+    with pytest.raises(UserError, match=r"from before the contents of data\.source were replaced"):
+        outcomes.read_outcome(run)
+    (Path(run.folder) / "sweep.json").unlink()
+    assert outcomes.read_outcome(run) is None  # the run itself compares the images when it goes on
+    (Path(run.folder) / "inputs.json").write_text("[]")
+    with pytest.raises(UserError, match=r"inputs\.json: a sweep did not write it"):
+        outcomes.read_outcome(run)
+
+
+def test_an_unfinished_run_does_not_go_on_from_other_weights(begun):
+    place, run = begun
+    (Path(run.folder) / "sweep.json").unlink()
+    (place / "weights.npz").write_bytes(b"other weight")
+    with pytest.raises(UserError, match="contents of init_from were replaced"):
+        outcomes.read_outcome(run)
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -171,24 +229,22 @@ def test_a_number_written_in_two_ways_is_one_configuration(tmp_path):
         ("sweep.json", '{"name": "other", "last": 0.5, "best": 0.5, "steps": 1, "seconds": 1.0}'),
     ],
 )
-def test_files_that_a_sweep_did_not_write_are_refused(tmp_path, monkeypatch, file, text):
+def test_files_that_a_sweep_did_not_write_are_refused(tmp_path, file, text):
     [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(outcomes, "prepare", lambda config: (config, None, None))
     folder = Path(run.folder)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(run.config.to_dict()))
+    save_config(program.prepare(run.config)[0], folder / "config.json")
     (folder / file).write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=rf"/{re.escape(file)}(: a sweep did not write it; remove it| is damaged)"):
         outcomes.read_outcome(run)
 
 
-def test_preprocessing_may_be_written_in_another_way(tmp_path, monkeypatch):
+def test_preprocessing_may_be_written_in_another_way(tmp_path):
     [run] = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1"))
-    monkeypatch.setattr(outcomes, "prepare", lambda config: (config, None, None))
-    before = run.config.copy_and_resolve_references()
+    before, _, _ = program.prepare(run.config)
     before.evals.test.preprocess = "resize_small({resolution*256/224})|central_crop(16)|value_range(-1,1)"
     Path(run.folder).mkdir()
-    (Path(run.folder) / "config.json").write_text(json.dumps(before.to_dict()))
+    save_config(before, Path(run.folder) / "config.json")
     run.config.evals.test.preprocess = "resize_small(18)|central_crop({resolution})|value_range(-1,1)"
     assert outcomes.read_outcome(run) is None  # it is the same run, and has not finished
     run.config.evals.test.preprocess = "resize_small(19)|central_crop({resolution})|value_range(-1,1)"

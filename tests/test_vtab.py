@@ -49,6 +49,25 @@ def test_the_recipe_of_a_task(task):
     assert parse_pipe(full.evals.test.preprocess, 384).text == "resize(384)|value_range(-1,1)"
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ViT-mu/4", {"pooling": "gap", "dropout_rate": 0.1}),
+        ("R26+ViT-S/32", {"stages": (1, 1), "stem_width": 32, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}),
+        ("BiT", {"stages": (1, 2), "width": 32}),
+    ],
+)
+def test_the_words_of_weights_ask_for_their_model(name, fields, monkeypatch):
+    model = vit_jax.create(name, num_classes=3, resolution=32, **fields)
+    monkeypatch.setattr(vtab.interop, "load", lambda path: (model, {}))
+    words = vtab.recipe_words("weights.npz")
+    assert words[1] == "--config=configs/vtab.py:{},model=" + model.name
+    config, _ = parse_command_line([words[0], f"--config={ROOT}/configs/smoke.py", *words[2:]])
+    assert config.init_from == "weights.npz"
+    wanted = vit_jax.interop.config_fields(model)
+    assert {field: config.model[field] for field in wanted} == wanted
+
+
 def test_every_task_has_a_recipe_and_a_number_of_the_paper():
     assert list(recipe.TASKS) == list(VTAB_TASKS)
     assert list(TABLE_9) == [name for name, task in VTAB_TASKS.items() if task.group]
@@ -119,7 +138,7 @@ def test_a_task_is_tuned_then_trained_on_all_and_not_run_again(place, capsys, mo
 
     def fake_train(config, workdir, **rest):
         begun.append((config.data.split, config.base_lr, workdir))
-        Path(workdir).mkdir(parents=True)
+        Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(prepare(config)[0], Path(workdir) / "config.json")
         return {config.checkpoint.best_metric: abs(config.base_lr - 0.002)}
 

@@ -26,7 +26,7 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
-    tuple: (lambda text: tuple(map(parse_number, text.strip("(),").split(","))), "numbers with commas between them"),
+    tuple: (lambda text: parse_numbers(text), "numbers with commas between them"),
 }
 PACKAGE = Path(__file__).parent
 
@@ -74,16 +74,16 @@ def read_command_line(argv: list[str]) -> CommandLine:
     with config.unlocked():
         rename_fields(config)
     fields = flatten_config(config)
-    given = {}
+    given, read = dict[str, Any](), list[str]()
     for word in overrides:
-        key, _, value = word.removeprefix("--config.").partition("=")
+        key, _, text = word.removeprefix("--config.").partition("=")
         key = choose("config field", current_name(key), fields, "configs/base.py", SYNONYMS)
-        given[key] = value
-        parse_value(config, key, value)
-    values = _parse_flags([*others, *(word for word in overrides if not word.endswith("=None"))], file, argument)
+        given[key] = parse_value(config, key, text)
+        read += [word] if given[key] not in (None, ()) else []  # which the library does not read as meant
+    values = _parse_flags([*others, *read], file, argument)
     with values.config.unlocked():
         rename_fields(values.config)
-    values.config.update_from_flattened_dict({key: None for key, value in given.items() if value == "None"})
+    values.config.update_from_flattened_dict({key: value for key, value in given.items() if value in (None, ())})
     unset_other_durations(values.config, set(given))
     workdir = values.workdir or f"workdirs/{file.stem}"
     return CommandLine(values.config, workdir, file, recipe, frozenset(given))
@@ -143,12 +143,24 @@ def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.
     """
     *groups, field = key.split(".")
     kind = functools.reduce(getitem, groups, config).get_type(field)
-    if text in ("None", "") or kind not in KINDS:  # a bare flag of a boolean field has no value
-        return None if text == "None" else text
+    if text == "None":
+        return None
+    if kind not in KINDS or (kind is bool and not text):  # a bare flag of a boolean field has no value
+        return text
     try:
         return KINDS[kind][0](text)
     except ValueError:
         raise UserError(f"{where}{key}={text}: the value must be {KINDS[kind][1]}.") from None
+
+
+def parse_numbers(text: str) -> tuple[int | float, ...]:
+    """Returns numbers with commas between them, in parentheses or not; none of an empty text.
+
+    Raises:
+        ValueError: one is not a number.
+    """
+    inside = text.strip("(), ")
+    return tuple(map(parse_number, inside.split(","))) if inside else ()
 
 
 def parse_number(text: str) -> int | float:

@@ -5,26 +5,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
 from vit_jax import models, reason
-from vit_jax.distributed import Coordinator, Supervisor, run_on_all, source_digest
-from vit_jax.storage import atomic_write, cache
+from vit_jax.distributed import Coordinator, Supervisor, run_on_all
+from vit_jax.storage import atomic_write, cache, versions
 
 TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.009 from float32, the plain form up to 0.007
-LIBRARIES = (
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda13-plugin",
-    "jax-cuda12-plugin",
-    "nvidia-cudnn-cu13",
-    "nvidia-cudnn-cu12",
-)
 
 Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # of a spec, on a device
 
@@ -82,9 +72,8 @@ def find_fault(
     kind, spec = model.kernel, model.spec
     if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
         return None
-    versions = {each.metadata["Name"]: each.version for name in LIBRARIES for each in metadata.distributions(name=name)}
-    own = source_digest(Path(__file__).parent)
-    text = json.dumps([device.device_kind, versions, own, kind, models.attention_sizes(spec, 0, tensor)])
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
+    text = json.dumps([device.device_kind, code, kind, models.attention_sizes(spec, 0, tensor)])
     path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
         return json.loads(path.read_text())["fault"]

@@ -20,6 +20,7 @@ from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
 from vit_jax import UserError, program, train
 from vit_jax.distributed import preflight, workdir_lock
 from vit_jax.distributed.agreement import SingleHost
+from vit_jax.storage import versions
 
 OTHER = json.dumps({"run": "y", "pid": 7, "host": "elsewhere", "machine": "m", "started": "1"})
 
@@ -72,19 +73,19 @@ def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
 def test_hosts_with_another_source_differ(prepared, tmp_path):
     package = Path(vit_jax.__file__).parent
     copy = shutil.copytree(package, tmp_path / "vit_jax", ignore=shutil.ignore_patterns("__pycache__"))
-    own = preflight.source_digest(package)
-    assert preflight.source_digest(copy) == own
+    own = versions.source_digest(package)
+    assert versions.source_digest(copy) == own
     (copy / "stale.pyc").write_bytes(b"compiled")
-    assert preflight.source_digest(copy) == own
+    assert versions.source_digest(copy) == own
     config, info, made = prepared
     assert preflight.collect_facts(config, info, made.mesh, "w")["the source of vit_jax"] == own
     found = {own}
     for name in ("step.py", "models/vit.py", "interop/published.csv", "interop/imagenet2012.txt"):
         with (copy / name).open("a") as file:
             file.write("\n")
-        found.add(preflight.source_digest(copy))
+        found.add(versions.source_digest(copy))
     (copy / "step.py").rename(copy / "steps.py")
-    found.add(other := preflight.source_digest(copy))
+    found.add(other := versions.source_digest(copy))
     assert len(found) == 6
     calls = [
         lambda host=host, one=one: preflight.check_equal(OnGroup(host), {"the source of vit_jax": one})
@@ -96,19 +97,19 @@ def test_hosts_with_another_source_differ(prepared, tmp_path):
 
 def test_the_source_is_all_that_the_package_ships():
     lists = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"].values()
-    assert {f"*{suffix}" for suffix in preflight.SHIPPED} == {"*.py", *itertools.chain(*lists)}
+    assert {f"*{suffix}" for suffix in versions.SHIPPED} == {"*.py", *itertools.chain(*lists)}
 
 
 def test_what_editors_leave_is_no_source(tmp_path):
     (tmp_path / "train.py").write_text("")
-    before = preflight.source_digest(tmp_path)
+    before = versions.source_digest(tmp_path)
     (tmp_path / ".#train.py").symlink_to("nobody@nowhere")
     (tmp_path / "folder.py").mkdir()
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / ".ipynb_checkpoints" / "train.py").write_text("")
-    assert preflight.source_digest(tmp_path) == before
+    assert versions.source_digest(tmp_path) == before
     (tmp_path / "train.py").write_text("#")
-    assert preflight.source_digest(tmp_path) != before
+    assert versions.source_digest(tmp_path) != before
 
 
 def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatch):

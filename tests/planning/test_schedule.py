@@ -13,6 +13,7 @@ from vit_jax.planning import chips, collectives, hlo, targets
 from vit_jax.planning.schedules import dumps, kernel_cycles, kernels, step_schedule
 from vit_jax.planning.schedules.overlap import Timeline
 from vit_jax.planning.schedules.scalar_unit import Schedule, read_schedule
+from vit_jax.storage import versions
 
 # A grid of 3 x 4 blocks in a pipeline of two stages: in 13 turns, the first only fetches and the last only computes.
 # The block that is fetched depends on the first index alone, so that it is fetched at every fourth turn.
@@ -195,10 +196,10 @@ _, found["mlp"] = costs(jnp.matmul, array((25088, 768)), array((768, 3072)))
 _, found["add"] = costs(jnp.add, array((25088, 3072)), array((25088, 3072)))
 _, found["softmax"] = costs(jax.nn.softmax, array((1536, 256, 256), jnp.float32))
 text, found["kernel"] = costs(product, array((16, 256, 768)), array((768, 512)))
-found["alone"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {})
+found["alone"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2")
 attention, *arrays = compiled.one_device([device], 8, 257, 16, 80, "bfloat16")
 text = attention.lower(*arrays).compile().as_text()
-found["more than the default limit of VMEM"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {})
+found["more than the default limit of VMEM"] = kernel_cycles.sum_kernel_cycles(text, "v5e:2x2")
 print(json.dumps(found))
 """
 
@@ -255,9 +256,12 @@ def test_each_kernel_is_compiled_alone_once(monkeypatch, tmp_path):
 
     monkeypatch.setattr(kernel_cycles, "_compile", compile_alone)
     refused = True
-    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {"libtpu": "1"}) is None
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2") is None
     refused = False
-    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x4", {"libtpu": "1"}) == 3 * 7
-    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2", {"libtpu": "2"}) == 3 * 7
-    assert asked == [2, 1, 2]  # what was refused is tried again, and so is another compiler
-    assert kernel_cycles.sum_kernel_cycles("ENTRY %main (x: f32[]) -> f32[] {\n}", "v5e:2x2", {}) is None
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x4") == 3 * 7
+    monkeypatch.setattr(versions, "library_versions", lambda names: {"libtpu": "2"})
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2") == 3 * 7
+    monkeypatch.setattr(versions, "source_digest", lambda package: "changed")
+    assert kernel_cycles.sum_kernel_cycles(text, "v5e:2x2") == 3 * 7
+    assert asked == [2, 1, 2, 2]  # anew: what was refused, for another compiler, and by other code
+    assert kernel_cycles.sum_kernel_cycles("ENTRY %main (x: f32[]) -> f32[] {\n}", "v5e:2x2") is None

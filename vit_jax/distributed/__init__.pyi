@@ -5,5 +5,4 @@ from .agreement import run_on_all as run_on_all
 from .coordination import join_cluster as join_cluster
 from .gathered_array import GatheredArray as GatheredArray
 from .preflight import preflight_checks as preflight_checks
-from .preflight import source_digest as source_digest
 from .supervisor import Supervisor as Supervisor

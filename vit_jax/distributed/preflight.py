@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -22,9 +21,9 @@ from vit_jax import UserError, __version__, data
 from vit_jax.config import flatten_config
 from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
+from vit_jax.storage import versions
 
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-SHIPPED = (".py", ".pyi", ".csv", ".json", ".txt")  # what the package is made of
+LIBRARIES = (*versions.COMPILERS, "flax", "optax", "orbax-checkpoint", "grain", *versions.IMAGE_LIBRARIES)
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
 
 
@@ -66,14 +65,14 @@ def preflight_checks(
 
 def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
-    devices = mesh.local_devices
+    devices, installed = mesh.local_devices, versions.library_versions(LIBRARIES)
     return {
         **{f"--config.{key}": str(value) for key, value in flatten_config(config).items()},
         "--workdir": place,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
-        "the source of vit_jax": source_digest(Path(__file__).parent.parent),
-        **{f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES},
+        "the source of vit_jax": versions.source_digest(Path(__file__).parent.parent),
+        **{f"the version of {name}": installed.get(name, "none") for name in LIBRARIES},
         "the devices": f"{len(devices)} x {devices[0].device_kind}",
         "the mesh": str(dict(mesh.shape)),
         "the data": str(info.fingerprint),
@@ -81,16 +80,6 @@ def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: st
         "the examples": str({" ".join(key).strip(): len(source) for key, source in info.opened.items()}),
         "MEGASCALE_NUM_SLICES": os.environ.get("MEGASCALE_NUM_SLICES", "unset"),
     }
-
-
-def source_digest(package: Path) -> str:
-    """Returns a short digest of the names and contents of a package's source and data files."""
-    digest = hashlib.sha256()
-    found = [path for path in package.rglob("*") if path.suffix in SHIPPED and path.is_file()]
-    for path in sorted(path for path in found if "/." not in f"/{path.relative_to(package).as_posix()}"):
-        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:12]
 
 
 def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, user_errors
-from vit_jax.distributed import source_digest
-from vit_jax.storage import cache
+from vit_jax.storage import cache, versions
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # as of an `OutputCache`
 PACKAGE = Path(__file__).parents[1]
+LIBRARIES = (*versions.COMPILERS, *versions.IMAGE_LIBRARIES, "flax")  # other versions may give other outputs
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
 
 
@@ -69,8 +69,8 @@ class OutputFiles:
 
     @functools.cached_property
     def _digest(self) -> str:
-        """Identifies the weights and what computes with them: other code may give other outputs."""
-        code = source_digest(PACKAGE), jax.__version__
+        """Identifies the weights and what computes with them."""
+        code = versions.source_digest(PACKAGE), versions.library_versions(LIBRARIES)
         digest = hashlib.sha256(repr((self._model.spec, jax.devices()[0].device_kind, code)).encode())
         for path, leaf in jax.tree_util.tree_flatten_with_path(self._weights)[0]:
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())

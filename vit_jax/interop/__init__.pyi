@@ -4,6 +4,7 @@ from .description import describe_model as describe_model
 from .formats import FORMATS as FORMATS
 from .formats import choose_target as choose_target
 from .locate import MODEL_FILE as MODEL_FILE
+from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order

@@ -1,10 +1,14 @@
 """From what a user names to the local file or checkpoint folder that holds the weights."""
 
+import functools
+import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import UserError, checkpoint, user_errors
 from vit_jax.interop import catalog, hub
+from vit_jax.storage import filesystem
 
 MODEL_FILE = "model.npz"  # of a workdir
 HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # of folders that timm or transformers wrote
@@ -38,6 +42,32 @@ def locate_weights(path: str | Path) -> Located:
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
     return Located(local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local), entry)
+
+
+def digest_weights(path: str | Path) -> str:
+    """Returns a short digest of the contents of weights, which copies of the files share.
+
+    Args:
+        path: as `weights.load` takes it.
+
+    Raises:
+        UserError: nothing that can be loaded is there.
+    """
+    found = locate_weights(path).path
+    if found.is_dir():
+        arrays = json.dumps(checkpoint.read_about(found)["arrays"], sort_keys=True)
+        return hashlib.sha256(arrays.encode()).hexdigest()[:16]
+    files = sorted(found.parent.glob("*.safetensors")) if found.suffix == ".json" else [found]
+    with user_errors(f"cannot read {path}", OSError):
+        digests = [_digest_file(each, filesystem.file_version(str(each))) for each in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
+
+
+@functools.cache
+def _digest_file(path: Path, _version: str) -> bytes:
+    """Returns the digest of a file's contents, read once for each `filesystem.file_version`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_download_name(name: str) -> bool:

@@ -17,9 +17,7 @@ from jax.sharding import Mesh
 from vit_jax.compiler_options import Options
 from vit_jax.planning import compiled, flops, schedules, serialization
 from vit_jax.planning.records import Executable, StepReport, is_topology
-from vit_jax.storage import atomic_write, cache
-
-CACHE_FORMAT = 7  # of the reports in the cache; another number makes them all unknown
+from vit_jax.storage import atomic_write, cache, versions
 
 # What is to be known of a function: the memory that it needs; also its cycles; also the schedule of every operation.
 Measure = Literal["memory", "estimate", "schedule"]
@@ -48,15 +46,14 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Measu
     """
     traced = function.jitted.trace(*function.arguments)
     lowered = traced.lower()
-    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     macs = flops.jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
-    path = _cache_path(mesh, target, measure, versions, function.options, lowered.as_text())
+    path = _cache_path(mesh, target, measure, function.options, lowered.as_text())
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
         return serialization.remembered_step(path.read_text(), flops=2 * macs)
     began = time.monotonic()
     executable, needed_bytes = None, None
     try:
-        executable = _compile(lowered, target, list(mesh.devices.flat), measure, versions)
+        executable = _compile(lowered, target, list(mesh.devices.flat), measure)
     except jax.errors.JaxRuntimeError as error:
         needed_bytes = compiled.read_refusal(str(error), device_bytes(function.arguments[0], function.shardings))
     step = StepReport(
@@ -64,7 +61,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Measu
         needed_bytes=needed_bytes,
         flops=2 * macs,
         compile_seconds=round(time.monotonic() - began, 1),
-        versions=versions,
+        versions={name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
         remembered=False,
     )
     with contextlib.suppress(OSError):  # on a full disk it is not remembered
@@ -79,7 +76,6 @@ def _compile(
     target: str,
     devices: list[jax.Device],
     measure: Measure,
-    versions: dict[str, str | None],
 ) -> Executable:
     """Returns what a function contains when it is compiled."""
     folder = schedules.dump_folder() if measure == "schedule" else None
@@ -88,19 +84,18 @@ def _compile(
     program = lowered.compile()
     found = compiled.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
     if measure == "estimate" and found.kernels and is_topology(target):
-        cycles = schedules.sum_kernel_cycles(program.as_text(), target, versions)
+        cycles = schedules.sum_kernel_cycles(program.as_text(), target)
         found = dataclasses.replace(found, kernel_cycles=cycles)
     return found
 
 
-def _cache_path(
-    mesh: Mesh, target: str, measure: Measure, versions: dict[str, str | None], options: Options, text: str
-) -> Path:
+def _cache_path(mesh: Mesh, target: str, measure: Measure, options: Options, text: str) -> Path:
     flags = [schedules.other_flags(), os.environ.get("XLA_FLAGS", "")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
     place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"
-    key = json.dumps([CACHE_FORMAT, place, measure, versions, flags, options, places, text])
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
+    key = json.dumps([code, place, measure, flags, options, places, text])
     return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 

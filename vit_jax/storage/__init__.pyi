@@ -1,5 +1,6 @@
 from . import cache as cache
 from . import filesystem as filesystem
+from . import versions as versions
 from .atomic import atomic_write as atomic_write
 from .mirror import check_init_from as check_init_from
 from .mirror import check_workdir as check_workdir

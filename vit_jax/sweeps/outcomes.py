@@ -18,6 +18,7 @@ from vit_jax.program import prepare
 from vit_jax.results import fields_as_text, read_run
 from vit_jax.storage import filesystem
 from vit_jax.sweeps.combinations import Combination
+from vit_jax.sweeps.inputs import check_inputs, describe_inputs, write_inputs
 
 RESULT_FILE = "sweep.json"  # one in the folder of each finished combination, and one of all in that of the sweep
 
@@ -68,7 +69,7 @@ def read_outcome(combination: Combination) -> Outcome | None:
         UserError: the configuration is wrong; the folder holds a run of another configuration or an invalid file; or it
             is remote, and the store refuses or does not answer.
     """
-    config, _, _ = prepare(combination.config)
+    config, info, _ = prepare(combination.config)
     begun, result = (filesystem.join_path(combination.folder, name) for name in ("config.json", RESULT_FILE))
     if not filesystem.exists(begun):
         return None
@@ -78,7 +79,9 @@ def read_outcome(combination: Combination) -> Outcome | None:
         raise UserError(
             f"{combination.folder} contains a run with other values of {', '.join(differ)}; choose another --workdir."
         )
-    return _parse_outcome(combination, result) if filesystem.exists(result) else None
+    is_finished = filesystem.exists(result)
+    check_inputs(combination.folder, config, info, is_finished)
+    return _parse_outcome(combination, result) if is_finished else None
 
 
 def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
@@ -113,6 +116,8 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
     """Trains a combination from its last checkpoint on, and writes the outcome to its folder."""
     gc.collect()  # frees the arrays that the run before left on the devices
     metric, start = combination.config.checkpoint.best_metric, time.monotonic()
+    if jax.process_index() == 0:
+        write_inputs(combination.folder, describe_inputs(*prepare(combination.config)[:2]))
     try:
         last = train.train(combination.config, combination.folder, supervisor=supervisor)[metric]
     except NonFiniteLoss as error:

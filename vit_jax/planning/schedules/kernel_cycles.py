@@ -12,16 +12,15 @@ from pathlib import Path
 
 from vit_jax.planning import hlo
 from vit_jax.planning.schedules import dumps, kernels
-from vit_jax.storage import atomic_write, cache
+from vit_jax.storage import atomic_write, cache, versions
 
 
-def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -> int | None:
+def sum_kernel_cycles(text: str, target: str) -> int | None:
     """Returns the cycles of all Pallas kernels of a program, each as its schedule takes that is compiled alone.
 
     Args:
         text: of the compiled program.
         target: the slice.
-        versions: of the compiler.
 
     Returns:
         None if there are no kernels, or if one cannot be compiled alone.
@@ -31,7 +30,7 @@ def sum_kernel_cycles(text: str, target: str, versions: dict[str, str | None]) -
         if each.is_kernel and not each.fused:
             kernel = kernels.parse_kernel(each)
             times[kernel] = times.get(kernel, 0) + each.times
-    paths = {kernel: _cache_path(kernel, target, versions) for kernel in times}
+    paths = {kernel: _cache_path(kernel, target) for kernel in times}
     found: dict[kernels.Kernel, int | None] = {}
     for kernel, path in paths.items():
         with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
@@ -65,6 +64,7 @@ def _compile(unknown: list[kernels.Kernel], target: str) -> list[int | None]:
     return json.loads(answer.stdout) if answer.returncode == 0 else [None] * len(unknown)
 
 
-def _cache_path(kernel: kernels.Kernel, target: str, versions: dict[str, str | None]) -> Path:
-    key = json.dumps([dataclasses.asdict(kernel), target.partition(":")[0], versions, dumps.other_flags()])
+def _cache_path(kernel: kernels.Kernel, target: str) -> Path:
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
+    key = json.dumps([dataclasses.asdict(kernel), target.partition(":")[0], code, dumps.other_flags()])
     return cache.root() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
