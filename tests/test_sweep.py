@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_what_is_printed(whole, capsys):
         sweep.main(words(workdir, "--sweep.base_lr=1e30"))
     sweep.main(["sweep.py", "--help"])
     assert capsys.readouterr().out.endswith(f"{sweep.__doc__}\n")
+
+
+def test_a_closed_terminal_ends_no_sweep(whole, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)  # as a `tee` that dies does
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+        assert rows(whole[0], RATES) == whole[1]
 
 
 def test_another_configuration_in_the_folder_is_refused(whole):

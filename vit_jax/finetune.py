@@ -21,11 +21,10 @@ was stopped, and runs nothing twice. The exit codes are those of vit_jax.main.
 import dataclasses
 import functools
 import json
-import sys
 
 import jax
 
-from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli
+from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
 from vit_jax.results import PaperNumber, find_paper_number
 from vit_jax.storage import check_workdir, filesystem
 from vit_jax.sweeps import (
@@ -213,7 +212,7 @@ def main(argv: list[str]) -> None:
         here = [dataset for dataset in request.datasets if dataset not in missing]
         rows = []
         for dataset in here:
-            print(f"{dataset}:", file=sys.stderr, flush=True)
+            tell(f"{dataset}:")
             rows.append(finetune(request, dataset, functools.partial(train_combinations, supervisor=supervisor)))
     if jax.process_index() == 0:
         fields = {"table": request.table, "rows": [dataclasses.asdict(row) for row in rows], "missing": missing}

@@ -20,13 +20,12 @@ import argparse
 import functools
 import json
 import posixpath
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from vit_jax import UserError, choose, cli, evals, interop, sweeps
+from vit_jax import UserError, choose, cli, evals, interop, sweeps, tell
 from vit_jax.data import sources
 from vit_jax.evaluate import evaluate
 
@@ -131,7 +130,7 @@ def main(argv: list[str]) -> None:
     wanted = args.tasks.split(",") if args.tasks else [name for name, task in sources.VTAB_TASKS.items() if task.group]
     tasks, missing = find_tasks(list(dict.fromkeys(wanted)), args.data_dir)
     for sentence in missing:
-        print(f"left out: {sentence}", file=sys.stderr, flush=True)
+        tell(f"left out: {sentence}")
     if not tasks:
         raise UserError("none of the data sets is here; prepare one with its command above.")
     if args.frozen:
@@ -143,7 +142,7 @@ def main(argv: list[str]) -> None:
             train = functools.partial(sweeps.train_combinations, supervisor=supervisor)
             results = {}
             for number, task in enumerate(tasks, start=1):
-                print(f"{task}, {number} of {len(tasks)}", file=sys.stderr, flush=True)
+                tell(f"{task}, {number} of {len(tasks)}")
                 results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, train)
     summary = evals.summarize_tasks(results, {name: task.group for name, task in sources.VTAB_TASKS.items()})
     if jax.process_index() == 0:

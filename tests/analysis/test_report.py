@@ -139,9 +139,22 @@ def test_the_page_stands_alone_and_says_all(tmp_path, model):
         *("Loss", "Accuracy", "Learning rate", "Norms", "Speed", "Waiting for data")
     ]
     assert len([tag for tag in page.all("img") if "after step 10" in tag["alt"]]) == 2
+    assert "another run" not in page.text
     # Measured: a median of 124 images/s; planned: 1,000 on two devices; 40 % utilization there.
     for number in ("124.0", "1,000.0", "4.96%", "40.00%", "1.00 GiB", "0.50 GiB", "36.0 s", "4.5 minutes"):
         assert number in page.text, number
+
+
+def test_a_plan_of_another_run_is_named(tmp_path, model):
+    run = write_run(tmp_path / NAME)
+    other = {"model": "ViT-H/14", "steps": 30, "batch": 4096, "resolution": [32, 48]}
+    (run / "plan.json").write_text(json.dumps(PLAN | other) + "\n")
+    text = check_run_page(run_report.make_page([read_run(str(run), NAME)])).text
+    name = default_config().model.name
+    assert (
+        f"another run: model.name is ViT-H/14 there, {name} here; batch is 4096 there, 16 here; resolution is" in text
+    )
+    assert "total_steps is" not in text
 
 
 def test_runs_are_compared(tmp_path, model):

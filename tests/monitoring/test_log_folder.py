@@ -117,7 +117,7 @@ def test_a_terminal_that_takes_nothing_is_left_alone(tmp_path, where):
 
 def test_what_a_library_refuses_beside_the_training_is_a_warning(tmp_path, monkeypatch, caplog):
     def fail(*args, **options):
-        raise RuntimeError("Profile has already been started.")
+        raise ValueError("Profile has already been started.")  # whatever a library raises
 
     run = SimpleNamespace(log=fail, finish=fail, define_metric=lambda *args, **options: None)
     errors = SimpleNamespace(Error=ValueError)

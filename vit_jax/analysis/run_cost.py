@@ -8,6 +8,17 @@ from html import escape
 from typing import Any
 
 from vit_jax import UserError
+from vit_jax.config import flatten_config
+
+# What a plan says of the run that it is of -> the field of the configuration.
+PLANNED = {
+    "model": "model.name",
+    "batch": "batch",
+    "steps": "total_steps",
+    "resolution": "resolution",
+    "accum_steps": "accum_steps",
+    "num_examples": "data.num_examples",
+}
 
 Row = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
 
@@ -34,7 +45,9 @@ def cost_part(run: Any) -> str:
     head = f"<tr><td></td>{names}</tr>"
     table = f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
     if plan:
-        return f"{table}<p>Planned for {plan['devices']:,} x {escape(str(plan.get('device_kind')))}.</p>"
+        other = "; ".join(plan_differences(run, plan))
+        warning = f" <strong>The plan is of another run: {escape(other)}.</strong>" if other else ""
+        return f"{table}<p>Planned for {plan['devices']:,} x {escape(str(plan.get('device_kind')))}.{warning}</p>"
     command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {shlex.quote(run.place)}/plan.json"
     return f"{table}<p>No plan is saved beside the run. To have it here: <code>{escape(command)}</code></p>"
 
@@ -53,6 +66,17 @@ def parse_plan(text: bytes, path: str) -> dict[str, Any]:
     if not is_plan:
         raise UserError(f"cannot read {path}: write it by `python -m vit_jax.plan ... --json > {path}`.")
     return plan
+
+
+def plan_differences(run: Any, plan: dict[str, Any]) -> list[str]:
+    """Returns in which fields a plan is not of the run beside which it lies."""
+    fields = flatten_config(run.config)
+    pairs = [(field, plan[name], fields[field]) for name, field in PLANNED.items() if name in plan]
+    return [f"{field} is {planned} there, {own} here" for field, planned, own in pairs if not _equal(planned, own)]
+
+
+def _equal(planned: Any, own: Any) -> bool:  # JSON has no tuples
+    return planned == (list(own) if isinstance(own, tuple) else own)
 
 
 def list_costs(run: Any, plan: dict[str, Any]) -> list[Row]:

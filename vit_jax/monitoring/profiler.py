@@ -46,5 +46,5 @@ def profiler_errors() -> Iterator[None]:
     """Makes a warning of what goes wrong with a trace: a full disk, another trace in this process."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # of several libraries; a trace is not worth a run
         logging.getLogger(__name__).warning("there is no trace of these steps: %s", reason(error))

@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import NonFiniteLoss, UserError, data, train
+from vit_jax import NonFiniteLoss, UserError, data, tell, train
 from vit_jax.distributed import Supervisor
 from vit_jax.program import prepare
 from vit_jax.results import fields_as_text, read_run
@@ -57,7 +56,7 @@ def train_combinations(combinations: list[Combination], supervisor: Supervisor |
     outcomes = []
     for number, (combination, outcome) in enumerate(zip(combinations, done, strict=True), start=1):
         note = "" if outcome is None else ": already done"
-        print(f"[{number}/{len(combinations)}] {combination.name}{note}", file=sys.stderr, flush=True)
+        tell(f"[{number}/{len(combinations)}] {combination.name}{note}")
         outcomes.append(train_combination(combination, supervisor) if outcome is None else outcome)
     return sorted(outcomes, key=lambda outcome: (outcome.last is None, -(outcome.last or 0.0)))
 
@@ -121,7 +120,7 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
     try:
         last = train.train(combination.config, combination.folder, supervisor=supervisor)[metric]
     except NonFiniteLoss as error:
-        print(f"{combination.name}: {error}", file=sys.stderr, flush=True)
+        tell(f"{combination.name}: {error}")
         last = None
     run = read_run(combination.folder, combination.name)
     found = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
