@@ -263,6 +263,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind != "unsaid":
             length = len(content) + (7 if kind in ("short", "silent") else 0)
             self.send_header("Content-Length", LENGTHS.get(kind, length))
+        if self.server.etag:
+            self.send_header("ETag", self.server.etag)
         if kind in ("right", "wrong"):
             self.send_header("x-goog-hash", md5(CONTENT if kind == "right" else b""))
         if kind == "hash":
@@ -282,7 +284,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     monkeypatch.setenv("no_proxy", "*")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.asked = []
+        server.asked, server.etag = [], None
         server.address = f"http://127.0.0.1:{server.server_port}/bucket"
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -309,6 +311,35 @@ def test_a_file_is_downloaded_once(server, tmp_path, capsys):
         and len(server.asked) == 2
     )
     assert download.download_file(f"{server.address}/unsaid").read_bytes() == CONTENT
+
+
+def test_a_file_that_its_owner_replaces_is_downloaded_again(server, monkeypatch, capsys):
+    def contents(kind):
+        path = download.download_file(f"{server.address}/{kind}", may_change=True)
+        return path.read_bytes(), len(server.asked)
+
+    server.etag = '"1"'
+    assert contents("right") == (CONTENT, 1)
+    path = download.download_file(f"{server.address}/right")
+    path.write_bytes(b"kept")
+    assert contents("right") == (b"kept", 2)  # the server has the version that is here
+    server.etag = '"2"'
+    assert contents("right") == (CONTENT, 3) and contents("right") == (CONTENT, 4)
+    server.etag = None  # nothing tells the versions apart
+    path.write_bytes(b"kept")
+    assert contents("right") == (CONTENT, 5)
+    path.with_name("404").write_bytes(b"withdrawn")
+    with pytest.raises(UserError, match="was not found"):
+        contents("404")
+    capsys.readouterr()
+
+    def unreachable(*args, **options):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(download.urllib.request.OpenerDirector, "open", unreachable)
+    assert contents("right") == (CONTENT, 6)
+    said = f"vit_jax: cannot reach {server.address}/right; the file that was downloaded before is used.\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def download_entry(name: str) -> Path | None:
         return download.download_file(known.address, known.size or None)
     if augreg.is_name(name):
         return download.download_file(augreg.address(name))
-    return download.download_file(name) if name.lower().startswith(("https://", "http://")) else None
+    is_address = name.lower().startswith(("https://", "http://"))
+    return download.download_file(name, may_change=True) if is_address else None
 
 
 def _entries() -> dict[str, CatalogEntry]:

@@ -1,6 +1,6 @@
 """Downloads public files, which are kept below the cache folder until somebody removes them.
 
-Unlike the copies in `storage.cache`, which are of a user's own data and limited in size, they never change and are few.
+Unlike the copies in `storage.cache`, which are of a user's own data and limited in size, they are few.
 """
 
 import base64
@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, reason, shown, user_errors
+from vit_jax import UserError, reason, shown, tell, user_errors
 from vit_jax.storage import TIMEOUT, atomic_write, cache
 
 GOOGLE_STORAGE = "storage.googleapis.com"
@@ -29,13 +29,15 @@ UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MAX_QUOTED = 200  # characters of a server's text in a message
 
 
-def download_file(address: str, size: str | None = None, seconds: float = TIMEOUT) -> Path:
+def download_file(address: str, size: str | None = None, seconds: float = TIMEOUT, *, may_change: bool = False) -> Path:
     """Returns the local path of a file, downloaded if it is not there yet.
 
     Args:
         address: `https://HOST/PATH`, or `gs://BUCKET/NAME` of a public file.
         size: as a catalog lists it, `393.69 MiB`: the file may differ by one in the last digit.
         seconds: time limit for a silent server.
+        may_change: the server is asked whether it has another version than the one here. If it cannot be reached, that
+            one is used, and a line says so.
 
     Raises:
         UserError: it cannot be reached, is not the expected file, or cannot be written.
@@ -43,16 +45,21 @@ def download_file(address: str, size: str | None = None, seconds: float = TIMEOU
     address = https_address(address)
     path = cache.root() / "published" / relative_path(address)
     with cache.write_errors(path.parent):
-        if path.is_file() and _matches_size(path.stat().st_size, size):
+        is_here = path.is_file() and _matches_size(path.stat().st_size, size)
+    if is_here and not may_change:
+        return path
+    with contextlib.ExitStack() as opened:
+        try:
+            response = opened.enter_context(_open_address(address, path, seconds))
+        except UserError as error:
+            if not is_here or isinstance(error.__cause__, urllib.error.HTTPError):
+                raise
+            tell(f"vit_jax: cannot reach {address}; the file that was downloaded before is used.")
             return path
-    with _open_address(address, path, seconds) as response, cache.write_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            with temporary.open("wb") as file:
-                for chunk in _checked_chunks(address, size, response, seconds):
-                    file.write(chunk)
-            if urlsplit(address).path.endswith(".npz") and not _is_zip(temporary):
-                raise UserError("the server's answer is not an .npz file; open the address in a browser to see it.")
+        if not is_here or not _is_version(path, response.headers):
+            _write_file(address, path, size, response, seconds)
+            if may_change:
+                _write_version(path, response.headers)
     return path
 
 
@@ -102,6 +109,44 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
         """Returns the next request; see `HTTPRedirectHandler`."""
         address = https_address(address, local=request.origin_req_host in LOCAL_HOSTS)  # of the first request
         return super().redirect_request(request, response, code, message, headers, address)
+
+
+def _write_file(address: str, path: Path, size: str | None, response: Any, seconds: float) -> None:
+    """Writes the content of a response.
+
+    Raises:
+        UserError: it is not the expected file, or cannot be written.
+    """
+    with cache.write_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            with temporary.open("wb") as file:
+                for chunk in _checked_chunks(address, size, response, seconds):
+                    file.write(chunk)
+            if urlsplit(address).path.endswith(".npz") and not _is_zip(temporary):
+                raise UserError("the server's answer is not an .npz file; open the address in a browser to see it.")
+
+
+def _version_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.version")
+
+
+def _version(headers: Any) -> str:
+    """Returns what a server says of the version of a file; empty if it says nothing."""
+    told = [headers.get(name) for name in ("ETag", "x-goog-generation", "Last-Modified")]
+    return " ".join([*filter(None, told), headers.get("Content-Length") or ""]) if any(told) else ""
+
+
+def _is_version(path: Path, headers: Any) -> bool:
+    """Returns whether a file that is here is the version that a server has."""
+    with contextlib.suppress(OSError):
+        return bool(_version(headers)) and _version_file(path).read_text() == _version(headers)
+    return False
+
+
+def _write_version(path: Path, headers: Any) -> None:
+    with cache.write_errors(path.parent), atomic_write(_version_file(path)) as temporary:
+        temporary.write_text(_version(headers))
 
 
 @contextlib.contextmanager
