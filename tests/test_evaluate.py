@@ -315,13 +315,15 @@ def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypat
     assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
 
 
-def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog):
+def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog, capsys):
     splits = "split=test[:50],train_split=test[40:]"
     evaluate.evaluate(run, requests=[f"knn:k=1,{splits}"], save="features", save_dir=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "knn.test_0_50.features.npz",
         "knn.test_40_359.features.npz",
     ]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"Wrote {tmp_path}/knn.{split}.features.npz" for split in ("test_0_50", "test_40_359")]
     assert "evals.knn learns from images that it is tested on" in caplog.text
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, cli, evals
+from vit_jax import UserError, cli, evals, tell
 from vit_jax.eval_requests import choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
@@ -84,7 +84,8 @@ def evaluate(
     cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
     weights = jax.device_put(weights, program.params_shardings)
     if save:  # first, as the evaluations use the logits that it leaves in the cache
-        evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step)
+        for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
+            tell(f"Wrote {written}")
     metrics = evals.run_evaluators(evaluators, weights, cache=cache)
     return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
 

@@ -28,13 +28,14 @@ def save_outputs(
     params: Any,
     cache: OutputCache,
     step: int | None = None,
-) -> None:
-    """Writes `<evaluation>.<split>.<what>.npz`, or `.csv` and `.png`, for each split that the evaluations read.
+) -> list[str]:
+    """Writes `<evaluation>.<split>.<what>.npz`, or `.csv` and `.png`, for each split that the evaluations read; returns
+    the paths of those that this process wrote.
 
     An .npz file has `names`, those of the images where the data have them, `labels`, `class_names` if they are known,
     and `features`, the model's pre_logits, or `logits`: float32, in the order of the data. The .csv file is
-    `scores.format_confusion`'s; the picture needs matplotlib. That of mistakes has what `find_mistakes` returns, and
-    the `step`. What is computed is kept in the cache.
+    `scores.format_confusion`'s; the picture needs matplotlib. That of mistakes has what `find_mistakes` returns,
+    the `step` and the `split`. What is computed is kept in the cache.
 
     Args:
         what: features; or predictions, confusion or mistakes: of evaluations of the head.
@@ -56,53 +57,57 @@ def save_outputs(
         with user_errors(f"cannot write to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)  # before anything is computed
     kind = "features" if what == "features" else "logits"
+    written = list[str]()
     for (name, split), batches in parts.items():
         outputs, labels = read_outputs(program, kind, params, batches, cache)
         if jax.process_index() > 0:
             continue
         start = folder / f"{name}.{split}.{what}"
         if what == "confusion":
-            write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
+            written += write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
         elif what == "mistakes":
             counted = map_predictions(config.evals[name], batches.source, program.model, outputs, labels)
             found = find_mistakes(counted, program.model.loss, batches)
             arrays = found | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
-            write_arrays(f"{start}.npz", arrays)
+            written += write_arrays(f"{start}.npz", arrays)
         else:
-            write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
+            written += write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
+    return written
 
 
 def write_confusion(
     start: Path, eval_config: ConfigDict, source: Any, model: Any, logits: np.ndarray, labels: np.ndarray
-) -> None:
-    """Writes a confusion matrix to `<start>.csv` and, where matplotlib is installed, to `<start>.png`.
+) -> list[str]:
+    """Writes a confusion matrix to `<start>.csv` and, where matplotlib is installed, to `<start>.png`; returns which.
 
     Raises:
         UserError: images have several labels; or see `map_predictions`.
     """
     counted = map_predictions(eval_config, source, model, logits, labels)
     matrix, text = count_confusion(counted)
-    write_file(f"{start}.csv", lambda file: file.write(text.encode()))
+    written = write_file(f"{start}.csv", lambda file: file.write(text.encode()))
     if importlib.util.find_spec("matplotlib"):
         from vit_jax.analysis import plot
 
         figure = plot.confusion(matrix, counted.names)
-        write_file(f"{start}.png", lambda file: figure.savefig(file, format="png"))
+        written += write_file(f"{start}.png", lambda file: figure.savefig(file, format="png"))
+    return written
 
 
-def write_arrays(path: str, arrays: dict[str, Any]) -> None:
-    """Writes an .npz file; raises as `write_file`."""
-    write_file(path, lambda file: np.savez(file, **arrays))
+def write_arrays(path: str, arrays: dict[str, Any]) -> list[str]:
+    """Writes an .npz file, and returns its path in a list; raises as `write_file`."""
+    return write_file(path, lambda file: np.savez(file, **arrays))
 
 
-def write_file(path: str, write: Callable[[Any], Any]) -> None:
-    """Writes a file, whole or not at all.
+def write_file(path: str, write: Callable[[Any], Any]) -> list[str]:
+    """Writes a file, whole or not at all, and returns its path in a list.
 
     Raises:
         UserError: it cannot be written.
     """
     with user_errors(f"cannot write {path}"), atomic_write(path) as temporary, temporary.open("wb") as file:
         write(file)
+    return [path]
 
 
 def list_names(source: Any) -> dict[str, np.ndarray]:
