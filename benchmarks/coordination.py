@@ -21,7 +21,7 @@ from vit_jax.distributed.agreement import SingleHost
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.preflight import check_equal
 
-PROCESSES = 4  # with the threads of all hosts but host 0
+PROCESSES = 24  # with the threads of all hosts but host 0; few with many threads each would take far longer
 FACTS = {f"--config.field{number}": "a value of some length, " * 2 for number in range(80)}  # 4.8 kB, as a run has
 SPAWN = multiprocessing.get_context("spawn")
 
