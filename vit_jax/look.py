@@ -88,7 +88,8 @@ def examine(
     batch = analysis.observe.choose_batch(program, len(images)) if batch is None else rounded(batch)
     on_devices = jax.device_put(params, program.params_shardings)
     arrays = read_images(images, preprocess)
-    seen = analysis.observe.observe(program, on_devices, arrays, batch, len(images), saliency)
+    values = data.value_range_of(preprocess)
+    seen = analysis.observe.observe(program, on_devices, arrays, batch, len(images), saliency, values)
     return program.model, params, seen
 
 

@@ -1,11 +1,14 @@
 """What a model does with images: equal to the measures of all its attention at once, with logits to the digit."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.conftest import ROOT
-from vit_jax import kernels, models
+from vit_jax import kernels, look, models
 from vit_jax.analysis import measure, observe
 from vit_jax.inference import make_inference
 from vit_jax.loaded_model import open_weights
@@ -49,6 +52,17 @@ def test_batches_on_the_mesh_give_the_measures_of_all_attention(loaded, plain):
     tokens = np.asarray(out["blocks"])[:, :, 1:].reshape(spec.depth, -1, spec.width)
     np.testing.assert_allclose(seen.similarity, measure.linear_cka(tokens), atol=1e-5)
     assert abs(seen.pixels / 127.5 - 1 - IMAGES).max() <= 1 / 255 + 1e-6 and seen.count == len(IMAGES)
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0)])
+def test_pictures_are_the_photographs_in_any_range_of_values(tmp_path, values):
+    levels = np.random.default_rng(0).integers(0, 255, (2, 8, 8, 3)).astype(np.uint8)
+    model = models.create("ViT-mu/4", num_classes=3, resolution=8)
+    pipe = "resize(8)|value_range({:g},{:g})".format(*values)
+    model = dataclasses.replace(model, preprocess=pipe)
+    vit_jax.save(tmp_path / "m.npz", model, jax.device_get(model.init(jax.random.key(0), np.zeros((1, 8, 8, 3)))))
+    _, _, seen = look.examine(tmp_path / "m.npz", list(levels))
+    np.testing.assert_array_equal(seen.pixels, levels)
 
 
 def test_logits_are_those_of_the_model_to_the_digit(plain):

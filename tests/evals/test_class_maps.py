@@ -96,6 +96,23 @@ def test_classes_of_equal_names_are_compared_whatever_their_order():
         empty.map_labels(np.array([0]), ["ant"])
 
 
+def test_names_that_several_classes_share_are_refused(tmp_path):
+    cranes = ["cat", "crane", "dog", "crane"]
+    sentence = r"'crane' is the name of several classes of the {} \(1, 3\), so that names do not tell them apart"
+    with pytest.raises(UserError, match=sentence.format("model")):
+        read_class_map("names", model(cranes), data(["crane", "cat"]))
+    with pytest.raises(UserError, match=sentence.format("data")):
+        read_class_map("names", model(["crane", "cat"]), data(cranes))
+    assert read_class_map("names", model(cranes), data(["dog", "cat"])).members == ((0,), (2,))
+    (tmp_path / "birds.json").write_text('{"bird": ["crane"]}')
+    with pytest.raises(UserError, match=sentence.format("model")):
+        read_class_map(f"{tmp_path}/birds.json", model(cranes), data())
+    twice = [name.partition(",")[0] for name in class_names(1000)]
+    assert len(set(twice)) < 1000  # crane is one of them
+    by_id = read_class_map("names", IMAGENET, data(twice, WNIDS))
+    assert by_id.members == tuple((column,) for column in range(1000))
+
+
 def test_a_model_has_the_classes_of_imagenet_unless_it_says_otherwise():
     lemmas = [name.partition(",")[0] for name in class_names(1000)]
     for names in (None, WNIDS, class_names(1000), lemmas):

@@ -63,6 +63,14 @@ def test_the_list_is_consistent(one):
     assert catalog.find_entry(one.name) == one
 
 
+def test_a_name_of_augregs_index_is_the_same_checkpoint():
+    listed = [one for one in OWN if "/augreg/" in one.address]
+    assert len(listed) > 20
+    for one in listed:
+        assert catalog.find_entry(one.address.rpartition("/")[2].removesuffix(".npz")) == one
+    assert catalog.find_entry("B_16-i21k-300ep-lr_0.001-aug_none-wd_0.3-do_0.1-sd_0.0") is None
+
+
 def test_names_and_addresses_are_unique():
     assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 174
     assert (len(OWN), len(HUB), len(BIT)) == (75, 79, 20)

@@ -153,8 +153,19 @@ def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
     assert pipes.combine_range((-1.0, 1.0), (0.1, 0.2, 0.3), (0.5,) * 3) == ([0.1, 0.2, 0.3], [0.5] * 3)
 
 
+@pytest.mark.parametrize("layout", ["timm", "huggingface"])
+def test_arguments_of_a_pipe_may_be_named(layout, tmp_path):
+    model, params = small()
+    named = "decode|resize(method='bicubic', size=16, antialias=True)|value_range(high=1, low=-1)"
+    vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=named), params, layout=layout)
+    assert vit_jax.load(tmp_path / "x")[0].preprocess == "torch_resize((16,16),'bicubic')|value_range(-1,1)"
+
+
 def test_what_no_library_states_is_refused(tmp_path):
     model, params = small()
+    for pipe in ("resize(", "resize", "f.resize(16)|value_range(-1,1)", "resize(open)|value_range(-1,1)"):
+        with pytest.raises(UserError, match="this layout cannot state the preprocessing"):
+            pipes.read_pipe(pipe)
     model = dataclasses.replace(model, preprocess="resize(16)|flip_lr|value_range(-1,1)")
     for layout in ("timm", "huggingface"):
         with pytest.raises(UserError, match="this layout cannot state the preprocessing"):

@@ -1,5 +1,6 @@
 """Files of .safetensors: dtypes, shards, and randomly changed ones, each loaded cleanly or refused in a sentence."""
 
+import dataclasses
 import functools
 import json
 import tempfile
@@ -258,6 +259,19 @@ def test_a_folder_of_weights_is_not_taken_for_a_run(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{}")
     vit_jax.save(tmp_path / "run" / "exported.safetensors", *small())
     assert loaded_model.is_run(tmp_path / "run")
+
+
+def test_two_files_of_one_name_have_a_description_each(tmp_path):
+    model, params = small()
+    first, second = (dataclasses.replace(model, class_names=tuple(names)) for names in ("abcde", "vwxyz"))
+    vit_jax.save(tmp_path / "m.npz", first, params)
+    vit_jax.save(tmp_path / "m.safetensors", second, params, layout="ours")
+    assert vit_jax.load(tmp_path / "m.npz")[0].class_names == first.class_names
+    again, back = vit_jax.load(tmp_path / "m.safetensors")
+    assert again == second
+    chex.assert_trees_all_equal(back, params)
+    (tmp_path / "m.safetensors").rename(tmp_path / "alone.safetensors")
+    assert vit_jax.load(tmp_path / "alone.safetensors")[0] == second
 
 
 def test_a_pickled_model_is_refused_with_advice(tmp_path):

@@ -71,6 +71,7 @@ def observe(
     batch: int,
     count: int,
     saliency: bool = False,
+    value_range: tuple[float, float] = (-1, 1),
 ) -> Observations:
     """Returns what a model does with images.
 
@@ -81,7 +82,9 @@ def observe(
         batch: images of a step over all devices, a multiple of their number.
         count: of the images, 1 or more.
         saliency: whether to compute it too, which takes twice the time of all else.
+        value_range: what 0 and 255 of a pixel became in `images`; in those of a model of masked patches -1 and 1.
     """
+    low, high = value_range
     function = make_observer(program, max(1, EXAMPLES // min(count, KEPT)), saliency)
     kept: list[dict[str, np.ndarray]] = []
     sums: dict[str, np.ndarray | float] = {"distance": 0.0, "entropy": 0.0}
@@ -92,7 +95,8 @@ def observe(
         for name in sums:
             sums[name] += rows.pop(name).sum(axis=0, dtype=np.float64)
         pictures = {"pixels": given} | {name: rows[name] for name in PICTURES if name in rows}
-        rows |= {name: np.rint((array.clip(-1, 1) + 1) * 127.5).astype(np.uint8) for name, array in pictures.items()}
+        shares = {name: (array.clip(low, high) - low) / (high - low) for name, array in pictures.items()}
+        rows |= {name: np.rint(share * 255).astype(np.uint8) for name, share in shares.items()}
         if start < KEPT:
             kept.append({name: array[: KEPT - start] for name, array in rows.items()})
     whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}

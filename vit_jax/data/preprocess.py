@@ -244,6 +244,18 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
     return Preprocessor(text, (*size, 3), tuple(ops), (float(low), float(high)))
 
 
+def value_range_of(pipe: str) -> tuple[float, float]:
+    """Returns the values that 0 and 255 become at the end of a pipe.
+
+    Raises:
+        UserError: it does not end with value_range, or that cannot be read.
+    """
+    name, arguments = parse_op(pipe.rpartition("|")[2].strip(), pipe)
+    if name != "value_range":
+        raise UserError(f"the preprocessing {pipe!r} must end with value_range, such as value_range(-1,1)")
+    return float(arguments["low"]), float(arguments["high"])
+
+
 def fill_resolution(pipe: str, resolution: int) -> str:
     """Returns the pipe with numbers for `{resolution}` and for multiples of it such as `{resolution*256/224}`, which
     are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.

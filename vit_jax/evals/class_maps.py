@@ -12,7 +12,8 @@ that have the same name in both, and `order`, of data whose classes are the mode
 """
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,10 +87,12 @@ def read_class_map(name: str, model: Any, source: Any) -> ClassMap:
         source: whose classes are mapped, `data.sources.Source`.
 
     Raises:
-        UserError: there is no such map, the file is none, or it has a class that the model lacks.
+        UserError: there is no such map, the file is none, it has a class that the model lacks, or a name that it needs
+            is that of several classes.
     """
     if name == "names":
         own, other = same_names(model, source) or ((), ())
+        _check_unique(set(own) & set(other), model=own, data=other)
         return ClassMap(
             tuple(one for one in own if one in other), tuple((i,) for i, one in enumerate(own) if one in other)
         )
@@ -105,13 +108,28 @@ def read_class_map(name: str, model: Any, source: Any) -> ClassMap:
         raise UserError(f'{path} is no class map: an object of lists such as {{"banana": ["n07753592"]}} is expected.')
     known = [names for names in (model.class_names, model_wnids(model)) if names]
     columns = {one: column for names in known for column, one in enumerate(names)}
-    missing = {one for ids in entries.values() for one in ids} - columns.keys()
+    wanted = {one for ids in entries.values() for one in ids}
+    missing = wanted - columns.keys()
     if missing:
         raise UserError(
             f"the class map {path.stem} covers {len(missing):,} classes that the model lacks, such as "
             f"{shown(min(missing), 20)}; the model's classes must be ImageNet's, or have the names that the map states."
         )
+    for names in known:
+        _check_unique(wanted & set(names), model=names)
     return ClassMap(tuple(entries), tuple(tuple(columns[one] for one in ids) for ids in entries.values()))
+
+
+def _check_unique(needed: Set[str], **named: Names) -> None:
+    """Raises UserError if a name that is needed is that of several classes of those who have the names."""
+    for whose, names in named.items():
+        if repeated := sorted(one for one, times in Counter(names).items() if times > 1 and one in needed):
+            classes = [str(number) for number, one in enumerate(names) if one == repeated[0]]
+            raise UserError(
+                f"{shown(repeated[0], 50)!r} is the name of several classes of the {whose} ({', '.join(classes)}), so "
+                "that names do not tell them apart; use a class map of WordNet ids, or class_map=order if both have "
+                "the same classes in the same order."
+            )
 
 
 def model_wnids(model: Any) -> Names | None:

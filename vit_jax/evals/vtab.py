@@ -1,6 +1,6 @@
 """The results of VTAB's tasks, with means over groups, beside those of the paper's Table 9."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
@@ -41,9 +41,11 @@ class TaskResult(NamedTuple):
 
 
 def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the results as a JSON object, with means over the tasks of each group, and over `all`, that have one.
+    """Returns the results as a JSON object, with the mean over the tasks of each group, and over `all`.
 
-    The paper's means are over the same tasks; tasks that are not among the 19 are in no mean. Accuracies are fractions.
+    A group of which a task was not run has no mean: it would not be that of VTAB. A task whose training diverged counts
+    as an accuracy of 0, the worst case. If `all` has no mean, `run` is the mean over those of the 19 tasks that were
+    run, beside the paper's over the same tasks. Accuracies are fractions.
 
     Args:
         results: by task.
@@ -53,15 +55,19 @@ def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]
     for task, (accuracy, setting) in results.items():
         paper = {model: round(value / 100, 3) for model, value in zip(MODELS, TABLE_9.get(task, ()), strict=False)}
         rows[task] = {"accuracy": accuracy, "setting": setting, "paper": paper}
-    means = {}
-    for group in (*dict.fromkeys(groups[task] for task in TABLE_9), "all"):
-        members = [task for task in TABLE_9 if group in (groups[task], "all")]
-        found = [rows[task] for task in members if task in rows and rows[task]["accuracy"] is not None]
-        if found:
-            mean = sum(row["accuracy"] for row in found) / len(found)
-            paper = {model: sum(row["paper"][model] for row in found) / len(found) for model in MODELS}
-            means[group] = {"accuracy": mean, "tasks": len(found), "of": len(members), "paper": paper}
+    members = {group: [task for task in TABLE_9 if groups[task] == group] for group in dict.fromkeys(groups.values())}
+    complete = {group: own for group, own in (members | {"all": [*TABLE_9]}).items() if own and rows.keys() >= {*own}}
+    run = [task for task in TABLE_9 if task in rows]
+    if run and "all" not in complete:
+        complete["run"] = run
+    means = {group: _mean([rows[task] for task in own]) for group, own in complete.items()}
     return {"tasks": rows, "means": means}
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    paper = {model: sum(row["paper"][model] for row in rows) / len(rows) for model in MODELS}
+    return {"accuracy": sum(found) / len(rows), "tasks": len(rows), "diverged": len(rows) - len(found), "paper": paper}
 
 
 def format_tasks(summary: Mapping[str, Any]) -> str:
@@ -70,7 +76,9 @@ def format_tasks(summary: Mapping[str, Any]) -> str:
     for task, row in summary["tasks"].items():
         lines.append([task, *_percent(row), row["setting"]])
     for group, row in summary["means"].items():
-        lines.append([f"mean, {group} ({row['tasks']} of {row['of']})", *_percent(row), ""])
+        which = f"the {row['tasks']} of {len(TABLE_9)} tasks" if group == "run" else f"{group} ({row['tasks']})"
+        end = f"{row['diverged']} diverged, counted as 0" if row["diverged"] else ""
+        lines.append([f"mean, {which}", *_percent(row), end])
     width = max(len(name) for name, *_ in lines)
     table = [f"{name:{width}}{''.join(f'{cell:>11}' for cell in cells)}  {end}" for name, *cells, end in lines]
     return "\n".join(line.rstrip() for line in table)

@@ -105,8 +105,11 @@ SOURCES: dict[str, Callable[..., Table]] = {"published": _list_published, "augre
 
 
 def find_entry(path: str) -> CatalogEntry | None:
-    """Returns the published checkpoint with this name or this address, https:// or gs://, if there is one."""
-    address = unquote(re.sub("^gs://", f"https://{download.GOOGLE_STORAGE}/", path))
+    """Returns the published checkpoint of the catalog with this name, this name in AugReg's index, or this address,
+    https:// or gs://, if there is one.
+    """
+    place = augreg.address(path) if augreg.is_name(path) else path
+    address = unquote(re.sub("^gs://", f"https://{download.GOOGLE_STORAGE}/", place))
     by_address = (entry for entry in _entries().values() if unquote(entry.address) == address)
     return _entries().get(path) or next(by_address, None)
 

@@ -1,7 +1,6 @@
 """Preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
 
 import ast
-import re
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
@@ -9,6 +8,9 @@ from vit_jax import UserError
 # Our operations -> the filter that they resize with where they state none.
 RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
 CROPS = ("torch_center_crop", "central_crop")
+# Operations that other libraries have -> the names of their arguments, in order.
+ARGUMENTS = dict.fromkeys(RESIZES, ("size", "method", "antialias")) | dict.fromkeys(CROPS, ("size",))
+ARGUMENTS |= {"value_range": ("low", "high")}
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 
@@ -40,29 +42,35 @@ def read_pipe(pipe: str) -> Preparation:
     Raises:
         UserError: the pipe does something else.
     """
-    calls: list[tuple[str, tuple[Any, ...]]] = []
-    for part in pipe.split("|"):
-        found = re.fullmatch(r"(\w+)\((.*)\)", part.strip())
-        if found is None:
-            raise _unsupported(pipe)
-        # A pipe that is stored with a model was parsed before: arguments are literals.
-        calls.append((found[1], ast.literal_eval(f"({found[2]},)") if found[2].strip(" ,") else ()))
+    parts = [part.strip() for part in pipe.split("|")]
+    calls = [_parse_call(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
     prepared = Preparation(None, None, "bicubic")
     for name, arguments in calls:
         if name in RESIZES and prepared.resize is prepared.crop is None:
-            size, method = (*arguments, RESIZES[name])[:2]
+            size, method = arguments["size"], arguments.get("method", RESIZES[name])
             if name == "resize" and isinstance(size, int):
                 size = (size, size)
             prepared = prepared._replace(resize=size, method="bilinear" if method in ("area", "fast") else method)
         elif name in CROPS and prepared.crop is None:
-            [size] = arguments
+            size = arguments["size"]
             prepared = prepared._replace(crop=size if isinstance(size, tuple) else (size, size))
         elif name == "value_range" and (name, arguments) == calls[-1]:
-            low, high = arguments
-            prepared = prepared._replace(values=(float(low), float(high)))
+            prepared = prepared._replace(values=(float(arguments["low"]), float(arguments["high"])))
         else:
             raise _unsupported(pipe)
     return prepared
+
+
+def _parse_call(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
+    """Returns the operation and the arguments by name of a part of a pipe."""
+    try:
+        call: Any = ast.parse(part, mode="eval").body
+        name = call.func.id
+        given = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        given |= dict(zip(ARGUMENTS[name], call.args, strict=False))
+        return name, {argument: ast.literal_eval(value) for argument, value in given.items()}
+    except (SyntaxError, ValueError, AttributeError, KeyError):
+        raise _unsupported(pipe) from None
 
 
 def _unsupported(pipe: str) -> UserError:

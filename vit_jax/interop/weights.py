@@ -84,9 +84,11 @@ def save(
     if target.layout != "ours":  # whose arrays are converted one by one as they are written
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     arrays = chosen.write(arrays, model.spec)
-    is_alone = not target.is_folder and target.layout != "ours"  # then the file itself says what it contains
-    texts = {} if is_alone else chosen.describing_files(target.file.name, model)
-    notes = description.header_notes(model) if is_alone else {}
+    # A .safetensors file says itself what it contains: m.json may be that of an m.npz.
+    is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
+    is_described = target.is_folder or (target.layout == "ours" and not is_noted)
+    texts = chosen.describing_files(target.file.name, model) if is_described else {}
+    notes = description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.make_folder(texts)
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
