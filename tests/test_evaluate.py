@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.hosts import Hosts, metrics
 from configs import base
 from tests.conftest import ROOT, write_tfds
-from vit_jax import UserError, cli, data, evals, evaluate, interop, models, train
+from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
 from vit_jax.config import check_config, load_config, save_config
 from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
 from vit_jax.config_flags import parse_command_line
@@ -371,6 +371,40 @@ def test_classes_of_other_names_are_refused_with_a_way_out(run, tmp_path):
     requests = [f"{kind}=predictions:{words},class_map={kind}" for kind in ("names", "order")]
     found = evaluate.evaluate(tmp_path / "model.npz", requests=requests)
     assert found["names/n"] == found["order/n"] == 10
+
+
+def test_a_record_takes_only_evaluations_of_its_own_weights_and_images(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "join_hosts", lambda: None)
+
+    places = [f"--results={tmp_path}/results", f"--page={tmp_path}/page.md"]
+
+    def record_with(*words, **changes):
+        """Records the run with what `evaluate --json` prints, changed."""
+        capsys.readouterr()
+        evaluate.main(["evaluate", *map(str, words), "--json"])
+        row = json.loads(capsys.readouterr().out) | changes
+        (tmp_path / "rows.jsonl").write_text(
+            json.dumps({key: value for key, value in row.items() if value is not None})
+        )
+        record.main(["record", str(run), f"--evaluations={tmp_path}/rows.jsonl", *places])
+        return json.loads((tmp_path / "results" / "run.json").read_text())
+
+    written = record_with(run, "--evals=test", "--evals=near=knn:k=1")
+    near = written["evaluations"].pop("near")
+    assert written["metrics"]["near/n"] == 359 and near["split"].startswith("test ") and near["source"] == "digits"
+    assert not written["evaluations"]
+    for word in ("--split=test[:10]", "--split=train", "--evals=test:split=test[:10]"):
+        with pytest.raises(
+            UserError, match=r"the evaluation test is of split t.*, but the run's own is of split test; "
+        ):
+            record_with(run, word)
+    weights = [run / "checkpoints" / "15", "--source=digits", "--evals=knn:k=1"]
+    with pytest.raises(UserError, match="an evaluation is of step None, but"):
+        record_with(*weights)
+    with pytest.raises(UserError, match=r"an evaluation is of other weights than those of .* at step 20; run "):
+        record_with(*weights, step=20)
+    with pytest.raises(UserError, match="an evaluation does not state its weights"):
+        record_with(run, weights=None)
 
 
 def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):

@@ -20,16 +20,34 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, cli, evals, tell
+from vit_jax import UserError, cli, data, evals, tell
 from vit_jax.eval_requests import choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
 
-def evaluate(
+class Evaluated(NamedTuple):
+    """Metrics of a model, and what they are of.
+
+    Attributes:
+        metrics: by name; for a checkpoint of a run, its `step` too.
+        about: `weights`, a digest of them, and `evals`: name -> `data.identify_evals`.
+    """
+
+    metrics: dict[str, float]
+    about: dict[str, Any]
+
+
+def evaluate(path: str | Path, *args: Any, **options: Any) -> dict[str, float]:
+    """Returns the metrics of a model; takes and raises what `evaluate_model` does."""
+    return evaluate_model(path, *args, **options).metrics
+
+
+def evaluate_model(
     path: str | Path,
     best: bool = False,
     fsdp: int = 1,
@@ -42,8 +60,8 @@ def evaluate(
     data_dir: str | None = None,
     save: str | None = None,
     save_dir: str | Path = ".",
-) -> dict[str, float]:
-    """Returns the metrics of a model and, for a checkpoint of a run, its `step`.
+) -> Evaluated:
+    """Returns the metrics of a model, and what they are of.
 
     Args:
         path: a run's folder, local or remote, whose newest checkpoint is meant; or anything that `vit_jax.load` reads.
@@ -87,7 +105,8 @@ def evaluate(
         for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
             tell(f"Wrote {written}")
     metrics = evals.run_evaluators(evaluators, weights, cache=cache)
-    return {**({} if loaded.step is None else {"step": loaded.step}), **metrics}
+    about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
+    return Evaluated({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 
 def choose_workers(config: ConfigDict) -> int:
@@ -132,12 +151,14 @@ def main(argv: list[str]) -> None:
     for number, model in enumerate(models):
         folder = Path(args.save_dir, str(number)) if len(models) > 1 else args.save_dir
         saved = {"save": args.save, "save_dir": folder}
-        metrics = evaluate(model, args.best, args.fsdp, args.source, requests=args.evals, **chosen, **saved)
+        metrics, about = evaluate_model(
+            model, args.best, args.fsdp, args.source, requests=args.evals, **chosen, **saved
+        )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": model} if len(models) > 1 else {}
         rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
         if args.json and jax.process_index() == 0:
-            print(json.dumps({key: finite(value) for key, value in rows[-1].items()}), flush=True)
+            print(json.dumps({key: finite(value) for key, value in rows[-1].items()} | about), flush=True)
     if not args.json and jax.process_index() == 0:
         print(format_table(rows) if len(rows) > 1 else format_list(rows[0]))
 

@@ -1,6 +1,7 @@
 """A model to evaluate: from a run, a checkpoint folder, a file or the catalogue, with the functions that use it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class LoadedModel:
         program: the functions that use its weights.
         read: returns the weights, as NumPy arrays.
         batch: images per evaluation step, if they fit.
+        digest: returns `interop.digest_weights` of them.
         step: of the checkpoint, or None.
     """
 
@@ -38,6 +40,7 @@ class LoadedModel:
     program: Inference
     read: Callable[[], Any]
     batch: int
+    digest: Callable[[], str]
     step: int | None = None
 
 
@@ -80,7 +83,12 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     program = make_inference_program(config, fsdp, check_kernels)
     names = checkpoint.read_about(folder)["model"]["class_names"]
     program = describe_program(program, None, tuple(names) if names else None)
-    return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, int(folder.name))
+    read, digest = (functools.partial(function, folder) for function in (_read_weights, interop.digest_weights))
+    return LoadedModel(config, program, read, wanted, digest, int(folder.name))
+
+
+def _read_weights(folder: Path) -> Any:
+    return checkpoint.read_weights(folder)[0]
 
 
 def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel:
@@ -105,7 +113,8 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
     first = mesh.local_devices[0]
     model = check_kernels(model.for_device(first.device_kind, 1), first)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
-    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices))
+    digest = functools.partial(interop.digest_weights, path)
+    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices), digest)
 
 
 def choose_batch(program: Inference) -> int:

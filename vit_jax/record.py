@@ -12,12 +12,13 @@ results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is wri
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from vit_jax import UserError, cli, user_errors
 from vit_jax.results import find_runs, format_page, make_record, read_records, write_page, write_record
 
 
-def read_evaluations(path: str | None) -> list[dict[str, float]]:
+def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     """Returns what `vit_jax.evaluate --json` has printed to a file, an object a line; nothing without a file.
 
     Raises:

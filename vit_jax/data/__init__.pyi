@@ -9,5 +9,6 @@ from .setup import complete_config as complete_config
 from .setup import describe_evals as describe_evals
 from .setup import eval_batch_size as eval_batch_size
 from .setup import eval_preprocessor as eval_preprocessor
+from .setup import identify_evals as identify_evals
 from .setup import spec as spec
 from .setup import train_preprocessor as train_preprocessor

@@ -175,6 +175,12 @@ def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
     return described
 
 
+def identify_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
+    """Returns, by name, `describe_evals` of each evaluation with its `source`."""
+    described = describe_evals(config)
+    return {name: {"source": config.evals[name].source or config.data.source} | described[name] for name in described}
+
+
 def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:
     """Returns the `contents` and the `sample` of an evaluation, from the fingerprint and the sample of each split."""
     contents, sample = (" ".join(filter(None, texts)) for texts in zip(*splits, strict=True))

@@ -1,6 +1,7 @@
 """Preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
 
 import ast
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
@@ -9,8 +10,11 @@ from vit_jax import UserError
 RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
 CROPS = ("torch_center_crop", "central_crop")
 # Operations that other libraries have -> the names of their arguments, in order.
-ARGUMENTS = dict.fromkeys(RESIZES, ("size", "method", "antialias")) | dict.fromkeys(CROPS, ("size",))
-ARGUMENTS |= {"value_range": ("low", "high")}
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(RESIZES, ("size", "method", "antialias")),
+    **dict.fromkeys(CROPS, ("size",)),
+    "value_range": ("low", "high"),
+}
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, checkpoint, data, interop
 from vit_jax.config import source_label
 from vit_jax.results.run_folder import RunFolder, read_run
 from vit_jax.storage import filesystem
@@ -28,6 +28,7 @@ class Record:
         steps: of the training.
         metrics: the last value of each.
         processes: that trained it, see `vit_jax.monitoring.read_history`.
+        evaluations: name of an evaluation that was made later -> `data.identify_evals`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Record:
     steps: int
     metrics: dict[str, float | None]
     processes: list[dict[str, Any]]
+    evaluations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -69,7 +71,8 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         evaluations: of its last checkpoint, as `vit_jax.evaluate --json` prints them; their metrics are added.
 
     Raises:
-        UserError: there is no run, it is not finished, or an evaluation is of another checkpoint.
+        UserError: there is no run, it is not finished, or an evaluation is of other weights, or has the name of an
+            evaluation of the run that is of other images.
     """
     run = read_run(workdir, name)
     config, step = run.config, run.step
@@ -78,12 +81,44 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
     if not run.processes:
         raise UserError(f"{workdir} contains no history.json: an earlier version trained it; train it again.")
+    later: dict[str, dict[str, str]] = {}
     for row in evaluations or []:
-        if row.get("step") != step:
-            raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}.")
-        metrics |= {key: value for key, value in row.items() if key not in ("step", "model", "split")}
+        check_evaluation(row, workdir, step, config)
+        later |= {key: evaluation for key, evaluation in row["evals"].items() if key not in config.evals}
+        metrics |= {key: value for key, value in row.items() if "/" in key}
     kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
-    return Record(name, without_folders(config.to_dict()), step, kept, run.processes)
+    return Record(name, without_folders(config.to_dict()), step, kept, run.processes, without_folders(later))
+
+
+def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:
+    """Compares what `vit_jax.evaluate --json` printed with the run that it is to be recorded with.
+
+    Raises:
+        UserError: it is of other weights than those at the end of the run, or has the name of an evaluation of the run
+            and is of other images, or prepares them in another way.
+    """
+    again = f"python -m vit_jax.evaluate {workdir} --json"
+    if not {"weights", "evals"} <= row.keys():
+        raise UserError(f"an evaluation does not state its weights: an earlier version wrote it; run {again}.")
+    if row.get("step") != step:
+        raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}; run {again}.")
+    last = checkpoint.find_checkpoint(checkpoint.local_workdir(workdir))
+    if last is None or int(last.name) != step:
+        raise UserError(f"{workdir} has no checkpoint of step {step}, to which the evaluation could be compared.")
+    if row["weights"] != interop.digest_weights(last):
+        raise UserError(f"an evaluation is of other weights than those of {workdir} at step {step}; run {again}.")
+    own = without_folders(data.identify_evals(config))
+    for name, evaluation in without_folders(row["evals"]).items():
+        if changed := [field for field in own.get(name, ()) if own[name][field] != evaluation.get(field)]:
+            found, wanted = ({field: one.get(field) for field in changed} for one in (evaluation, own[name]))
+            raise UserError(
+                f"the evaluation {name} is of {_as_words(found)}, but the run's own is of {_as_words(wanted)}; give it "
+                f"another name, such as --evals=other={name}:FIELD=VALUE."
+            )
+
+
+def _as_words(fields: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def without_folders(value: Any) -> Any:
