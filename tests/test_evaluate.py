@@ -456,6 +456,10 @@ def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
         ({"requests": ["knn"]}, "say on which data, for example --evals=knn:source="),
         ({"best": True, "requests": ["knn"]}, "--best and --split are for runs"),
         ({"requests": ["knn:source=digits,preprocess=resize(8)|value_range(-1,1)"]}, r"images of \(8, 8, 3\)"),
+        (
+            {"requests": ["knn:source=digits,preprocess=resize(16)|value_range(0,1)"]},
+            r"images with value_range\(-1,1\)",
+        ),
         ({"requests": [f"classify:source=folder:{ROOT}/tests/none"]}, "tests/none"),
         ({"requests": ["predictions:source=digits,class_map=imagenet_a"]}, "covers 200 classes that the model lacks"),
         ({"requests": ["predictions:source=digits,labels=real.json"]}, "for models with the 1,000 classes of ImageNet"),

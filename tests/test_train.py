@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -327,6 +328,19 @@ def test_positions_are_resampled_as_is_said():
     )
     np.testing.assert_array_equal(bicubic, models.resample_positions(params["position"], (4, 4), (6, 6), 1, "bicubic"))
     assert np.abs(linear - bicubic).max() > 1e-3
+
+
+def test_weights_of_another_range_of_values_are_named(run, quick, tmp_path, caplog):
+    _, workdir, _ = run
+    quick.init_from, quick.keep_head, quick.total_steps, quick.warmup_steps = str(workdir), True, 0, 0
+    quick.model.position = "learned"
+    quick.data.preprocess = quick.evals.test.preprocess = "resize({resolution})|value_range(0,1)"
+    words = "its images end with value_range(-1,1), those of this run with value_range(0,1)"
+    with pytest.raises(UserError, match=re.escape(words)):
+        train.train(quick, tmp_path / "kept")
+    quick.keep_head = False
+    train.train(quick, tmp_path / "adapted")
+    assert words in caplog.text and "if that is not meant, end data.preprocess" in caplog.text
 
 
 def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, quick, tmp_path):

@@ -22,6 +22,7 @@ from vit_jax.program import prepare
 
 GROUPS = {name: task.group for name, task in VTAB_TASKS.items()}
 
+IMAGES = "preprocess=resize(8)|value_range(0,1)"  # of the weights in these tests
 SHORT = ["--config.total_steps=2", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=8"]
 SHORT += ["--config.batch_eval=40", "--config.log_every=1", "--config.mesh.data=8"]
 
@@ -127,7 +128,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "use_compilation_cache", lambda: None)
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     write_tfds(tmp_path, "cifar10", "3.0.2", list("abcdefghij"), {"train": 2000, "test": 40})
-    model = vit_jax.create("ViT-mu/4", num_classes=3, resolution=8, pooling="gap")
+    pipe = IMAGES.removeprefix("preprocess=")
+    model = vit_jax.create("ViT-mu/4", num_classes=3, resolution=8, pooling="gap", preprocess=pipe)
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), np.float32)
     vit_jax.save(tmp_path / "weights.npz", model, jax.device_get(model.init(jax.random.key(0), images)))
     return tmp_path
@@ -168,7 +170,7 @@ def test_frozen_features(place, capsys, monkeypatch):
     chosen = float(told["setting"].removeprefix("l2="))
     assert chosen in vtab.STRENGTHS
     request = f"source=vtab:cifar10,shots=1000,seeds=1,l2={chosen},train_split=train800val200"
-    metrics = vtab.evaluate(place / "weights.npz", requests=[f"a=fewshot:{request},{vtab.IMAGES}"], data_dir=str(place))
+    metrics = vtab.evaluate(place / "weights.npz", requests=[f"a=fewshot:{request},{IMAGES}"], data_dir=str(place))
     assert metrics["a/1000shot"] == told["accuracy"] and metrics["a/n"] == 40
 
 

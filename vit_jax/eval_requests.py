@@ -31,6 +31,8 @@ def choose_evaluations(
     """
     if split is not None and requests:
         raise UserError("write the split in --evals, for example --evals='test:split=test[:10%]'.")
+    known = config.data.preprocess if len(config.evals) else preprocess  # a run trains as its configuration says
+    values = None if known is None else data.value_range_of(known)
     if split is not None:
         choose_split(config, split)
     if requests:
@@ -45,7 +47,7 @@ def choose_evaluations(
         raise UserError(f"say on which data, for example --evals={unset[0]}:source=tfds:cifar10.")
     check_evaluations(config)
     for name in config.evals:
-        data.eval_preprocessor(config, name, (*size, 3))
+        data.eval_preprocessor(config, name, (*size, 3), values)
 
 
 def choose_split(config: ConfigDict, split: str) -> None:

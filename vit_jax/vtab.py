@@ -25,14 +25,13 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, choose, cli, evals, interop, sweeps, tell
+from vit_jax import UserError, choose, cli, data, evals, interop, sweeps, tell
 from vit_jax.data import sources
 from vit_jax.evaluate import evaluate
 
 # Of the classifiers on frozen features. All examples of a class are its shots.
 FROZEN = {"fewshot": "fewshot:shots=1000,seeds=1", "probe": "probe:validation=0.2"}
 STRENGTHS = tuple(4.0**exponent for exponent in range(-5, 10))  # of the regularisation of least squares
-IMAGES = "preprocess=resize({resolution})|value_range(-1,1)"
 
 
 def find_tasks(names: Sequence[str], data_dir: str | None) -> tuple[list[str], list[str]]:
@@ -105,9 +104,11 @@ def evaluate_frozen(
     Raises:
         UserError: the weights or the data cannot be read.
     """
+    low, high = data.value_range_of(interop.load(checkpoint)[0].preprocess or "value_range(-1,1)")
 
     def measure(train_split: str, split: str, more: dict[str, str]) -> dict[str, float]:
-        splits = f"train_split={train_split},split={split},{IMAGES}"
+        images = f"preprocess=resize({{resolution}})|value_range({low:g},{high:g})"
+        splits = f"train_split={train_split},split={split},{images}"
         requests = [f"{task}={FROZEN[kind]},source=vtab:{task},{splits}{more.get(task, '')}" for task in tasks]
         return evaluate(checkpoint, requests=requests, data_dir=data_dir)
 

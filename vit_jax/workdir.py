@@ -341,6 +341,7 @@ def load_init(
         asked = {key: program.model.field(key) for key in keys}
         loaded, params = interop.load(source, resample=config.resample, **asked)
         wanted = program.state.params
+        check_range(loaded, config)
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
@@ -349,6 +350,25 @@ def load_init(
         return adapted, source + (left if loaded.field("head") == "patches" else "")
     except UserError as error:
         raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
+
+
+def check_range(loaded: Any, config: ConfigDict) -> None:
+    """Compares the values of the pixels that initial weights were trained on with those of a run.
+
+    Other weights adapt to other values; a warning says that they differ.
+
+    Raises:
+        UserError: they differ, and the head is kept.
+    """
+    pipes = [pipe for pipe in (loaded.preprocess, config.data.preprocess) if pipe is not None]
+    theirs, ours = (f"value_range({low:g},{high:g})" for low, high in map(data.value_range_of, (pipes[0], pipes[-1])))
+    if theirs == ours:
+        return
+    differ = f"its images end with {theirs}, those of this run with {ours}"
+    if config.keep_head:
+        raise UserError(f"{differ}; end data.preprocess and that of each of evals with {theirs}.")
+    words = "init_from=%s: %s; if that is not meant, end data.preprocess and that of each of evals with %s."
+    logging.getLogger(__name__).warning(words, config.init_from, differ, theirs)
 
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:

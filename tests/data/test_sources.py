@@ -391,6 +391,10 @@ def test_complete_fills_in_what_the_data_tells():
             {"evals.test.preprocess": "resize(9)|value_range(-1,1)"},
             r"gives images of \(9, 9, 3\), but data.prep",
         ),
+        (
+            {"data.preprocess": "resize(8)|value_range(0,1)"},
+            r"evals.test.preprocess ends with value_range\(-1,1\), but the model's images with value_range\(0,1\); set",
+        ),
     ],
 )
 def test_complete_notices(changes, sentence):

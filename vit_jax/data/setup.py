@@ -77,10 +77,10 @@ def spec(config: ConfigDict) -> DataSpec:
         del known["num_classes"]
     if unknown := [f"--config.data.{field}" for field, value in known.items() if not value or value < 0]:
         raise UserError(f"a plan does not open the data; add {' and '.join(f'{field}=N' for field in unknown)}")
-    shape = train_preprocessor(config).shape
+    preprocess = train_preprocessor(config)
     for name in config.evals:
-        eval_preprocessor(config, name, shape)
-    return DataSpec(shape, num_classes or 0, num_examples, config.data.max_labels)
+        eval_preprocessor(config, name, preprocess.shape, preprocess.value_range)
+    return DataSpec(preprocess.shape, num_classes or 0, num_examples, config.data.max_labels)
 
 
 def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
@@ -118,7 +118,8 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
     opened = {("", config.data.split): source}
     for name in completed.evals:
-        opened |= open_eval_sources(completed, name, preprocess.shape, opened, source)
+        eval_preprocessor(completed, name, preprocess.shape, preprocess.value_range)
+        opened |= open_eval_sources(completed, name, opened, source)
     fingerprint: dict[str, str | int] = {
         "data set": source.name,
         "split": ", ".join(f"{name}[{rows.start}:{rows.stop}]" for name, rows in source.parts),
@@ -200,11 +201,19 @@ def train_preprocessor(config: ConfigDict) -> Preprocessor:
     return parse_pipe(config.data.preprocess, config.resolution, config.data.fast)
 
 
-def eval_preprocessor(config: ConfigDict, name: str, shape: tuple[int, int, int]) -> Preprocessor:
+def eval_preprocessor(
+    config: ConfigDict, name: str, shape: tuple[int, int, int], values: tuple[float, float] | None
+) -> Preprocessor:
     """Returns the preprocessing of an evaluation's images.
 
+    Args:
+        config: of the run.
+        name: of the evaluation.
+        shape: of the model's images.
+        values: what 0 and 255 become in the model's images; None: not known.
+
     Raises:
-        UserError: the pipe is wrong, or gives images of another shape.
+        UserError: the pipe is wrong, or gives images of another shape or range of values.
     """
     try:
         preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
@@ -213,6 +222,12 @@ def eval_preprocessor(config: ConfigDict, name: str, shape: tuple[int, int, int]
     if preprocess.shape != shape:
         raise UserError(
             f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess gives {shape}"
+        )
+    if values not in (None, preprocess.value_range):
+        found, wanted = (f"value_range({low:g},{high:g})" for low, high in (preprocess.value_range, values))
+        raise UserError(
+            f"evals.{name}.preprocess ends with {found}, but the model's images with {wanted}; set "
+            f"evals.{name}.preprocess to a pipe that ends with {wanted}."
         )
     return preprocess
 
@@ -224,22 +239,18 @@ def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
     return found
 
 
-def open_eval_sources(
-    config: ConfigDict, name: str, shape: tuple[int, int, int], opened: Opened, train: sources.Source
-) -> Opened:
+def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sources.Source) -> Opened:
     """Opens the sources of an evaluation that are not open yet.
 
     Args:
         config: with absolute paths.
         name: of the evaluation.
-        shape: of the model's images.
         opened: those that are.
         train: the images that the model is trained on.
 
     Raises:
-        UserError: its splits or preprocessing are wrong or do not suit the model.
+        UserError: its splits are wrong, or its classes are not those of the model.
     """
-    eval_preprocessor(config, name, shape)
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
         found = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
