@@ -25,7 +25,8 @@ import json
 import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
-from vit_jax.results import PaperNumber, find_paper_number
+from vit_jax.config_flags import parse_command_line
+from vit_jax.results import RATES, PaperNumber, find_paper_number, list_rates
 from vit_jax.storage import check_workdir, filesystem
 from vit_jax.sweeps import (
     Combination,
@@ -40,10 +41,6 @@ from vit_jax.sweeps import (
 )
 
 RESULT_FILE = "finetune.json"
-RATES = "0.001,0.003,0.01,0.03"  # Table 4
-DATASETS = {"imagenet2012": "0.003,0.01,0.03", **dict.fromkeys(("cifar10", "cifar100"), RATES)}
-DATASETS |= dict.fromkeys(("oxford_iiit_pet", "oxford_flowers102"), RATES)
-HYBRID_RATE = "0.06"  # on ImageNet: of hybrids and ResNets alone
 SEEDS = {"2": "0,1,2", "5": "0"}  # table -> default; the paper averages over three runs in Table 2
 FLAGS = ("--table=", "--datasets=", "--seeds=", "--config=", "--workdir=")
 
@@ -105,9 +102,9 @@ def parse_request(argv: list[str]) -> Request:
     recipe = given["--config="]
     if {"dataset", "split"} & {pair.partition("=")[0] for pair in recipe.partition(":")[2].split(",")}:
         raise UserError("leave dataset= and split= out of --config; --datasets=NAME,... chooses among the data sets.")
-    datasets = list(dict.fromkeys(given.get("--datasets=", ",".join(DATASETS)).split(",")))
+    datasets = list(dict.fromkeys(given.get("--datasets=", ",".join(RATES)).split(",")))
     for dataset in datasets:
-        choose("data set", dataset, DATASETS)
+        choose("data set", dataset, RATES)
     seeds = given.get("--seeds=", SEEDS[table])
     workdir = check_workdir(given.get("--workdir=", f"workdirs/table{table}"))
     words = [word for word in argv[1:] if not word.startswith(FLAGS) and word != "--json"]
@@ -126,11 +123,9 @@ def list_trials(request: Request, dataset: str) -> list[Combination]:
     words = [recipe, *request.words, f"--workdir={filesystem.join_path(request.workdir, dataset)}"]
     if any(word.startswith("--sweep.base_lr=") for word in words):
         return list_combinations(["", *words])
-    rates = f"--sweep.base_lr={DATASETS[dataset]}"
-    trials = list_combinations(["", *words, rates])
-    if dataset == "imagenet2012" and not trials[0].config.model.name.startswith("ViT"):
-        return list_combinations(["", *words, f"{rates},{HYBRID_RATE}"])
-    return trials
+    model = parse_command_line(["", *words])[0].model.name
+    rates = ",".join(map(str, list_rates(dataset, model)))
+    return list_combinations(["", *words, f"--sweep.base_lr={rates}"])
 
 
 def list_all_trials(argv: list[str]) -> list[Combination]:

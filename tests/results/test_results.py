@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from configs import base, finetune
+from configs import base, finetune, vtab
 from tests.conftest import ROOT
 from vit_jax import UserError, interop, record
 from vit_jax.config import save_config
@@ -18,6 +18,7 @@ from vit_jax.results import (
     format_page,
     make_record,
     page,
+    protocols,
     read_records,
     transfer,
 )
@@ -176,8 +177,8 @@ def test_the_paper_agrees_with_the_recipe():
             assert number.accuracy == value and number.std is None
     assert {number.dataset for number in read_paper_numbers()} == page.DATASETS.keys()
     assert len(read_paper_numbers()) == 21 + 3 * 6 * 5 - 6
-    for dataset, row in finetune.DATASETS.items():
-        assert page.PROTOCOLS[dataset] == (f"tfds:{dataset}", "train", row[0])
+    assert protocols.RATES.keys() == finetune.DATASETS.keys() and protocols.list_rates("pets", "ViT-B/16") == (0.01,)
+    assert 0.06 in protocols.list_rates("imagenet2012", "R50+ViT-B/16") and len(protocols.RATES["cifar10"]) == 4
 
 
 def test_weights_that_the_paper_is_about():
@@ -204,6 +205,25 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     others = [fine_tuned(steps=100), fine_tuned(batch=128), fine_tuned(init_from=None), fine_tuned("cifar100")]
     others += [dataclasses.replace(fine_tuned(), config=finetune.get_config("dataset=cifar10,split=dev").to_dict())]
     assert page.format_ours(cifar10, [*runs, *others]) == "98.50 ± 0.71 (2 runs)"
+    for group, field, value in (
+        *((None, field, value) for field, value in (("resolution", 32), ("base_lr", 1.0), ("grad_norm_clip", None))),
+        *(("model", field, value) for field, value in (("depth", 1), ("dropout_rate", 0.1))),
+        *(("optim", field, value) for field, value in (("lr_multipliers", (".*", 0.0)), ("ema_decay", 0.9))),
+        ("data", "preprocess", "resize({resolution})|value_range(-1,1)"),
+        ("evals", "test", base.evaluation("classify", split="test[:10]").to_dict()),
+    ):
+        record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))  # as it is read from its file
+        (record["config"][group] if group else record["config"])[field] = value
+        assert page.format_ours(cifar10, [Record(**record)]) == "", field
+    for group, field, value in (
+        (None, "seed", 5),
+        (None, "base_lr", 0.001),
+        ("data", "workers", 3),
+        ("mesh", "fsdp", 2),
+    ):
+        record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))
+        (record["config"][group] if group else record["config"])[field] = value
+        assert page.format_ours(cifar10, [Record(**record)]) == "98.00 (1 run)", field
     assert page.format_ours(cifar10, others) == ""
     [row] = [line for line in format_page(runs).splitlines() if line.startswith("| ImageNet-21k | CIFAR-10 | 98.95")]
     assert row.startswith("| ImageNet-21k | CIFAR-10 | 98.95 | 98.50 ± 0.71 (2 runs) | 98.79 | |")
@@ -211,14 +231,35 @@ def test_ours_stands_beside_the_number_that_it_is_about():
 
 def test_vtab_is_the_mean_of_all_its_tasks():
     number = find_paper_number("2", "ViT-L/16", "ViT-L/16-imagenet21k", "vtab")
-    config = finetune.get_config("dataset=cifar100,model=ViT-L/16").to_dict() | {"init_from": "ViT-L/16-imagenet21k"}
-    tasks = ["cifar10", *(f"task{task}" for task in range(19))]
     runs = []
-    for index, task in enumerate(tasks):
-        data = config["data"] | {"source": f"vtab:{task}", "split": "train800val200"}
-        runs.append(Record(task, config | {"data": data}, 2500, {"test/accuracy": index / 20}, [PROCESS]))
-    assert page.format_ours(number, runs) == "50.00 (1 run)"
-    assert page.format_ours(number, runs[:-1]) == ""
+    for index, task in enumerate(vtab.TASKS):
+        config = vtab.get_config(f"task={task},model=ViT-L/16")
+        config.init_from = "ViT-L/16-imagenet21k"
+        runs.append(Record(task, config.to_dict(), 2500, {"test/accuracy": index / 20}, [PROCESS]))
+    assert [*vtab.TASKS][-1] == "cifar10"  # which is none of the 19
+    assert page.format_ours(number, runs) == "45.00 (1 run)"
+    again = dataclasses.replace(runs[0], name="again", metrics={"test/accuracy": 1.0})  # another seed
+    assert page.format_ours(number, [*runs, again]) == f"{45 + 50 / 19:.2f} (1 run)"
+    assert page.format_ours(number, runs[1:]) == ""
+    runs[0].config["data"]["split"] = "train800"
+    assert page.format_ours(number, runs) == ""
+
+
+def test_real_is_of_all_validation_images():
+    number = find_paper_number("5", "ViT-B/16", "ViT-B/16-imagenet21k", "imagenet2012_real")
+    run = fine_tuned("imagenet2012", steps=20_000)
+    metrics = run.metrics | {"real/accuracy": 0.9}
+    for split, counts in (
+        ("validation labels=real.json class_map=None", True),
+        ("val labels=real.json class_map=None", True),
+        ("validation[:10%] labels=real.json class_map=None", False),
+        ("validation labels=None class_map=None", False),
+        ("train labels=real.json class_map=None", False),
+    ):
+        real = {"source": "tfds:imagenet2012", "split": split, "preprocess": "resize(384)|value_range(-1,1)"}
+        found = page.format_ours(number, [dataclasses.replace(run, metrics=metrics, evaluations={"real": real})])
+        assert found == ("90.00 (1 run)" if counts else ""), split
+    assert page.format_ours(number, [dataclasses.replace(run, metrics=metrics)]) == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(31.6, "32 s"), (119, "119 s"), (150, "2.5 min"), (9000, "2.5 h")])

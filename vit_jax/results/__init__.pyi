@@ -1,6 +1,8 @@
 from .page import format_page as format_page
 from .paper import PaperNumber as PaperNumber
 from .paper import find_paper_number as find_paper_number
+from .protocols import RATES as RATES
+from .protocols import list_rates as list_rates
 from .record import Record as Record
 from .record import make_record as make_record
 from .record import read_records as read_records

@@ -4,7 +4,8 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from vit_jax.results.paper import PaperNumber, find_paper_number, read_paper_numbers
+from vit_jax.results.paper import PaperNumber, read_paper_numbers
+from vit_jax.results.protocols import is_of_paper
 from vit_jax.results.record import Record
 from vit_jax.results.studies import study_tables, without_studies
 from vit_jax.results.transfer import HEADINGS, frozen_metrics, transfer_lines
@@ -29,19 +30,7 @@ class; neighbours, probes and training use all training images.
 
 """
 FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
-# Data set -> pattern of the source, split and steps of the paper's fine-tuning (Table 4, B.1.1). A shortened run is not
-# the paper's.
-PROTOCOLS = {
-    "imagenet2012": ("tfds:imagenet2012", "train", 20_000),
-    "imagenet2012_real": ("tfds:imagenet2012", "train", 20_000),
-    "cifar10": ("tfds:cifar10", "train", 10_000),
-    "cifar100": ("tfds:cifar100", "train", 10_000),
-    "oxford_iiit_pet": ("tfds:oxford_iiit_pet", "train", 500),
-    "oxford_flowers102": ("tfds:oxford_flowers102", "train", 500),
-    "vtab": (r"vtab:(?!cifar10$).*", "train800val200", 2_500),
-}
 VTAB_TASKS = 19
-BATCH = 512
 DATASETS = {
     "imagenet2012": "ImageNet",
     "imagenet2012_real": "ImageNet ReaL",
@@ -123,24 +112,17 @@ def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
 def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
     """Returns the accuracies, in percent, of the runs that a number of the paper is about, or of VTAB the mean.
 
-    They have the paper's steps and batch, the whole training split, and weights with that pre-training; ImageNet in
-    Table 2 is fine-tuned with a moving average of the weights.
+    `protocols.is_of_paper` tells which they are.
     """
-    averaged = (number.table, number.dataset.removesuffix("_real")) == ("2", "imagenet2012")
-    found = {}
+    metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
+    found: dict[str, list[float]] = {}
     for record in records:
-        config, (source, split, steps) = record.config, PROTOCOLS[number.dataset]
-        metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
-        same = find_paper_number(number.table, config["model"]["name"], config["init_from"], number.dataset) == number
-        trained = re.fullmatch(source, config["data"]["source"]) and config["data"]["split"] == split
-        whole = (config["batch"], record.steps) == (BATCH, steps)
         value = record.metrics.get(metric)
-        if same and trained and whole and (config["optim"]["ema_decay"] > 0) == averaged and value is not None:
-            found[config["data"]["source"], record.name] = 100 * value
+        if value is not None and is_of_paper(record, number):
+            found.setdefault(record.config["data"]["source"], []).append(100 * value)
     if number.dataset != "vtab":
-        return list(found.values())
-    tasks = {source: value for (source, _), value in found.items()}
-    return [statistics.mean(tasks.values())] if len(tasks) == VTAB_TASKS else []
+        return [value for values in found.values() for value in values]
+    return [statistics.mean(map(statistics.mean, found.values()))] if len(found) == VTAB_TASKS else []
 
 
 def format_time(seconds: float) -> str:
