@@ -27,7 +27,7 @@ ROWS = (
 
 
 def names(size, data, aug, adapted, resolution):
-    before = f"{size}-{data}-300ep-lr_0.001-aug_{aug}-wd_0.1-do_0.0-sd_0.0"
+    before = f"{size}-{data}-300ep-lr_0.001-aug_{aug}-wd_0.2-do_0.0-sd_0.0"
     return before, f"{before}--{adapted}-steps_20k-lr_0.03-res_{resolution}"
 
 

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import vit_jax
 from tests.interop.test_safetensors import small
-from vit_jax import UserError
+from vit_jax import UserError, data
 from vit_jax.interop import huggingface_config, pipes, timm_config
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
@@ -159,6 +160,37 @@ def test_arguments_of_a_pipe_may_be_named(layout, tmp_path):
     named = "decode|resize(method='bicubic', size=16, antialias=True)|value_range(high=1, low=-1)"
     vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=named), params, layout=layout)
     assert vit_jax.load(tmp_path / "x")[0].preprocess == "torch_resize((16,16),'bicubic')|value_range(-1,1)"
+
+
+def test_a_stated_pipe_of_another_size_than_the_models_is_scaled_or_kept(tmp_path, capsys):
+    """As DINOv2's are published: the positions are of 518 pixels, the processor crops 224."""
+    model, params = small()
+    pipe = "torch_resize(9,'bicubic')|torch_center_crop(8)|value_range(-1,1)"
+    vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=pipe), params, layout="huggingface")
+    capsys.readouterr()
+    whole, _ = vit_jax.load(tmp_path / "x")
+    assert whole.image_size == (16, 16)
+    assert whole.preprocess == "torch_resize(18,'bicubic')|torch_center_crop(16)|value_range(-1,1)"
+    assert f"its preprocessing, {pipe}, for images of 16x16 pixels: {whole.preprocess}" in capsys.readouterr().err
+    assert vit_jax.load(tmp_path / "x", resolution=8)[0].preprocess == pipe
+    assert "preprocessing" not in capsys.readouterr().err
+    assert vit_jax.load(tmp_path / "x", resolution=(8, 16))[0].preprocess == "resize((8,16))|value_range(-1,1)"
+    [image] = np.random.default_rng(0).integers(0, 256, (1, 20, 20, 3)).astype(np.uint8)
+    assert data.load_image(image, whole.preprocess).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "size", "scaled"),
+    [
+        ("resize_small(256)|central_crop(224)|value_range(-1,1)", (384, 384), "resize_small(439)|central_crop(384)|"),
+        ("decode|resize((24, 32),'area',False)|value_range(-1,1)", (48, 64), "decode|resize((48, 64),'area',False)|"),
+        ("central_crop(24)|randaug(2,10)|value_range(-1,1)", (48, 48), "resize((48,48))|"),
+        ("value_range(-1,1)", (224, 224), ""),
+        ("value_range(-1,1)", (48, 48), "resize((48,48))|"),
+    ],
+)
+def test_sizes_of_a_pipe_are_scaled_in_proportion(pipe, size, scaled):
+    assert pipes.scale_pipe(pipe, (224, 224), size) == f"{scaled}value_range(-1,1)"
 
 
 def test_what_no_library_states_is_refused(tmp_path):

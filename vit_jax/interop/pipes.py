@@ -1,6 +1,7 @@
 """Preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -63,6 +64,34 @@ def read_pipe(pipe: str) -> Preparation:
         else:
             raise _unsupported(pipe)
     return prepared
+
+
+def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str:
+    """Returns a pipe that gives images of a size, (height, width), and ends as the given one.
+
+    That is the given one, if it does; else its sizes in proportion, halves rounded up; else, if its operations are
+    others or the aspect ratio changes, a resize.
+
+    Args:
+        pipe: the operations.
+        before: the size of its images, where that cannot be read from them.
+        size: to give.
+    """
+    try:
+        prepared = read_pipe(pipe)
+        own = prepared.crop or prepared.resize
+    except UserError:
+        own = None
+    if (own if isinstance(own, tuple) else before) == size:
+        return pipe
+    *parts, last = pipe.split("|")
+    if not isinstance(own, tuple) or own[0] * size[1] != own[1] * size[0]:
+        return f"resize(({size[0]},{size[1]}))|{last}"
+    # In these operations nothing but sizes is a number.
+    scaled = [
+        re.sub(r"\d+", lambda found: str((2 * int(found[0]) * size[0] + own[0]) // (2 * own[0])), "|".join(parts))
+    ]
+    return "|".join([*scaled, last])
 
 
 def _parse_call(part: str, pipe: str) -> tuple[str, dict[str, Any]]:

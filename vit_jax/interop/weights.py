@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
-from vit_jax.interop import archives, description, formats, locate
+from vit_jax.interop import archives, description, formats, locate, pipes
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # by name
@@ -50,9 +50,14 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         if entry and entry.flexi:
             wanted = models.create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
+        before = models.image_size(entry.resolution) if entry else model.image_size
         model, params = _resize(model, params, given, resample)
-        if entry and model.image_size == models.image_size(entry.resolution):
-            model = dataclasses.replace(model, preprocess=given.get("preprocess", entry.preprocess))
+        pipe = (entry and entry.preprocess) or model.preprocess
+        if "preprocess" not in given and pipe and pipe.rpartition("|")[2].startswith("value_range"):
+            scaled = pipes.scale_pipe(pipe, before, model.image_size)
+            model = dataclasses.replace(model, preprocess=scaled)
+            if scaled != pipe:
+                tell(f"{model.name}: its preprocessing, {pipe}, for images of {_in_words(model.image_size)}: {scaled}")
         return model, tree.unflatten(params)
     except UserError as error:
         raise UserError(f"{shown(path)}: {shown(error)}") from None  # the traceback would not help a user
@@ -151,9 +156,7 @@ def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) 
 def _resize(
     model: models.Model, params: FlatParameters, given: dict[str, Any], method: str | None
 ) -> tuple[models.Model, FlatParameters]:
-    """Returns the model at the given resolution and patch size. At another resolution its preprocessing resizes images
-    without a crop.
-    """
+    """Returns the model at the given resolution and patch size."""
     old = model.spec
     sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
     other_patches = sizes["patch_size"] != model.field("patch_size")
@@ -168,12 +171,11 @@ def _resize(
         sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
         tell(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels")
     params = models.resample_parameters(params, old, spec, method or ("flexi" if "patch_size" in given else "linear"))
-    preprocess = given.get("preprocess", model.preprocess)
-    last = (preprocess or "").rpartition("|")[2]
-    height, width = resized.image_size
-    if (height, width) != model.image_size and "preprocess" not in given and last.startswith("value_range"):
-        preprocess = f"resize(({height},{width}))|{last}"
-    return dataclasses.replace(model, name=name, spec=spec, preprocess=preprocess), params
+    return dataclasses.replace(model, name=name, spec=spec), params
+
+
+def _in_words(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]} pixels"
 
 
 def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
@@ -206,7 +208,6 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
 def _summarise(model: models.Model, params: FlatParameters) -> str:
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
-    height, width = model.image_size
-    words += [f"{height}x{width} pixels", *model.spec.traits, f"{model.field('num_classes'):,} classes"]
+    words += [_in_words(model.image_size), *model.spec.traits, f"{model.field('num_classes'):,} classes"]
     words += [f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)
