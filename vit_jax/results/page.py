@@ -21,7 +21,8 @@ python -m vit_jax.record workdirs/digits
 
 adds the record of a finished run, or of all runs in a folder: configuration, metrics at the end, how long it took (with
 compiling and evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json`
-printed of it.
+printed of its last checkpoint. Ours stands beside a number of the paper if every field that decides what is computed is
+as in the recipe of the paper's run, but for the seed and for the learning rate, which is one of the paper's.
 """
 TRANSFER = """## Frozen features beside fine-tuning
 
