@@ -139,6 +139,12 @@ def test_libtpu_is_asked_only_where_a_tpu_may_be(here, platforms, asked, monkeyp
     assert replaced == ({} if asked else {"tpu": cli.no_tpu})
 
 
+def test_warnings_begin_alike_whatever_a_library_has_chosen():
+    code = "from vit_jax import cli, main; cli.quiet_libraries(); import logging; logging.getLogger('a').warning('odd')"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr
+    assert said == "WARNING: odd\n"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None or machine.has_tpu(), reason="no libtpu, or a TPU")
 def test_libtpu_says_nothing_where_no_tpu_is():

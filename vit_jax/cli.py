@@ -76,7 +76,10 @@ def leave(sentence: str, code: int) -> None:
 
 def quiet_libraries() -> None:
     """Keeps libraries' informational messages off the terminal; their warnings stay."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")  # before a library chooses another form
+    logging.basicConfig()
+    for handler in logging.getLogger().handlers:  # a library that was imported before may have chosen another form
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.getLogger("absl").setLevel(logging.WARNING)
     # Orbax logs tracebacks of what it raises too.
     logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))
