@@ -83,9 +83,10 @@ def test_the_rate_is_chosen_by_the_mean_over_seeds(trained, tmp_path, capsys):
 
 
 def test_what_is_tried_is_what_table_4_states(tmp_path):
-    def rates(table, model, dataset):
+    def rates(table, model, dataset, *more):
         recipe = f"--config={ROOT}/configs/finetune.py:model={model}"
-        trials = finetune.list_all_trials(["", recipe, f"--table={table}", f"--datasets={dataset}", "--workdir=w"])
+        words = [f"--table={table}", f"--datasets={dataset}", "--workdir=w", *more]
+        trials = finetune.list_all_trials(["", recipe, *words])
         assert {trial.config.data.split for trial in trials} < {"train[:98%]", "train[:99%]", "train[:90%]"}
         assert {trial.folder.partition("/base_lr")[0] for trial in trials} == {f"w/{dataset}"}
         return {trial.config.resolution for trial in trials}, [trial.config.base_lr for trial in trials]
@@ -96,6 +97,8 @@ def test_what_is_tried_is_what_table_4_states(tmp_path):
     assert rates(2, "ViT-L/16", "cifar10")[0] == {384}
     assert rates(5, "R50+ViT-B/16", "imagenet2012")[1] == [0.003, 0.01, 0.03, 0.06]
     assert rates(5, "R50+ViT-B/16", "oxford_iiit_pet")[1][-1] == 0.03
+    both = rates(5, "R50+ViT-B/16", "imagenet2012", "--sweep.model.dropout_rate=0.1,0.2")[1]
+    assert sorted(both) == sorted(2 * [0.003, 0.01, 0.03, 0.06])
 
 
 def test_the_paper_is_beside_its_weights():

@@ -100,12 +100,12 @@ def evaluate_model(
     weights = loaded.read()
     # Other hosts may have outputs that this one lacks, while all must read them together.
     cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
+    about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
     weights = jax.device_put(weights, program.params_shardings)
     if save:  # first, as the evaluations use the logits that it leaves in the cache
         for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
             tell(f"Wrote {written}")
     metrics = evals.run_evaluators(evaluators, weights, cache=cache)
-    about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
     return Evaluated({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 

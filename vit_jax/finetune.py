@@ -25,7 +25,6 @@ import json
 import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
-from vit_jax.config_flags import parse_command_line
 from vit_jax.results import RATES, PaperNumber, find_paper_number, list_rates
 from vit_jax.storage import check_workdir, filesystem
 from vit_jax.sweeps import (
@@ -123,9 +122,13 @@ def list_trials(request: Request, dataset: str) -> list[Combination]:
     words = [recipe, *request.words, f"--workdir={filesystem.join_path(request.workdir, dataset)}"]
     if any(word.startswith("--sweep.base_lr=") for word in words):
         return list_combinations(["", *words])
-    model = parse_command_line(["", *words])[0].model.name
-    rates = ",".join(map(str, list_rates(dataset, model)))
-    return list_combinations(["", *words, f"--sweep.base_lr={rates}"])
+
+    def combine(rates: tuple[float, ...]) -> list[Combination]:
+        return list_combinations(["", *words, f"--sweep.base_lr={','.join(map(str, rates))}"])
+
+    trials = combine(RATES[dataset])
+    rates = list_rates(dataset, trials[0].config.model.name)
+    return trials if rates == RATES[dataset] else combine(rates)
 
 
 def list_all_trials(argv: list[str]) -> list[Combination]:
