@@ -29,19 +29,23 @@ def main(argv: list[str]) -> None:
         "--resample", help="how positions are resampled: linear, bicubic or flexi [linear; flexi with --patch-size]"
     )
     parser.add_argument("--num-heads", type=int, help="where the source does not state it: a timm file alone")
+    parser.add_argument("--loss", help="that its head was trained with, where the source does not state it: sigmoid")
     args = parser.parse_args(argv[1:])
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
     layout = interop.choose_target(args.target, args.layout).layout
     resolution = None if args.resolution is None else parse_resolution(args.resolution)
-    fields = {"resolution": resolution, "patch_size": args.patch_size, "num_heads": args.num_heads}
+    fields = {"resolution": resolution, "patch_size": args.patch_size, "num_heads": args.num_heads, "loss": args.loss}
     model, params = interop.load(args.source, resample=args.resample, **fields)
     interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
     height, width = model.image_size
     print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")
-    if layout in ("google", "big_vision") and model.class_names:
-        lost = f"the {layout} layout does not store the names of the {len(model.class_names):,} classes"
-        print(f"vit_jax: {lost}; keep {args.source}, or convert it with --layout=ours.", file=sys.stderr)
+    if layout in ("google", "big_vision"):
+        names = [f"the names of the {len(model.class_names):,} classes"] if model.class_names else []
+        loss = [f"that its loss was the {model.loss}"] if model.field("num_classes") else []
+        if lost := " and ".join([*names, *loss]):
+            advice = f"keep {args.source}, or convert it with --layout=ours"
+            print(f"vit_jax: the {layout} layout does not store {lost}; {advice}.", file=sys.stderr)
 
 
 def parse_resolution(text: str) -> int | tuple[int, ...]:

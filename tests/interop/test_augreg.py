@@ -89,4 +89,6 @@ def test_a_name_of_the_index_loads(index):
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
     [name] = found(model="ViT-B/16", best=True)
     vit_jax.save(index / f"{name}.npz", model, params, layout="google")
-    assert vit_jax.load(name)[0].spec == model.spec
+    loaded = vit_jax.load(name)[0]
+    assert (loaded.spec, loaded.loss) == (model.spec, "sigmoid")
+    assert augreg.training_loss(names("B_16", "i21k", "medium1", "cifar100", 224)[1]) == "softmax"

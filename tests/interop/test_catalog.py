@@ -71,6 +71,23 @@ def test_a_name_of_augregs_index_is_the_same_checkpoint():
     assert catalog.find_entry("B_16-i21k-300ep-lr_0.001-aug_none-wd_0.3-do_0.1-sd_0.0") is None
 
 
+def test_the_list_says_with_which_loss_heads_were_trained(held):
+    for one in ALL:
+        assert (one.loss, bool(one.loss_source)) in (("", False), ("softmax", True), ("sigmoid", True)), one.name
+        assert one.loss == "sigmoid" or one.head != 21843, one.name
+    losses = {
+        name: catalog.find_entry(name).loss for name in ("ViT-B/16-gsam-imagenet2012-224", "ViT-B/16-imagenet21k")
+    }
+    assert {*losses.values()} == {"sigmoid"}
+    assert catalog.find_entry("ViT-S/16-deit3-1k-imagenet2012-224").loss == "sigmoid"
+    assert catalog.find_entry("ViT-S/16-deit3-1k-imagenet2012-384").loss == "softmax"
+    name, address, path = held(
+        models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", flexi=False, resolution=224, loss="sigmoid"
+    )
+    assert vit_jax.load(name)[0].loss == vit_jax.load(address)[0].loss == "sigmoid"
+    assert vit_jax.load(name, loss="softmax")[0].loss == vit_jax.load(path)[0].loss == "softmax"
+
+
 def test_names_and_addresses_are_unique():
     assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 174
     assert (len(OWN), len(HUB), len(BIT)) == (75, 79, 20)

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import vit_jax
 from tests.interop.test_safetensors import small
-from vit_jax import UserError, data
+from vit_jax import UserError, convert, data, models
 from vit_jax.interop import huggingface_config, pipes, timm_config
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
@@ -152,6 +153,30 @@ def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
     # The model takes pixel p in [0, 1] to p as if from [-1, 1]: ((p + 1) / 2 - 0.5) / 0.5 = p.
     assert (cfg["mean"], cfg["std"]) == ([0.0] * 3, [1.0] * 3)
     assert pipes.combine_range((-1.0, 1.0), (0.1, 0.2, 0.3), (0.5,) * 3) == ([0.1, 0.2, 0.3], [0.5] * 3)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("target", ["timm/", "huggingface/", "ours.npz", "alone.safetensors"])
+def test_the_loss_of_the_head_is_kept(target, loss, tmp_path, capsys):
+    model, params = small()
+    layout = target[:-1] if target.endswith("/") else None
+    vit_jax.save(tmp_path / target, dataclasses.replace(model, loss=loss), params, layout=layout)
+    assert vit_jax.load(tmp_path / target)[0].loss == loss
+    assert "assumed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", ["google", "big_vision"])
+def test_a_loss_that_a_file_cannot_state_is_told(layout, tmp_path, capsys):
+    model = models.create("ViT-mu/4", num_classes=3, resolution=16, loss="sigmoid")
+    vit_jax.save(tmp_path / "m.npz", model, model.init(jax.random.key(0), np.zeros((1, 16, 16, 3))))
+    convert.main(["convert", f"{tmp_path}/m.npz", f"{tmp_path}/x.npz", f"--layout={layout}"])
+    assert f"the {layout} layout does not store that its loss was the sigmoid; keep" in capsys.readouterr().err
+    assert vit_jax.load(tmp_path / "x.npz")[0].loss == "softmax"
+    assert "softmax assumed (loss= states another)" in capsys.readouterr().err
+    assert vit_jax.load(tmp_path / "x.npz", loss="sigmoid")[0].loss == "sigmoid"
+    assert "assumed" not in capsys.readouterr().err
+    convert.main(["convert", f"{tmp_path}/x.npz", f"{tmp_path}/stated.npz", "--loss=sigmoid"])
+    assert vit_jax.load(tmp_path / "stated.npz")[0].loss == "sigmoid"
 
 
 @pytest.mark.parametrize("layout", ["timm", "huggingface"])

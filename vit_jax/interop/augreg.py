@@ -113,6 +113,13 @@ def is_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 
+def training_loss(name: str) -> str:
+    """Returns the loss that a checkpoint was last trained with: sigmoid, where it was not adapted to another data set
+    (big_vision, configs/vit_i1k.py and vit_i21k.py), else softmax (vision_transformer, vit_jax/train.py).
+    """
+    return "softmax" if "--" in name else "sigmoid"
+
+
 def address(name: str) -> str:
     """Returns the address of a file of the index."""
     return f"{FOLDER}/{name}.npz"

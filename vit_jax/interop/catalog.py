@@ -57,6 +57,8 @@ class CatalogEntry:
         flexi: the patches and positions in the file have other sizes and are resized when it is loaded.
         preprocess: the pipe of operations with which the accuracy was measured; without one, the authors' usual pipe.
         preprocess_source: the source of that pipe.
+        loss: that the head was last trained with, softmax or sigmoid; empty: not known.
+        loss_source: the source of that.
     """
 
     COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")
@@ -75,6 +77,8 @@ class CatalogEntry:
     flexi: bool
     preprocess: str
     preprocess_source: str
+    loss: str
+    loss_source: str
 
 
 def list_models(pattern: str = "*", source: str = "published", **query: Any) -> Table:

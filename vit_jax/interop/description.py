@@ -28,7 +28,7 @@ class ModelDescription:
         fields: what the name does not say, by flat keyword, without the fields that only say how it is computed.
         preprocess: the pipe of operations that prepares its images, if known.
         class_names: the names of its logits, if known.
-        loss: the loss that it was trained with, softmax or sigmoid.
+        loss: the loss that it was trained with, softmax or sigmoid; empty: not known.
     """
 
     model: str

@@ -15,9 +15,11 @@ from vit_jax.interop.published_config import (
     PublishedConfig,
     colours,
     json_text,
+    loss_key,
     name_list,
     number,
     read_json,
+    read_loss,
     whole,
     word,
 )
@@ -97,12 +99,14 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     sizes = _read_sizes(content, (height, width))
     if isinstance(names, Mapping) and names:
         sizes["num_classes"] = "the number of classes in id2label", len(names)
+    several = labels.get("problem_type") == "multi_label_classification"  # then transformers trains with a sigmoid
+    loss = read_loss(labels) or ("sigmoid" if several else "")
     if not preprocessor:
-        return PublishedConfig(fields, (height, width), None, listed, sizes)
+        return PublishedConfig(fields, (height, width), None, listed, loss, sizes)
     normalises = preprocessor.get("do_normalize", True)
     fields["image_mean"] = colours(preprocessor.get("image_mean", STANDARD), "image_mean") if normalises else (0.0,) * 3
     fields["image_std"] = colours(preprocessor.get("image_std", STANDARD), "image_std") if normalises else (1.0,) * 3
-    return PublishedConfig(fields, (height, width), _read_pipe(preprocessor), listed, sizes)
+    return PublishedConfig(fields, (height, width), _read_pipe(preprocessor), listed, loss, sizes)
 
 
 def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str, tuple[str, Any]]:
@@ -170,6 +174,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
         "num_channels": 3,
         "qkv_bias": True,
         "dtype": "float32",
+        **loss_key(model),
     }
     if value("pre_logits"):
         config["pooler_output_size"] = value("representation_size") or value("width")

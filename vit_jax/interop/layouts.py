@@ -312,13 +312,12 @@ def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
 
 
 def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
-    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names,
-    loss.
+    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names;
+    the loss is not known.
 
     The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
     whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
-    with as many classes as ImageNet or ImageNet-21k are assumed to be theirs; that of ImageNet-21k was trained with a
-    sigmoid.
+    with as many classes as ImageNet or ImageNet-21k are assumed to be theirs.
     """
     height, width = fields["resolution"]
     cropped = layout == "big_vision" and height == width
@@ -328,9 +327,8 @@ def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
         else f"resize(({height},{width}))"
     )
     names = class_names.class_names(fields["num_classes"])
-    loss = "sigmoid" if names and len(names) > 1000 else "softmax"
     pipe = f"{sized}|value_range(-1,1)"
-    return {"preprocess": pipe, "class_names": list(names) if names else None, "loss": loss}
+    return {"preprocess": pipe, "class_names": list(names) if names else None, "loss": ""}
 
 
 def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:

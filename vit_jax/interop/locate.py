@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import UserError, checkpoint, user_errors
-from vit_jax.interop import catalog, hub
+from vit_jax.interop import augreg, catalog, hub
 from vit_jax.storage import filesystem
 
 MODEL_FILE = "model.npz"  # of a workdir
@@ -19,6 +19,7 @@ class Located(NamedTuple):
 
     path: Path
     entry: catalog.CatalogEntry | None  # in the catalog
+    loss: str  # that the catalog or AugReg's index tell, softmax or sigmoid; empty: neither does
 
 
 def locate_weights(path: str | Path) -> Located:
@@ -31,9 +32,10 @@ def locate_weights(path: str | Path) -> Located:
         UserError: nothing that can be loaded is there.
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
-        entry = downloaded = None
+        entry, downloaded, loss = None, None, ""
         if hub.is_hub_name(str(path)) or not Path(path).expanduser().exists():
             entry = catalog.find_entry(str(path))
+            loss = entry.loss if entry else augreg.training_loss(str(path)) if augreg.is_name(str(path)) else ""
             address = entry.address if entry else str(path)
             is_hub = hub.is_hub_name(address)
             downloaded = hub.download_checkpoint(address) if is_hub else catalog.download_entry(str(path))
@@ -41,7 +43,8 @@ def locate_weights(path: str | Path) -> Located:
         exists = local.exists()
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
-    return Located(local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local), entry)
+    found = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
+    return Located(found, entry, loss)
 
 
 def digest_weights(path: str | Path) -> str:

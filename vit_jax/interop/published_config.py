@@ -9,10 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vit_jax import UserError, shown, user_errors
+from vit_jax import UserError, models, shown, user_errors
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
+LOSS_KEY = "vit_jax_loss"
 
 
 class PublishedConfig(NamedTuple):
@@ -23,6 +24,7 @@ class PublishedConfig(NamedTuple):
         resolution: (height, width) of its images, or None.
         preprocess: the pipe of operations that prepares its images, or None.
         class_names: of its logits, or None.
+        loss: that the model was trained with, softmax or sigmoid, or empty.
         sizes: by flat keyword, what it states of fields that the arrays tell: the key of the file, and the value.
     """
 
@@ -30,6 +32,7 @@ class PublishedConfig(NamedTuple):
     resolution: tuple[int, int] | None = None
     preprocess: str | None = None
     class_names: list[str] | None = None
+    loss: str = ""
     sizes: Mapping[str, tuple[str, Any]] = MappingProxyType({})
 
     def check_sizes(self, fields: Mapping[str, Any]) -> None:
@@ -45,6 +48,17 @@ class PublishedConfig(NamedTuple):
         ]
         if differ:
             raise UserError(f"{CONFIG_FILE} contradicts the arrays of the file: {', '.join(differ)}")
+
+
+def read_loss(content: Mapping[str, Any]) -> str:
+    """Returns the loss that `loss_key` has stated in a configuration, or an empty text."""
+    stated = content.get(LOSS_KEY)
+    return stated if stated in models.LOSSES else ""
+
+
+def loss_key(model: models.Model) -> dict[str, str]:
+    """Returns the key of a configuration, unknown to its own library, that states the loss of a model's head."""
+    return {LOSS_KEY: model.loss} if model.field("num_classes") else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,9 +16,11 @@ from vit_jax.interop.published_config import (
     PublishedConfig,
     colours,
     json_text,
+    loss_key,
     name_list,
     number,
     read_json,
+    read_loss,
     whole,
     word,
 )
@@ -72,7 +74,8 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     height, width = (whole(side, "input_size") for side in size[1:])
     sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
     sizes |= _read_sizes(content, args)
-    return PublishedConfig(fields, (height, width), _read_pipe(source, height, width), _read_names(content), sizes)
+    pipe, loss = _read_pipe(source, height, width), read_loss(content)
+    return PublishedConfig(fields, (height, width), pipe, _read_names(content), loss, sizes)
 
 
 def read_name(path: Path, width: int) -> PublishedConfig:
@@ -180,6 +183,7 @@ def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], fe
         "global_pool": pooling,
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(model),
+        **loss_key(model),
     }
     if model.class_names:
         config["label_names"] = list(model.class_names)

@@ -63,8 +63,7 @@ def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
     count = fields["num_classes"]
     known = class_names.class_names(count)
     names = stated.class_names if stated.class_names and len(stated.class_names) == count else known
-    loss = "sigmoid" if known and count > 1000 else "softmax"
-    return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, loss)
+    return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, stated.loss)
 
 
 def _comparable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
-from vit_jax.interop import archives, description, formats, locate, pipes
+from vit_jax.interop import archives, class_names, description, formats, locate, pipes
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # by name
@@ -110,10 +110,13 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
         form, stated = (form, written) if written else layout.describe(archive, form, path, given)
         if located.entry:
             _check_entry(located.entry, name, stated.fields)
-        model = _create_as_stored(stated.model, stated.keywords, given)
+        loss = given.get("loss") or located.loss or stated.loss
+        keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
+        model = _create_as_stored(stated.model, keywords, given)
         params = layout.read(archive, form, model.spec, _parameter_shapes(model))
     if layout.is_inferred:
-        tell(f"{path.name}: {name} layout, {_summarise(model, params)}")
+        assumed = f", {model.loss} assumed (loss= states another)" if model.field("num_classes") and not loss else ""
+        tell(f"{path.name}: {name} layout, {_summarise(model, params)}{assumed}")
     return model, params
 
 
@@ -176,6 +179,11 @@ def _resize(
 
 def _in_words(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]} pixels"
+
+
+def _usual_loss(num_classes: int) -> str:
+    """Returns the loss with which heads of so many classes are usually trained: of ImageNet-21k a sigmoid."""
+    return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
 
 
 def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:

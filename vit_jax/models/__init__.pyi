@@ -1,6 +1,7 @@
 from .attention_check import measure_differences as measure_differences
 from .attention_choice import attention_sizes as attention_sizes
 from .bit_spec import BitSpec as BitSpec
+from .model import LOSSES as LOSSES
 from .model import Model as Model
 from .model import create as create
 from .resampling import RESAMPLINGS as RESAMPLINGS
