@@ -170,10 +170,12 @@ def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(cli, "join_cluster", lambda: None)
-    monkeypatch.setattr(evaluate, "evaluate", lambda workdir, *args, **named: {"step": workdir})
+    monkeypatch.setattr(
+        evaluate, "evaluate_model", lambda workdir, *args, **named: evaluate.Evaluated({}, {"weights": workdir})
+    )
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])
-        assert json.loads(capsys.readouterr().out) == {"step": "run"}
+        assert json.loads(capsys.readouterr().out) == {"weights": "run"}
     for words in ([], ["run", "--workdir=other"], [""]):
         with pytest.raises(UserError, match="give a run or other weights"):
             evaluate.main(["evaluate.py", *words])
