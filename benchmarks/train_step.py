@@ -1,17 +1,22 @@
-"""A training step of vit_jax beside one of a minimal Flax ViT, alternating in one run.
+"""A training step of vit_jax beside one of a minimal Flax ViT, and of timm's, alternating in one run.
 
 python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
 
 Both have the same sizes, float32, softmax cross-entropy, AdamW with a constant rate, no dropout, and are jitted with
 donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check for
 non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with `optax.adamw`.
+timm's runs eager, with as many threads as torch chooses, in the environment of `--torch=PYTHON`. Freed memory is kept
+in all of them, as the command lines keep it on CPUs, or in none with `MALLOC_ARENA_MAX=8` in the environment.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -23,10 +28,14 @@ from configs import base
 from vit_jax import data, sharding
 from vit_jax.config import resolve_config
 from vit_jax.machine import keep_freed_memory
+from vit_jax.machine.allocator import KEPT
 from vit_jax.models import ModelSpec
 from vit_jax.program import make_program
 
 RATE, DECAY = 1e-3, 1e-4
+OURS = "vit_jax"
+THEIRS = Path(__file__).with_name("train_step_torch.py")
+Seconds = tuple[float, float]  # of a step, by the clock and of all threads
 
 
 class PlainBlock(nn.Module):
@@ -110,7 +119,39 @@ def build_program(arguments: argparse.Namespace) -> Any:
     return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
 
 
-def main(argv: list[str]) -> None:
+def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[[], Seconds]]:
+    """Starts timm's model in another environment; returns its name and a function that makes a step of it."""
+    size, patch = arguments.model.removeprefix("ViT-").split("/")
+    name = {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}.get(size, size.lower())
+    sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
+    command = [arguments.torch, THEIRS, f"vit_{name}_patch{patch}_224", *sizes]
+    settings = list(KEPT.values()) if kept else []
+    process = subprocess.Popen(
+        [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout
+    stdin, stdout = process.stdin, process.stdout
+
+    def run() -> Seconds:
+        print("step", file=stdin, flush=True)
+        clock, work = json.loads(stdout.readline())
+        return clock, work
+
+    return json.loads(stdout.readline())["name"], run
+
+
+def timed(run: Callable[[], float]) -> Callable[[], Seconds]:
+    """Returns a function that runs a step and returns its seconds by the clock and of all threads."""
+
+    def measured() -> Seconds:
+        start, start_work = time.perf_counter(), time.process_time()
+        run()
+        return time.perf_counter() - start, time.process_time() - start_work
+
+    return measured
+
+
+def read_arguments(argv: list[str]) -> argparse.Namespace:
     description, example, *notes = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(
         description="\n\n".join([description, *notes]),
@@ -123,8 +164,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10, help="steps of each, in turn")
     parser.add_argument("--attention", help="our attention [that for these devices]")
-    arguments = parser.parse_args(argv[1:])
+    parser.add_argument("--torch", metavar="PYTHON", help="also timm's, by the Python of an environment that has it")
+    return parser.parse_args(argv[1:])
 
+
+def main(argv: list[str], kept: bool = False) -> None:
+    arguments = read_arguments(argv)
     keys = jax.random.split(jax.random.key(0))
     shape = (arguments.batch, arguments.resolution, arguments.resolution, 3)
     batch = {
@@ -132,32 +177,23 @@ def main(argv: list[str]) -> None:
         "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
     }
     program = build_program(arguments)
-    runs = {"plain Flax": plain_step(program.model.spec, batch), "vit_jax": our_step(program, batch)}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    work: dict[str, list[float]] = {
-        name: [] for name in runs
-    }  # CPU time of all threads, which varies less on a shared machine
-    for round_ in range(arguments.rounds + 1):
-        for name, run in runs.items():
-            start, start_work = time.perf_counter(), time.process_time()
-            run()
-            if round_:  # the first round compiles
-                seconds[name].append(time.perf_counter() - start)
-                work[name].append(time.process_time() - start_work)
+    runs = {"plain Flax": timed(plain_step(program.model.spec, batch)), OURS: timed(our_step(program, batch))}
+    runs |= dict([timm_step(arguments, kept)] if arguments.torch else [])
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(arguments.rounds + 1)][1:]  # one compiles
 
-    plain = statistics.median(seconds["plain Flax"])
-    print(f"{arguments.model}, {arguments.batch} images of {arguments.resolution} px, {jax.devices()[0].device_kind}")
-    print(f"{'':12}{'median s':>10}{'fastest s':>11}{'images/s':>10}{'speed':>8}")
-    for name, times in seconds.items():
-        median = statistics.median(times)
-        print(f"{name:12}{median:10.3f}{min(times):11.3f}{arguments.batch / median:10.2f}{plain / median:7.2f}x")
-    pairs = sorted(a / b for a, b in zip(*seconds.values(), strict=True))
-    cpu = {name: statistics.median(times) for name, times in work.items()}
-    print(f"CPU seconds a step: {', '.join(f'{name} {s:.2f}' for name, s in cpu.items())}", end="; ")
-    print(f"ratio {cpu['plain Flax'] / cpu['vit_jax']:.2f}x")
-    print(f"ratio within a round: median {statistics.median(pairs):.2f}x, from {pairs[0]:.2f}x to {pairs[-1]:.2f}x")
+    device, memory = jax.devices()[0].device_kind, "kept" if kept else "given back"
+    print(f"{arguments.model}, {arguments.batch} images of {arguments.resolution} px, {device}, freed memory {memory}")
+    columns = ("median s", "fastest s", "images/s", "CPU s", "ours is", "by CPU s", "in a round")
+    print(f"{'':26}" + "".join(f"{column:>11}" for column in columns))
+    median = {
+        name: [statistics.median(times) for times in zip(*(one[name] for one in rounds), strict=True)] for name in runs
+    }
+    for name, (clock, work) in median.items():
+        fastest = min(one[name][0] for one in rounds)
+        pairs = sorted(one[name][0] / one[OURS][0] for one in rounds)
+        ratios = f"{clock / median[OURS][0]:10.2f}x{work / median[OURS][1]:10.2f}x{pairs[0]:7.2f}-{pairs[-1]:.2f}x"
+        print(f"{name:26}{clock:11.3f}{fastest:11.3f}{arguments.batch / clock:11.2f}{work:11.2f}{ratios}")
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as the command lines do on CPUs
-    main(sys.argv)
+    main(sys.argv, keep_freed_memory())  # as the command lines do on CPUs
