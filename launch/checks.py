@@ -126,8 +126,7 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
         return
     # These import all that trains, which takes seconds; other commands do not need it.
     from vit_jax import finetune, sharding, sweeps
-    from vit_jax.config import check_config
-    from vit_jax.config_flags import parse_command_line
+    from vit_jax.config import check_config, parse_command_line
     from vit_jax.data import sources
     from vit_jax.program import model_without_data
 

@@ -33,9 +33,8 @@ from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
 from vit_jax import cli, convert, evaluate, finetune, look, main, pack, plan, predict, record, report, sweep, vtab
-from vit_jax.config import check_config
-from vit_jax.config_fields import FIELDS, GROUPS, OnResume
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
+from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
 from vit_jax.planning import Request, worker
 from vit_jax.program import program_without_data
@@ -269,7 +268,8 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
     listed = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in rows]
     rules = [OnResume.REFUSED, OnResume.REFUSED, OnResume.DATA, OnResume.ACCEPTED]
     told = {name: rule for names, rule in zip(listed, rules, strict=True) for name in names}
-    assert told == GROUPS | {name: field.on_resume for name, field in FIELDS.items() if field.on_resume}
+    groups = {group: rule_of(f"{group}.new") for group in ("model", "task", "data")}
+    assert told == groups | {name: field.rule for name, field in FIELDS.items() if field.rule is not rule_of(name)}
 
 
 def test_every_program_is_shown():

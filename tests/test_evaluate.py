@@ -13,9 +13,15 @@ from benchmarks.hosts import Hosts, metrics
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
-from vit_jax.config import check_config, load_config, save_config
-from vit_jax.config_fields import EVAL_KINDS, best_metrics, eval_fields
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import (
+    EVAL_KINDS,
+    best_metrics,
+    check_config,
+    eval_fields,
+    load_config,
+    parse_command_line,
+    save_config,
+)
 from vit_jax.data import loader
 from vit_jax.eval_requests import request_evaluations
 from vit_jax.evals.outputs import read_outputs

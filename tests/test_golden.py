@@ -12,8 +12,8 @@ from configs import base, smoke
 from tests.conftest import ROOT
 from tests.test_train import rows
 from vit_jax import checkpoint, evaluate, interop, predict, train
-from vit_jax.config import flatten_config, load_config
-from vit_jax.config_fields import FIELDS, RENAMED
+from vit_jax.config import FIELDS, flatten_config, load_config
+from vit_jax.config.fields import RENAMED
 from vit_jax.data.sources import kinds
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -83,5 +83,5 @@ def test_a_field_that_is_younger_than_a_config_file_has_a_default():
     path, now = GOLDEN / "workdir/config.json", flatten_config(base.get_config())
     written = flatten_config(ConfigDict(json.loads(path.read_text())))
     assert now.keys() == flatten_config(load_config(path)).keys()
-    younger = {name.replace("*", "test") for name, field in FIELDS.items() if field.when_missing}
+    younger = {name.replace("*", "test") for name, field in FIELDS.items() if field.later}
     assert now.keys() - written.keys() == younger | set(RENAMED.values())

@@ -8,8 +8,7 @@ import pytest
 from configs import augreg, base
 from tests.conftest import ROOT
 from vit_jax import UserError
-from vit_jax.config import check_config, flatten_config, resolve_config
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import check_config, flatten_config, parse_command_line, resolve_config
 from vit_jax.data.preprocess import OPS, parse_pipe
 from vit_jax.data.sources import splits
 

@@ -12,8 +12,7 @@ import vit_jax
 from configs import vtab as recipe
 from tests.conftest import ROOT, write_tfds
 from vit_jax import UserError, cli, evals, train, vtab
-from vit_jax.config import check_config, save_config
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import check_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import VTAB_TASKS
 from vit_jax.distributed import coordination, supervisor

@@ -7,9 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, data
-from vit_jax.config import check_evaluations, source_label
-from vit_jax.config_fields import EVAL_KINDS, eval_fields, first_evaluation
-from vit_jax.config_flags import default_evaluation, parse_command_line, parse_value
+from vit_jax.config import (
+    EVAL_KINDS,
+    check_evaluations,
+    eval_fields,
+    evaluation,
+    first_evaluation,
+    parse_command_line,
+    parse_value,
+    source_label,
+)
 
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
@@ -75,10 +82,10 @@ def request_evaluations(words: Sequence[str], own: Mapping[str, ConfigDict], pre
     """
     found = ConfigDict()
     for word in words:
-        for name, evaluation in _request(word, own, preprocess):
+        for name, requested in _request(word, own, preprocess):
             if name in found:
                 raise UserError(f"two evaluations are called {name}; name one: --evals=NAME={word}.")
-            found[name] = evaluation
+            found[name] = requested
     return found
 
 
@@ -93,20 +100,20 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
     if what in own:
         start, name = ConfigDict(own[what]), name or what
     else:
-        start = default_evaluation(choose("evaluation or kind of evaluation", what, [*own, *EVAL_KINDS]))
+        start = evaluation(choose("evaluation or kind of evaluation", what, [*own, *EVAL_KINDS]))
         start.preprocess = preprocess or start.preprocess
     given = parse_fields(match["fields"] or "", start)
     label = name or "_".join([what, *(source_label(value[0]) for field, value in given.items() if field == "source")])
     several = [field for field, values in given.items() if len(values) > 1]
     for values in itertools.product(*given.values()):
-        evaluation, chosen = ConfigDict(start), dict(zip(given, values, strict=True))
+        requested, chosen = ConfigDict(start), dict(zip(given, values, strict=True))
         for field, value in chosen.items():
-            evaluation[field] = parse_value(start, field, value, "in --evals, ")
+            requested[field] = parse_value(start, field, value, "in --evals, ")
         parts = [name or what, *(source_label(chosen[field]) for field in several)]
-        yield "_".join(parts) if several else label, evaluation
+        yield "_".join(parts) if several else label, requested
 
 
-def parse_fields(text: str, evaluation: ConfigDict) -> dict[str, list[str]]:
+def parse_fields(text: str, start: ConfigDict) -> dict[str, list[str]]:
     """Returns the values of each field in FIELD=VALUE,...: one, unless a field of a single value is given several.
 
     Raises:
@@ -117,14 +124,14 @@ def parse_fields(text: str, evaluation: ConfigDict) -> dict[str, list[str]]:
         field, equals, value = part.partition("=")
         if not (equals and value):
             raise UserError(f"cannot read {part!r} in --evals; write FIELD=VALUE.")
-        known = [one for one in eval_fields(evaluation.kind) if one != "kind"]
-        choose(f"field of the {evaluation.kind} evaluation", field, known)
-        has_many = isinstance(evaluation[field], tuple) or field == "preprocess"
+        known = [one for one in eval_fields(start.kind) if one != "kind"]
+        choose(f"field of the {start.kind} evaluation", field, known)
+        has_many = isinstance(start[field], tuple) or field == "preprocess"
         given[field] = [value] if has_many else re.split(r",(?![^\[(]*[\])])", value)
     return given
 
 
 def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:
     config, _ = parse_command_line(["", f"--config={recipe}"])
-    for name, evaluation in config.evals.items():
-        yield name, ConfigDict({**evaluation, "source": evaluation.source or config.data.source})
+    for name, own in config.evals.items():
+        yield name, ConfigDict({**own, "source": own.source or config.data.source})

@@ -12,8 +12,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop, nearest_path
-from vit_jax.config import load_config
-from vit_jax.config_flags import default_config
+from vit_jax.config import get_config, load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
@@ -105,7 +104,7 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
     devices = jax.devices()
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
     model, params = interop.load(path, dtype=dtype)
-    config, height = default_config(), model.image_size[0]
+    config, height = get_config(), model.image_size[0]
     mesh = make_inference_mesh(config, fsdp)
     with config.unlocked():
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None

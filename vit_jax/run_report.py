@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, evals, user_errors
-from vit_jax.config_flags import default_config
+from vit_jax.config import get_config
 from vit_jax.results import RunFolder, fields_as_text, read_run, write_page
 
 PAGE = "report.html"
@@ -30,7 +30,7 @@ def load_drawing() -> Any:
 
 def make_page(runs: Sequence[RunFolder]) -> str:
     """Returns the page of runs; raises UserError as `load_drawing` does."""
-    return load_drawing().run_page(runs, fields_as_text(default_config()))
+    return load_drawing().run_page(runs, fields_as_text(get_config()))
 
 
 def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> list[str]:

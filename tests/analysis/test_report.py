@@ -17,8 +17,7 @@ from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from vit_jax import UserError, models, page_server, report, run_report, train
 from vit_jax.analysis import curves, run_checkpoints, run_page
-from vit_jax.config import save_config
-from vit_jax.config_flags import default_config, parse_command_line
+from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
 from vit_jax.monitoring import read_metrics
@@ -74,7 +73,7 @@ def metrics(step):
 def write_run(folder, steps=30, **fields):
     """Writes the folder of a run that was resumed after steps 10 and 20, with `model` and all that it may have."""
     folder.mkdir()
-    config = default_config()
+    config = get_config()
     config.total_steps, config.total_epochs, config.batch, config.data.num_examples = 30, None, 16, 100
     config.update(fields)
     save_config(config, folder / "config.json")
@@ -150,7 +149,7 @@ def test_a_plan_of_another_run_is_named(tmp_path, model):
     other = {"model": "ViT-H/14", "steps": 30, "batch": 4096, "resolution": [32, 48]}
     (run / "plan.json").write_text(json.dumps(PLAN | other) + "\n")
     text = check_run_page(run_report.make_page([read_run(str(run), NAME)])).text
-    name = default_config().model.name
+    name = get_config().model.name
     assert (
         f"another run: model.name is ViT-H/14 there, {name} here; batch is 4096 there, 16 here; resolution is" in text
     )
@@ -173,7 +172,7 @@ def test_runs_are_compared(tmp_path, model):
 def test_a_run_that_has_only_begun(tmp_path):
     folder = tmp_path / "begun"
     folder.mkdir()
-    config = default_config()
+    config = get_config()
     config.total_steps, config.total_epochs = 30, None
     save_config(config, folder / "config.json")
     page = check_run_page(run_report.make_page(report.read_runs([str(folder)])))
@@ -323,7 +322,7 @@ def test_a_report_that_fails_is_a_line():
 def test_runs_of_one_name_are_told_apart(tmp_path):
     for folder in ("one", "other"):
         (tmp_path / folder / "run").mkdir(parents=True)
-        save_config(default_config(), tmp_path / folder / "run" / "config.json")
+        save_config(get_config(), tmp_path / folder / "run" / "config.json")
     places = [str(tmp_path / folder / "run") for folder in ("one", "other")]
     assert [run.name for run in report.read_runs(places)] == [run.place for run in report.read_runs(places)] == places
     assert [run.name for run in report.read_runs([places[0], places[0]])] == ["run"]

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_sources import open_source, write_image
 from vit_jax import UserError, data, evaluate, pack, predict, train
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 from vit_jax.data import sources
 from vit_jax.data.images import decode
 

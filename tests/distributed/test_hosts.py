@@ -14,7 +14,7 @@ from benchmarks.faults import SPLIT
 from benchmarks.hosts import Hosts, metrics, saved
 from tests.conftest import ROOT
 from vit_jax import train
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 
 WORDS = [SPLIT, "--config.total_steps=40"]  # three epochs and a part
 

@@ -17,8 +17,7 @@ from launch import slurm, tpu_vm
 from launch.queued_resource import make_steps
 from tests.conftest import ROOT
 from tests.launch.helpers import GOLDEN, MAINS, make_run
-from vit_jax.config import check_config
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import check_config, parse_command_line
 from vit_jax.planning import parse_topology
 
 PAGE = ROOT / "launch" / "README.md"

@@ -11,7 +11,7 @@ from launch import tpu_vm
 from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 from vit_jax.planning import chips, estimate, report, serialization
 from vit_jax.planning.command import training_command
 from vit_jax.planning.records import (

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.planning.builders import make_compilation
 from tests.test_program import build
 from vit_jax import UserError, plan, tree
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 from vit_jax.planning import client, report, serialization, targets, worker
 from vit_jax.planning.records import Plan, Request
 

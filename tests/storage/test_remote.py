@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import directory, local_workdir, manager
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
 from vit_jax.storage import filesystem, mirror, timeout

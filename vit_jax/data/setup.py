@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config_fields import eval_fields, first_evaluation, has_classes_of_head
+from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import sample_contents
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, reason
-from vit_jax.config_fields import EVAL_KINDS, has_classes_of_head, kinds_of_task
+from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, user_errors
-from vit_jax.config_fields import EVAL_KINDS
+from vit_jax.config import EVAL_KINDS
 from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, read_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions

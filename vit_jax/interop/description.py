@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from vit_jax import UserError, models, user_errors
-from vit_jax.config_fields import EXECUTION
+from vit_jax.config import EXECUTION
 from vit_jax.interop.published_config import stated_kind
 
 MAX_BYTES = 2**24  # of a JSON file

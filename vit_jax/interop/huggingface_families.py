@@ -7,6 +7,8 @@ some models in memory (`state_dict`) have other names than in the files of `save
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.interop.mapping import unstated_fields
+
 
 class Family(NamedTuple):
     """Names of a family's arrays; those of a block are without the block's name, all without the model's prefix."""
@@ -25,17 +27,12 @@ class Family(NamedTuple):
     requires: Mapping[str, tuple[Any, ...]]  # field -> the values with which a model belongs to the family
 
 
-# What every family computes.
-ALL: dict[str, tuple[Any, ...]] = {
-    "stem": ("patches",),
-    "embed_bias": (True,),
-    "position": ("learned",),
-    "block": ("standard",),
-    "position_place": ("stem",),
-    "rotary": ("none",),
-    "qk_norm": (False,),
-    "final_norm": ("tokens",),
-}
+# What the files state of a model; all else every family computes as a ViT with our defaults.
+STATED = (
+    *("width", "depth", "mlp_dim", "num_heads", "pooling", "class_token", "registers", "position_rows", "activation"),
+    *("norm_epsilon", "layer_scale", "image_mean", "image_std", "stages", "head"),
+)
+ALL = {name: (value,) for name, value in unstated_fields(STATED).items()}
 PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh"), "class_token": ("auto",)}
 
 VIT = Family(

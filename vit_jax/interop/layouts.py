@@ -20,16 +20,13 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
-from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
+from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack, unstated_fields
 from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
-# Fields of later ViTs, which have their defaults in every model of these layouts.
-LATER_FIELDS = (
-    *("class_token", "registers", "position_place", "rotary", "qk_norm", "activation", "norm_epsilon", "layer_scale"),
-    *("final_norm", "block", "embed_bias", "stem_epsilons", "image_mean", "image_std", "head"),
-)
+# What the files of these layouts say of a model, by their arrays or their names; all else is as in the first ViTs.
+STATED = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position", "position_rows", "stages", "stem")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +200,8 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
 
 def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
     """Returns what no model of the layout has, and whether this model does."""
-    value, default = Model("", spec).field, Model("", ModelSpec()).field
-    unsupported = {f"{name} {value(name)}": value(name) != default(name) for name in LATER_FIELDS}
+    value = Model("", spec).field
+    unsupported = {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(STATED).items()}
     rows = ("all",) if layout.class_row else ("all", "patches")
     unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
     return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}

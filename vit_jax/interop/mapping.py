@@ -2,13 +2,15 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import UserError
+from vit_jax.config import Affects, model_fields
+from vit_jax.models import Model, ModelSpec
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
 OTHER_LAYOUT = "use --layout=ours"  # which supports every model
@@ -101,6 +103,15 @@ def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
     """
     if has := [what for what, present in unsupported.items() if present]:
         raise UserError(f"the {layout} layout does not support {', '.join(has)}; {OTHER_LAYOUT}")
+
+
+def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
+    """Returns what decides the arrays of a ViT but has no place in a layout's files, which state only some fields.
+
+    A model belongs to the layout if these fields have the returned values, the defaults.
+    """
+    names = {*model_fields(Affects.WEIGHTS), "stem", "block", "head"} - set(stated)
+    return {name: value for name, value in Model("", ModelSpec()).values.items() if name in names}
 
 
 def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:

@@ -5,19 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import UserError, models, tree
+from vit_jax.config import Affects, model_fields
 
 # The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
 HEAD_PREFIXES = ("head/", "pre_logits/", "mask")
 
-# Fields in which source and target must agree. config.model has a field of its own for these; the last two matter only
-# if the head is kept.
-CONFIG_FIELDS = (
-    *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "position"),
-    *("position_place", "relative_tables", "relative_clip"),
-    *("position_rows", "rotary", "rotary_grid", "qk_norm", "activation", "norm_epsilon", "layer_scale", "embed_bias"),
-    *("stem_epsilons", "image_mean", "image_std", "stages", "unit", "border"),
-)
-HEAD_FIELDS = ("pre_logits", "representation_size")
+# Fields of config.model in which source and target must agree: always, and only if the head is kept.
+CONFIG_FIELDS, HEAD_FIELDS = (tuple(model_fields(affects)) for affects in (Affects.WEIGHTS, Affects.HEAD))
 HEADS = {"image": "classes of images", "patches": "masked patches", None: "classes of images"}
 # In a config, only the name of the model states these.
 NAME_FIELDS = ("patch_size", "block", "stem", "stem_width")

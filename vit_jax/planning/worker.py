@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import cli
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import parse_command_line
 from vit_jax.planning import flops, targets
 from vit_jax.planning.compiler import Function, Measure, compile_function, device_bytes
 from vit_jax.planning.records import Compilation, EvaluationReport, Request, StepReport, Workload

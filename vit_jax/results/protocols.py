@@ -9,9 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data
-from vit_jax.config import flatten_config, parse_config, resolve_config
-from vit_jax.config_fields import EXECUTION
-from vit_jax.config_flags import parse_command_line
+from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data import sources
 from vit_jax.results.paper import PaperNumber, find_paper_number
 from vit_jax.results.record import Record

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config_flags import parse_command_line, read_grid
+from vit_jax.config import parse_command_line, read_grid
 from vit_jax.storage import check_workdir, filesystem
 
 FieldValues = dict[str, list[str]]  # field -> its values, as written

@@ -3,11 +3,13 @@
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax.errors import UserError, nearest, reason
-from vit_jax.synonyms import SYNONYMS
+from vit_jax import UserError, nearest, reason
+from vit_jax.config.base import get_config
+from vit_jax.config.names import flatten_config
+from vit_jax.config.synonyms import SYNONYMS
 
 TYPES = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text", "tuple": "a tuple"}
 # What ConfigDict says of a field that it does not have, and of a value of another type than the field's.
@@ -21,12 +23,8 @@ WRONG_TYPE = re.compile(
 
 
 @contextlib.contextmanager
-def recipe_errors(file: Path, fields: Callable[[], Collection[str]]) -> Iterator[None]:
+def recipe_errors(file: Path) -> Iterator[None]:
     """Turns what the code of a recipe raises into a sentence with its file and line.
-
-    Args:
-        file: of the recipe.
-        fields: returns the names of all fields, for a misspelt one.
 
     Raises:
         UserError: in place of any error that passes through the recipe's file, or one beside it, but for its own
@@ -36,19 +34,11 @@ def recipe_errors(file: Path, fields: Callable[[], Collection[str]]) -> Iterator
         yield
     except UserError:
         raise
-    except Exception as raised:
-        # The parser of flags replaces some errors; the first that passed through the file is the recipe's.
-        found = [(error, find_line(error, file)) for error in list_replaced(raised)]
-        own = [(error, line) for error, line in found if line]
-        if not own or type(own[-1][0]) is ValueError:
+    except Exception as error:
+        line = find_line(error, file)
+        if not line or type(error) is ValueError:
             raise
-        error, line = own[-1]
-        raise UserError(f"{line}: {describe(error, fields)}") from raised
-
-
-def list_replaced(error: BaseException | None) -> list[BaseException]:
-    """Returns an error and those that were being handled when it was raised, the first that was raised last."""
-    return [] if error is None else [error, *list_replaced(error.__context__)]
+        raise UserError(f"{line}: {describe(error)}") from error
 
 
 def find_line(error: BaseException, file: Path) -> str | None:
@@ -60,14 +50,18 @@ def find_line(error: BaseException, file: Path) -> str | None:
     return f"{own[-1][0]}, line {own[-1][1]}" if own else None
 
 
-def describe(error: BaseException, fields: Callable[[], Collection[str]]) -> str:
+def describe(error: BaseException) -> str:
     """Returns what is wrong, without what ConfigDict adds to it, as the end of a sentence."""
     text = str(error.args[0]) if error.args else ""
     if isinstance(error, SyntaxError):
         return f"{error.msg}."
     if isinstance(error, AttributeError | KeyError) and (match := UNKNOWN.search(text)):
         word, same_group = match[1], NEAR.search(text)
-        near = same_group[1] if same_group and word not in SYNONYMS else nearest(word, fields(), SYNONYMS)
+        near = (
+            same_group[1]
+            if same_group and word not in SYNONYMS
+            else nearest(word, flatten_config(get_config()), SYNONYMS)
+        )
         hint = near if near and " " in near else f"did you mean {near!r}?" if near else "configs/base.py lists them."
         return f"unknown config field {word!r}; {hint}"
     if isinstance(error, TypeError) and (match := WRONG_TYPE.search(text)):

@@ -1,1 +1,0 @@
-"""Recipes: `base.py` declares every field, the others are short differences from it."""

@@ -1,0 +1,65 @@
+"""The configuration that recipes start from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.config.field import Field
+from vit_jax.config.fields import FIELDS
+
+
+def get_config() -> ConfigDict:
+    """Returns all fields with their defaults, locked: an unknown key is an error."""
+    config = ConfigDict()
+    for name, field in FIELDS.items():
+        *groups, key = name.split(".")
+        if groups == ["evals", "*"]:
+            if "evals" not in config:
+                config.evals = {"test": evaluation("classify")}
+            continue
+        inner = config
+        for group in groups:
+            if group not in inner:
+                inner[group] = ConfigDict()
+            inner = inner[group]
+        inner[key] = default_of(field)
+        if field.renamed_from:
+            inner[field.renamed_from.rpartition(".")[2]] = inner.get_ref(key)
+    return config.lock()
+
+
+def evaluation(kind: str, **fields: object) -> ConfigDict:
+    """Returns an evaluation of a kind, with defaults for the fields that are not given.
+
+    A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
+    """
+    defaults = {name: default_of(field, kind) for name, field in eval_rows(kind).items()}
+    made = ConfigDict(defaults | {"kind": kind})
+    made.update(fields)
+    return made
+
+
+def eval_rows(kind: str) -> Mapping[str, Field]:
+    """Returns the fields of a kind of evaluation by their names in it."""
+    rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
+    return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
+
+
+def default_of(field: Field, kind: str = "") -> Any:
+    """Returns the default of a field, with its type where it is unset; `kind` is that of an evaluation."""
+    value = field.defaults.get(kind, field.default)
+    return placeholder(field.optional) if field.optional else value
+
+
+def choose_stage(arg: str, stages: dict[str, tuple]) -> tuple:
+    """Returns what a recipe states of the stage that its argument names, `stage=STAGE`.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    key, _, stage = arg.partition("=")
+    if key != "stage" or stage not in stages:
+        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(stages)}")
+    return stages[stage]

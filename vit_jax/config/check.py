@@ -1,0 +1,70 @@
+"""Checks of a configuration that need neither data nor devices."""
+
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, choose
+from vit_jax.config.durations import DURATIONS, epochs_field
+from vit_jax.config.evaluations import best_metrics, eval_fields
+from vit_jax.config.field import Field
+from vit_jax.config.fields import FIELDS
+from vit_jax.config.names import declared_name, flatten_config
+
+
+def check_config(config: ConfigDict) -> None:
+    """Checks what can be checked before data or devices are used.
+
+    Raises:
+        UserError: a field has an unknown word or a number outside its range, or is unset; or a duration is given
+            twice or not at all.
+    """
+    flat = flatten_config(config)
+    for name, value in flat.items():
+        if declared_name(name) in FIELDS:  # those of evaluations are checked below
+            _check_value(name, value, FIELDS[declared_name(name)])
+    if not len(config.evals):
+        raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
+    check_evaluations(config)
+    measures = [f"{name}/{metric}" for name in config.evals for metric in best_metrics(config.evals[name])]
+    choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
+    if flat["keep_head"] and flat["init_from"] is None:
+        raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
+    for name in DURATIONS:
+        if flat[name] is not None and flat[epochs_field(name)] is not None:
+            raise UserError(f"set {name} or {epochs_field(name)}, not both.")
+    if flat["total_steps"] is None and flat["total_epochs"] is None:
+        raise UserError("set the length of training with total_steps or total_epochs.")
+
+
+def check_evaluations(config: ConfigDict) -> None:
+    """Checks the fields of every evaluation.
+
+    Raises:
+        UserError: one is missing, of another kind of evaluation, or outside its range.
+    """
+    for name, eval_config in config.evals.items():
+        known = eval_fields(eval_config.kind)
+        for field in eval_config:
+            choose(f"field of evals.{name}, whose kind is {eval_config.kind},", field, known)
+        if missing := [field for field in known if field not in eval_config]:
+            raise UserError(f"evals.{name} lacks {', '.join(missing)}; configs/base.py has evaluation() to make one.")
+        for field, value in eval_config.items():
+            _check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
+
+
+def _check_value(name: str, value: Any, field: Field) -> None:
+    if value is None:
+        if not field.optional:
+            raise UserError(f"{name} must be set.")
+        return
+    if field.choices:
+        choose(name, value, field.choices)
+    numbers = value if isinstance(value, tuple) else (value,)
+    bounded = field.least > -math.inf or field.most < math.inf
+    if bounded and not all(field.least <= number <= field.most for number in numbers):
+        bounds = f"at least {field.least}" + (f" and at most {field.most}" if field.most < math.inf else "")
+        raise UserError(f"{name}={value} must be {bounds}.")
+    if field.whole and not all(isinstance(number, int) for number in numbers):
+        raise UserError(f"{name}={value} must be whole numbers.")

@@ -1,0 +1,57 @@
+"""Durations: given in steps or in epochs, resolved to steps."""
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.config.names import flatten_config, rename_fields
+
+DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
+
+
+def unset_other_durations(config: ConfigDict, given: set[str]) -> None:
+    """Unsets a duration in epochs where the command line gives it in steps, and the other way round."""
+    for name in DURATIONS:
+        for one, other in ((name, epochs_field(name)), (epochs_field(name), name)):
+            if one in given and other not in given:
+                config[other] = None
+
+
+def count_steps(config: ConfigDict, name: str) -> int | None:
+    """Returns a duration in steps: the field `name` if it is set, else its field in epochs, else None.
+
+    An epoch is `data.num_examples / batch` steps; the product is rounded down, and is at least 1 if positive.
+    """
+    flat = flatten_config(config)
+    epochs = flat[epochs_field(name)]
+    if epochs is None:
+        return flat[name]
+    steps = int(epochs * config.data.num_examples / config.batch)
+    return max(steps, 1) if epochs > 0 else 0
+
+
+def resolve_config(config: ConfigDict) -> ConfigDict:
+    """Returns a copy in which every duration is in steps (`config.data.num_examples` is known).
+
+    Raises:
+        UserError: the warm-up is longer than the run.
+    """
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        rename_fields(config)
+        epochs = config.eval_every_epochs
+        steps = {name: count_steps(config, name) for name in DURATIONS}
+        for name, value in steps.items():
+            config[name], config[epochs_field(name)] = value, None
+        config.warmup_steps = config.warmup_steps or 0
+        config.eval_every = config.eval_every or max(config.total_steps, 1)
+        if epochs:  # an epoch of few images would fill disk and log
+            config.eval_every = max(config.eval_every, config.log_every)
+    if config.warmup_steps > config.total_steps > 0:
+        excess = f"the warm-up of {config.warmup_steps} steps is longer than the run of {config.total_steps}"
+        raise UserError(f"{excess}; set --config.warmup_steps or --config.warmup_epochs.")
+    return config.lock()
+
+
+def epochs_field(name: str) -> str:
+    """Returns the name of the field that gives a duration in epochs instead of steps."""
+    return f"{name.removesuffix('_steps')}_epochs"

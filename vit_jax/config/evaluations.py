@@ -1,0 +1,49 @@
+"""What follows from the kinds of a configuration's evaluations."""
+
+import itertools
+import re
+
+from ml_collections import ConfigDict
+
+from vit_jax.config.base import eval_rows
+from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
+
+
+def eval_fields(kind: str) -> list[str]:
+    """Returns the names of the fields of a kind of evaluation."""
+    return list(eval_rows(kind))
+
+
+def kinds_of_task(task: str) -> list[str]:
+    """Returns the kinds of evaluations of a model that has learnt a kind of task: of its head, then of its features."""
+    return [kind for kind, rules in EVAL_KINDS.items() if rules.task == task] + list(FROZEN)
+
+
+def has_classes_of_head(eval_config: ConfigDict) -> bool:
+    """Returns whether the data of an evaluation must have the classes of the model's head."""
+    other = eval_config.kind == "predictions" and (eval_config.labels or eval_config.class_map)
+    return EVAL_KINDS[eval_config.kind].task == "classify" and not other
+
+
+def best_metrics(eval_config: ConfigDict) -> list[str]:
+    """Returns the metrics of an evaluation by which a checkpoint may be the best."""
+    kind, names = EVAL_KINDS[eval_config.kind], []
+    for pattern in kind.best:
+        if kind.grid and len(eval_config[kind.grid]) > 1:
+            pattern = f"{pattern}_{kind.grid}_{{{kind.grid}:g}}"
+        fields = re.findall(r"{(\w+):g}", pattern)
+        values = itertools.product(*(eval_config[field] for field in fields))
+        names += [pattern.format(**dict(zip(fields, combination, strict=True))) for combination in values]
+    return names
+
+
+def first_evaluation(config: ConfigDict) -> str:
+    """Returns the name of the evaluation that stands for all: the first, by name, of those of the head, if any."""
+    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
+
+
+def source_label(source: str) -> str:
+    """Returns a data source as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
+    kind, colon, rest = source.partition(":")
+    rest = rest.rstrip("/").rpartition("/")[2] if kind in ("folder", "array_record") else rest
+    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")

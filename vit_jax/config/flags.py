@@ -1,0 +1,139 @@
+"""Reads a configuration from a command line: --config=FILE.py:ARGUMENT, --config.KEY=VALUE, --workdir=FOLDER."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from operator import getitem
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, choose, nearest
+from vit_jax.config.durations import unset_other_durations
+from vit_jax.config.names import current_name, flatten_config
+from vit_jax.config.recipes import Recipe, find_recipe
+from vit_jax.config.synonyms import SYNONYMS
+
+# Type of a field -> the function that converts its text, and the type in words.
+KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (flags.BooleanParser().parse, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    tuple: (lambda text: parse_numbers(text), "numbers with commas between them"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandLine:
+    """What a command line asks for.
+
+    Attributes:
+        config: the recipe with the overrides.
+        workdir: the run's folder.
+        recipe: the recipe without them.
+        given: names of the fields that the command line sets.
+    """
+
+    config: ConfigDict
+    workdir: str
+    recipe: Recipe
+    given: frozenset[str]
+
+
+def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
+    """Returns the configuration and the workdir that a command line asks for; raises as `read_command_line`."""
+    line = read_command_line(argv)
+    return line.config, line.workdir
+
+
+def read_command_line(argv: list[str]) -> CommandLine:
+    """Parses a command line.
+
+    Args:
+        argv: the arguments; the first is the program's name.
+
+    Raises:
+        UserError: no config file, an unknown flag or field, or a value of the wrong type.
+    """
+    recipe = find_recipe(argv)
+    config = recipe.make_config()
+    fields = flatten_config(config)
+    workdir = _parse_workdir([word for word in argv if not word.startswith(("--config.", "--config="))], fields)
+    given = dict[str, Any]()
+    for word in argv:
+        if word.startswith("--config."):
+            key, equals, text = word.removeprefix("--config.").partition("=")
+            key = choose("config field", current_name(key), fields, "configs/base.py", SYNONYMS)
+            bare = not equals and isinstance(fields[key], bool)
+            given[key] = parse_value(config, key, "true" if bare else text)
+    config.update_from_flattened_dict(given)
+    unset_other_durations(config, set(given))
+    return CommandLine(config, workdir or f"workdirs/{recipe.file.stem}", recipe, frozenset(given))
+
+
+def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:
+    """Returns the grid of the recipe that a command line names; see `Recipe.make_grid`."""
+    return find_recipe(argv).make_grid()
+
+
+def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.") -> Any:
+    """Returns the value of a field from its text on the command line, which has it after `where`.
+
+    Raises:
+        UserError: the text is not one of the field's type.
+    """
+    *groups, field = key.split(".")
+    kind = functools.reduce(getitem, groups, config).get_type(field)
+    if text == "None":
+        return None
+    if kind not in KINDS:
+        return text
+    try:
+        return KINDS[kind][0](text)
+    except ValueError:
+        raise UserError(f"{where}{key}={text}: the value must be {KINDS[kind][1]}.") from None
+
+
+def parse_numbers(text: str) -> tuple[int | float, ...]:
+    """Returns numbers with commas between them, in parentheses or not; none of an empty text.
+
+    Raises:
+        ValueError: one is not a number.
+    """
+    inside = text.strip("(), ")
+    return tuple(map(parse_number, inside.split(","))) if inside else ()
+
+
+def parse_number(text: str) -> int | float:
+    """Returns a whole number, or else a number.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _parse_workdir(argv: list[str], fields: dict[str, Any]) -> str | None:
+    """Returns the flag --workdir, and refuses all that is neither it nor of the configuration."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    try:
+        rest = values(argv)[1:]
+    except flags.Error as error:
+        hint = _hint_field(error.flagname, fields) if isinstance(error, flags.UnrecognizedFlagError) else "."
+        raise UserError(f"{str(error).partition('. Did you mean:')[0].rstrip(':.')}{hint}") from error
+    if rest:
+        raise UserError(f"unexpected {rest[0]!r}; flags are written --workdir=FOLDER and --config.KEY=VALUE.")
+    return values.workdir
+
+
+def _hint_field(flag: str, fields: dict[str, Any]) -> str:
+    """Returns what to write instead of an unknown flag, as the end of a sentence."""
+    near = nearest(flag, fields, SYNONYMS)
+    if near is None:
+        return "; fields are written --config.KEY=VALUE."
+    return f"; {near}" if " " in near else f"; did you mean --config.{near}=VALUE?"

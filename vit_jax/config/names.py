@@ -1,0 +1,60 @@
+"""The names of fields: flat, and of earlier versions."""
+
+import re
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config.field import Affects, OnResume, rule_of
+from vit_jax.config.fields import FIELDS, RENAMED
+
+
+def flatten_config(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields by dotted name, without earlier names of fields."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten_config(value).items()}
+        else:
+            flat[key] = value
+    return {name: value for name, value in flat.items() if name not in RENAMED}
+
+
+def current_name(field: str) -> str:
+    """Returns the name of a field that may be given by an earlier name."""
+    return RENAMED.get(field, field)
+
+
+def rename_fields(fields: Any) -> None:
+    """Replaces earlier names of fields, in nested dicts or an unlocked configuration; the new name wins."""
+    for old, new in RENAMED.items():
+        *groups, name = old.split(".")
+        inner = fields
+        for group in groups:
+            inner = inner.get(group, {})
+        if name in inner:
+            value = inner[name]
+            del inner[name]
+            name = new.rpartition(".")[2]
+            inner[name] = inner.get(name, value)
+
+
+def declared_name(name: str) -> str:
+    """Returns the name under which a field is declared: `evals.test.split` -> evals.*.split."""
+    return re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
+
+
+def resume_rule(name: str) -> OnResume:
+    """Returns what happens when a run is resumed with another value of a field, also of one of another version."""
+    field = FIELDS.get(declared_name(name))
+    return field.rule if field else rule_of(name)
+
+
+def model_fields(*affects: Affects) -> list[str]:
+    """Returns the names of the fields of the model's group, but for its name, that affect one of these."""
+    rows = {name.removeprefix("model."): row for name, row in FIELDS.items() if name.startswith("model.")}
+    return [name for name, row in rows.items() if row.affects in affects and name != "name"]
+
+
+# Fields of a model that depend on the machine or the training and not on the weights.
+EXECUTION = ("grad_dtype", *model_fields(Affects.EXECUTION))

@@ -1,0 +1,137 @@
+"""Recipes: files with a function `get_config`, found and executed by their path."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, nearest_path
+from vit_jax.config.names import rename_fields
+from vit_jax.config.recipe_errors import recipe_errors
+
+PACKAGE = Path(__file__).parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A file of a recipe, and what its functions are given.
+
+    Attributes:
+        file: exists.
+        argument: None: not given.
+    """
+
+    file: Path
+    argument: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.file) if self.argument is None else f"{self.file}:{self.argument}"
+
+    def make_config(self) -> ConfigDict:
+        """Returns what its `get_config` returns, locked, with today's names of fields.
+
+        Raises:
+            UserError: the file or the argument is wrong.
+        """
+        config = self._call("get_config")
+        if not isinstance(config, ConfigDict):
+            raise UserError(f"get_config() of {self.file} returns {config!r}; it must end with `return config`.")
+        with config.unlocked():
+            rename_fields(config)
+        return config.lock()
+
+    def make_grid(self) -> dict[str, dict[str, Any]]:
+        """Returns what its `get_grid` returns: name of a point -> the fields that it sets; empty without the function.
+
+        Raises:
+            UserError: the file or the argument is wrong.
+        """
+        return self._call("get_grid", optional=True) or {}
+
+    def _call(self, name: str, optional: bool = False) -> Any:
+        """Executes the file and returns what its function returns; of an optional function that is absent, None."""
+        words = () if self.argument is None else (self.argument,)
+        with _configs_importable(self.file), recipe_errors(self.file):
+            found = importlib.util.spec_from_file_location(self.file.stem, self.file)
+            assert found and found.loader
+            module = importlib.util.module_from_spec(found)
+            found.loader.exec_module(module)
+            function = getattr(module, name, None)
+            if function is None and optional:
+                return None
+            if function is None:
+                raise UserError(f"{self.file} is not a recipe: it defines no {name}().")
+            if words and not signature(function).parameters:
+                raise UserError(f"the recipe {self.file} takes no argument, but was given {self.argument!r}.")
+            try:
+                return function(*words)
+            except ValueError as error:
+                raise UserError(f"{self}: {str(error).rstrip('.')}.") from error
+
+
+def find_recipe(argv: list[str]) -> Recipe:
+    """Returns the recipe that a command line names: --config=FILE, or --config=FILE:ARGUMENT.
+
+    A file of `configs/` that is not here is looked up among the recipes of the package.
+
+    Raises:
+        UserError: there is none.
+    """
+    words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
+    if "--config" in argv:
+        raise UserError("write --config=FILE, with an equals sign.")
+    if not words:
+        if given := [word for word in argv[1:] if re.match(r"[^-].*\.py(:|$)", word)]:
+            raise UserError(f"{given[0]!r} is not a flag; did you mean --config={given[0]}?")
+        raise UserError("add --config=FILE, the recipe to train, for example --config=configs/digits.py.")
+    path, colon, argument = words[-1].partition(":")
+    file = Path(path)
+    shipped = shipped_recipes().parent / file
+    if file.parts[:1] == ("configs",) and shipped.is_file() and not file.is_file():
+        file = shipped
+    if not file.is_file():
+        raise UserError(f"there is no config file {file}{_hint_file(file)}")
+    return Recipe(file, argument if colon else None)
+
+
+def shipped_recipes() -> Path:
+    """Returns the folder of the recipes that come with the package: inside it in a wheel, beside it in a checkout."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parent / "configs"
+
+
+@contextlib.contextmanager
+def _configs_importable(file: Path) -> Iterator[None]:
+    """Lets a recipe import `configs.base` and its like: from the folder `configs` above it, or else the package's.
+
+    `configs` is a namespace package, without `__init__.py`: all such folders above which there is a path are one.
+    """
+    folders, before = file.resolve().parents, list(sys.path)
+    own = next((folder for folder in folders if folder.name == "configs"), folders[0])
+    if PACKAGE not in own.parents:
+        sys.path[:0] = dict.fromkeys((str(own.parent), str(folders[0].parent)))
+    sys.path.append(str(shipped_recipes().parent))  # in a wheel this is the package, whose other modules come last
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _hint_file(file: Path) -> str:
+    """Returns the nearest recipe to one that does not exist, as the end of a sentence."""
+    among = Path("configs", file.name)
+    places = [file, among] if len(file.parts) > 1 else [among, file]  # a bare name is first looked up among the recipes
+    for place in places:
+        if (near := nearest_path(place)) and near.suffix == ".py":
+            return f"; did you mean {str(near)!r}?"
+    near = nearest_path(shipped_recipes() / file.name)
+    if near and near.suffix == ".py" and (len(file.parts) == 1 or file.parts[0] == "configs"):
+        return f"; did you mean {str(Path('configs', near.name))!r}?"
+    return "."

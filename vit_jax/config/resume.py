@@ -1,0 +1,73 @@
+"""How a resumed run may differ from the one that it continues."""
+
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.config.field import OnResume
+from vit_jax.config.names import flatten_config, resume_rule
+
+WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
+ACCEPT = ", or accept the other data with --config.data.accept_change=True"
+
+
+def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
+    """Returns how the configuration of a resumed run differs from that of the run which it continues, a line a field.
+
+    Raises:
+        UserError: a field differs that would make it another run: model, task, data (unless `data.accept_change`),
+            seed, batch or optimizer.
+    """
+    lines = _describe_changes(flatten_config(old), flatten_config(new))
+    refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED}
+    data = {name for name in lines if resume_rule(name) is OnResume.DATA}
+    if new.data.accept_change:
+        data = set()
+    if refused | data:
+        changes = "; ".join(line for name, line in lines.items() if name in refused | data)
+        hint = "" if refused else ACCEPT
+        advice = f"restore them or choose a new --workdir{hint}."
+        raise UserError(f"the workdir {place} contains a run with other settings ({changes}); {advice}")
+    return list(lines.values())
+
+
+def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:
+    """Returns how the data of a resumed run differ from those that a checkpoint was trained on, a line a difference.
+
+    Args:
+        saved: `data.DataInfo.fingerprint` of the checkpoint.
+        now: `data.DataInfo.fingerprint` of the resumed run.
+        accepts: `data.accept_change`.
+        place: the workdir.
+
+    Raises:
+        UserError: they differ, and either this is not accepted or more than the data differs.
+    """
+    lines = _describe_changes(saved, now)
+    acceptable = all(resume_rule(name) is not OnResume.REFUSED for name in lines)  # not seed and batch
+    if lines and not (accepts and acceptable):
+        hint = ACCEPT if acceptable else ""
+        changes = "; ".join(lines.values())
+        raise UserError(f"{place} was trained on other data ({changes}); choose a new --workdir{hint}.")
+    return list(lines.values())
+
+
+def _describe_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    """Returns what differs: name -> `name: old value -> new value`."""
+    return {
+        name: f"{WORDS.get(name, name)}: {_in_words(old.get(name))} -> {_in_words(new.get(name))}"
+        for name in old | new
+        if not _equal(old.get(name), new.get(name))
+    }
+
+
+def _in_words(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    return a == b

@@ -1,0 +1,67 @@
+"""A configuration as a file, which later versions read."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+from vit_jax.config.field import Field
+from vit_jax.config.fields import FIELDS
+from vit_jax.config.names import rename_fields
+from vit_jax.storage import atomic_write
+
+# Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
+CONFIG_VERSION = 2
+
+
+def save_config(config: ConfigDict, path: Path) -> None:
+    """Writes the configuration as JSON, whole or not at all."""
+    text = json.dumps({"version": CONFIG_VERSION, **config.to_dict()}, indent=2) + "\n"
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Reads a configuration that this or an earlier version of the package wrote by `save_config`.
+
+    Raises:
+        UserError: the file cannot be read, is damaged, or was written by a later version.
+    """
+    try:
+        return parse_config(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) -> ConfigDict:
+    """Returns the configuration in the text of a file; raises as `load_config`. `known` are the fields of now."""
+    try:
+        fields = json.loads(text)
+        if fields.pop("version", 0) > CONFIG_VERSION:
+            advice = "install that version to continue the run."
+            raise UserError(f"{path} was written by a later version of vit_jax; {advice}")
+        rename_fields(fields)
+        for name, field in known.items():
+            if field.later:
+                _set_missing(fields, name.split("."), field.default)
+        evaluations = fields["evals"].values() if "evals" in fields else ()
+        for group in (fields, fields["model"], *evaluations):
+            group |= {name: tuple(value) for name, value in group.items() if isinstance(value, list)}
+        return ConfigDict(fields).lock()
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is damaged: it is not a configuration. Replace it with an intact copy.") from error
+
+
+def _set_missing(fields: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets a field that is absent; a group `*` stands for every group there."""
+    first, *rest = path
+    if not rest:
+        fields.setdefault(first, value)
+    elif first == "*":
+        for inner in fields.values():
+            _set_missing(inner, rest, value)
+    else:
+        _set_missing(fields.setdefault(first, {}), rest, value)
