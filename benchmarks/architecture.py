@@ -74,13 +74,13 @@ Node = str | tuple[str, str, int]  # a box, or where an arrow (from, to) passes 
 
 
 def find_box(module: str) -> str:
-    """Returns the box of a module; the files of the configuration are one, and so are the command lines."""
+    """Returns the box of a module; the command lines are one."""
     parts = module.split(".")
     if len(parts) == 1 or parts[1] == "config_print":
         return "commands"
     if len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]:
         return "commands"
-    return "config" if parts[1].startswith("config") or parts[1] in ("synonyms", "recipe_errors") else parts[1]
+    return parts[1]
 
 
 def read_graph() -> Graph:

@@ -19,6 +19,7 @@ import vit_jax
 from benchmarks import (
     architecture,
     faults,
+    fields,
     input,
     load,
     loader,
@@ -79,6 +80,7 @@ OURS = {
 }
 BENCHMARKS = {
     "benchmarks.faults": faults,
+    "benchmarks.fields": fields,
     "benchmarks.input": input,
     "benchmarks.load": load,
     "benchmarks.loader": loader,
@@ -313,6 +315,11 @@ def test_the_picture_is_that_of_the_imports():
     """`python -m benchmarks.architecture` draws it anew."""
     assert set(architecture.read_graph()) <= architecture.CAPTIONS.keys()
     assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
+
+
+def test_the_page_of_fields_is_that_of_the_rows():
+    """`python -m benchmarks.fields` writes it anew."""
+    assert fields.page() == (ROOT / "docs" / "fields.md").read_text()
 
 
 def test_the_first_version_is_dated():

@@ -80,6 +80,32 @@ def internal(module: str) -> dict[str, str]:
 
 IMPORTS = {module: internal(module) for module in FILES}
 
+# From the bottom to the top: a file imports from its own room and from layers below. A room is a package, or a file of
+# the root; the command lines are the last.
+LAYERS = (
+    "errors",
+    "streams tree compiler_options page_server kernels tasks storage",
+    "config machine sharding optim",
+    "models data monitoring",
+    "distributed inference step eval_requests",
+    "checkpoint program kernel_check cli",
+    "interop",
+    "results analysis workdir loaded_model",
+    "evals planning",
+    "run run_report",
+    "train",
+    "sweeps",
+    "doors",
+)
+
+
+def room_of(module: str) -> str:
+    """The room of a module: a package or a file of the root; `doors` for the package's front and the command lines."""
+    parts = module.split(".")
+    is_door = len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]
+    return "doors" if len(parts) == 1 or is_door or parts[1] == "config_print" else parts[1]
+
+
 # Library -> the only modules that may import it.
 OWNERS = {
     "flax": r"vit_jax\.models(\..*)?",
@@ -161,6 +187,14 @@ def test_nothing_is_imported_that_cannot_be_seen_here():
                 found.add((module, words))
         assert "sys.modules[" not in SOURCES[module], module
     assert found == IMPORTED_BY_STRING
+
+
+def test_rooms_import_from_layers_below():
+    order = {room: height for height, layer in enumerate(LAYERS) for room in layer.split()}
+    for module, found in IMPORTS.items():
+        for definer in found:
+            above, below = order[room_of(module)], order[room_of(definer)]
+            assert below < above or room_of(module) == room_of(definer), f"{module} imports {definer}"
 
 
 def test_no_cycles():

@@ -10,7 +10,7 @@ Examples:
   an evaluation of the run, by its name: test
   a kind of evaluation, on the data of the run or on others: fewshot, knn:source=tfds:cifar10
   a recipe, all of whose evaluations are meant: configs/cifar10.py
-The function `evaluation` in configs/base.py lists the fields of each kind with their defaults. A field of one value
+docs/fields.md lists the fields of each kind with their defaults. A field of one value
 that is given several, as source above, stands for one evaluation with each.
 """
 

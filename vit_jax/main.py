@@ -5,7 +5,7 @@ Example:
 
   --config   file that defines get_config(); text after a colon, FILE.py:TEXT, is its argument; a recipe that comes
              with the package is found as configs/NAME.py from any folder
-  --config.KEY=VALUE   overrides a field; None unsets an optional one; configs/base.py lists all fields
+  --config.KEY=VALUE   overrides a field; None unsets an optional one; docs/fields.md lists all fields
   --print    print all fields, one a line, with value, origin and meaning, and exit
   --workdir  the run's folder [workdirs/<config name>]; the same command resumes the run in it
 

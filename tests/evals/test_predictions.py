@@ -83,6 +83,16 @@ def test_labels_that_do_not_suit_the_model_are_refused(tmp_path):
         score(base.evaluation("predictions"), source, one_hot([1]), labels - 1)
 
 
+def test_of_many_classes_only_the_cells_that_are_not_0_are_written():
+    names = [f"class {number}" for number in range(21_843)]
+    logits: np.ndarray = np.zeros((3, 21_843), np.float32)
+    logits[[0, 1, 2], [7, 7, 21_842]] = 1
+    counted = predictions.Predictions(logits, np.array([7, 7, 0], np.int32), names)
+    matrix, text = predictions.count_confusion(counted)
+    assert matrix is None
+    assert text.splitlines() == ["label,prediction,images", "class 0,class 21842,1", "class 7,class 7,2"]
+
+
 def test_a_confusion_matrix_needs_one_label_an_image():
     with pytest.raises(UserError, match="one label an image"):
         predictions.count_confusion(predictions.Predictions(one_hot([1]), np.array([[1, -1]], np.int32), ["a"]))

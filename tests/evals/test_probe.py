@@ -1,12 +1,14 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax import UserError
-from vit_jax.evals.examples import Examples, measure_scale
+from vit_jax.evals import probe
+from vit_jax.evals.examples import Examples, measure_scale, permute_classes
 from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd, select_validation
 
 
@@ -86,6 +88,47 @@ def descend_by_numpy(features, labels, rate, orders, batch):
         now = rate * (1 + np.cos(np.pi * step / steps)) / 2
         weights, bias = weights - now * moments[0], bias - now * moments[1]
     return weights, bias
+
+
+def test_blocks_of_rows_give_the_same_loss_and_gradient(monkeypatch):
+    examples = make_examples(103, 3)
+    head = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32), np.arange(4, dtype=np.float32)
+    weights = np.random.default_rng(1).uniform(size=103).astype(np.float32)
+    arguments = tuple(map(jnp.asarray, (examples.features, examples.labels.astype(np.int32), weights)))
+    found = []
+    for block in (2**26, 4 * 10, 4 * 103, 1):
+        monkeypatch.setattr(probe, "BLOCK", block)
+        found.append(jax.jit(jax.value_and_grad(lambda head: probe._sum_losses(head, *arguments)))(head))
+    for other in found[1:]:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-4), other, found[0])
+
+
+def test_the_memory_of_a_fit_does_not_grow_with_the_logits(monkeypatch):
+    monkeypatch.setattr(probe, "BLOCK", 50 * 256)
+
+    def temporaries(count):
+        shapes = [((count, 8), "float32"), ((count,), "int32"), ((count,), "float32"), ((), "float32")]
+        arguments = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+        head = (jax.ShapeDtypeStruct((8, 50), "float32"), jax.ShapeDtypeStruct((50,), "float32"))
+        minimise = jax.jit(probe._minimise.__wrapped__)
+        return minimise.lower(*arguments, head).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(65_536) < temporaries(4096) + 1_000_000  # whose logits are 13 MB
+
+
+def test_a_probe_that_does_not_fit_is_refused_with_its_size():
+    device = jax.devices()[0]
+    probe.check_memory(50_000, 768, 1000, 4, device)
+    with pytest.raises(UserError, match=r"14,197,122 images, 1,024 features and 21,843 classes takes 17\d\.\d GB"):
+        probe.check_memory(14_197_122, 1024, 21_843, 4, device)
+
+
+def test_rows_of_each_class_are_shuffled_as_they_always_were():
+    labels = np.random.default_rng(0).integers(0, 30, 500)
+    random = np.random.default_rng(5)
+    expected = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    for rows, other in zip(expected, permute_classes(labels, 5), strict=True):
+        np.testing.assert_array_equal(rows, other)
 
 
 def test_sgd_is_what_it_says():

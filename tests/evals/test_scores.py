@@ -32,6 +32,16 @@ def test_top_1_is_the_argmax_of_random_logits():
     np.testing.assert_array_equal(scores.top_k_hits(logits, labels, 3), (order == labels[:, None]).any(1))
 
 
+def test_the_cells_are_those_of_the_matrix():
+    random = np.random.default_rng(0)
+    predicted, labels = random.integers(0, 7, 200), random.integers(-1, 7, 200)
+    matrix: np.ndarray = np.zeros((7, 7), int)
+    rows, columns, counts = scores.confusion_cells(predicted, labels)
+    matrix[rows, columns] = counts
+    np.testing.assert_array_equal(matrix, scores.confusion_matrix(predicted, labels, 7))
+    assert counts.min() > 0
+
+
 def test_the_confusion_matrix_counts_every_labelled_image():
     labels, predicted = np.array([0, 0, 2, 2, 2, -1]), np.array([0, 1, 2, 2, 0, 1])
     matrix = scores.confusion_matrix(predicted, labels, 3)

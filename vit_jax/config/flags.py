@@ -64,7 +64,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     for word in argv:
         if word.startswith("--config."):
             key, equals, text = word.removeprefix("--config.").partition("=")
-            key = choose("config field", current_name(key), fields, "configs/base.py", SYNONYMS)
+            key = choose("config field", current_name(key), fields, "vit_jax/config/fields.py", SYNONYMS)
             bare = not equals and isinstance(fields[key], bool)
             given[key] = parse_value(config, key, "true" if bare else text)
     config.update_from_flattened_dict(given)

@@ -62,7 +62,13 @@ def describe(error: BaseException) -> str:
             if same_group and word not in SYNONYMS
             else nearest(word, flatten_config(get_config()), SYNONYMS)
         )
-        hint = near if near and " " in near else f"did you mean {near!r}?" if near else "configs/base.py lists them."
+        hint = (
+            near
+            if near and " " in near
+            else f"did you mean {near!r}?"
+            if near
+            else "vit_jax/config/fields.py lists them."
+        )
         return f"unknown config field {word!r}; {hint}"
     if isinstance(error, TypeError) and (match := WRONG_TYPE.search(text)):
         wanted = TYPES.get(match["type"], match["type"])

@@ -16,6 +16,7 @@ from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
 from vit_jax.evals.predictions import check_predictions, score_predictions
+from vit_jax.evals.probe import check_memory
 
 Evaluator: TypeAlias = Callable[[Any, Tick, OutputCache], dict[str, float]]
 
@@ -45,6 +46,11 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
         logging.getLogger(__name__).warning(
             "evals.%s learns from images that it is tested on; its fields split and train_split set them apart", name
         )
+    if eval_config.kind in ("probe", "probe_sgd"):
+        settings = len(eval_config.l2 if eval_config.kind == "probe" else eval_config.rates)
+        source, width = train_batches.source, program.model.spec.feature_width
+        with named_errors(name):
+            check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
 
     def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]

@@ -12,6 +12,8 @@ from vit_jax.evals import scores
 from vit_jax.evals.class_maps import model_wnids, read_class_map
 from vit_jax.evals.real import read_real_labels, select_labels
 
+MOST_CLASSES = 2000  # of a confusion matrix that is written whole
+
 
 class Predictions(NamedTuple):
     """What is scored.
@@ -76,16 +78,18 @@ def check_predictions(eval_config: ConfigDict, source: Any, model: Any) -> None:
     map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
 
 
-def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"], str]:
-    """Returns the confusion matrix, and the same as CSV.
+def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"] | None, str]:
+    """Returns the confusion matrix, and the same as CSV; of many classes only the cells that are not 0, as CSV.
 
     Raises:
         UserError: images have several labels.
     """
     if counted.labels.ndim > 1:
         raise UserError("a confusion matrix needs one label an image.")
-    classes = counted.logits.shape[1]
-    matrix = scores.confusion_matrix(counted.logits.argmax(axis=1), counted.labels, classes)
+    classes, predicted = counted.logits.shape[1], counted.logits.argmax(axis=1)
+    if classes > MOST_CLASSES:
+        return None, scores.format_cells(predicted, counted.labels, counted.names)
+    matrix = scores.confusion_matrix(predicted, counted.labels, classes)
     return matrix, scores.format_confusion(matrix, counted.names)
 
 

@@ -16,10 +16,13 @@ from jaxtyping import Array, Float32, Float64, Int, Int32, PRNGKeyArray
 
 from vit_jax import UserError
 from vit_jax.evals.examples import Examples, check_examples, measure_scale, permute_classes
+from vit_jax.machine import device_memory, host_memory
 
 TOLERANCE = 1e-6  # of the greatest element of the mean loss's gradient
 MAX_STEPS = 1000  # of L-BFGS
 MOMENTUM = 0.9
+BLOCK = 2**26  # logits that are computed at a time: 256 MiB
+PARTS = 30  # arrays as large as a classifier that a fit holds: L-BFGS keeps ten steps and ten changes of the gradient
 
 Heads = tuple[Float32[np.ndarray, "settings width classes"], Float32[np.ndarray, "settings classes"]]
 # From features, labels below the number of classes, the rows to fit, and settings: heads, one for each setting.
@@ -64,7 +67,8 @@ def evaluate_probe(
     """
     check_examples(train, test)
     mean, scale = (array.astype(np.float32) for array in measure_scale(train.features))
-    features = (train.features - mean) / scale
+    features = train.features - mean
+    features /= scale  # in place: the features of a large split are most of the memory
     classes, columns = np.unique(train.labels, return_inverse=True)
     labels = columns.astype(np.int32)
     chosen, accuracies = settings[0], np.empty(0)
@@ -84,6 +88,40 @@ def evaluate_probe(
     expected = np.where(classes[known] == test.labels, known, -1)
     [accuracy] = _measure_accuracies(heads, (test.features - mean) / scale, expected)
     return Probe(float(accuracy), chosen, accuracies)
+
+
+def probe_memory(count: int, width: int, classes: int, settings: int) -> tuple[int, int]:
+    """Returns about how many bytes a probe takes: on the host, the features as read and whitened; on the device that
+    fits it, the features, the classifiers with what fits them, and a block of logits with its gradient.
+
+    Args:
+        count: of the training examples.
+        width: of the features.
+        classes: of the training examples.
+        settings: the number to choose from.
+    """
+    classifier = (width + 1) * classes
+    fit = (settings + PARTS) * classifier + 3 * min(BLOCK, count * classes)
+    return 8 * count * width, 4 * (count * width + fit)
+
+
+def check_memory(count: int, width: int, classes: int, settings: int, device: jax.Device) -> None:
+    """Compares `probe_memory`, whose arguments it has, with the memory of this machine and of the device that fits it.
+
+    Raises:
+        UserError: there is less.
+    """
+    on_host, on_device = probe_memory(count, width, classes, settings)
+    needs = {"this machine": (on_host, host_memory()), "a device": (on_device, device_memory([device]) or on_device)}
+    if device.platform == "cpu":
+        needs = {"this machine": (on_host + on_device, host_memory())}
+    for place, (needed, there) in needs.items():
+        if needed > there:
+            raise UserError(
+                f"a linear probe on {count:,} images, {width:,} features and {classes:,} classes takes "
+                f"{needed / 1e9:,.1f} GB, but {place} has {there / 1e9:,.1f}; set train_split to a part, for example "
+                "train[:10%], or evaluate by knn or fewshot."
+            )
 
 
 def select_validation(labels: Int[np.ndarray, " n"], fraction: float, seed: int) -> Int[np.ndarray, " rows"]:
@@ -149,7 +187,7 @@ def _minimise(
     count = present.sum()
 
     def objective(head: optax.Params) -> Float32[Array, ""]:
-        return (_cross_entropies(head, features, labels) @ present + l2 / 2 * (head[0] ** 2).sum()) / count
+        return (_sum_losses(head, features, labels, present) + l2 / 2 * (head[0] ** 2).sum()) / count
 
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(objective)
@@ -198,6 +236,29 @@ def _descend(
     return jax.vmap(train)(rates)
 
 
+def _sum_losses(
+    head: optax.Params, features: Float32[Array, "n width"], labels: Int32[Array, " n"], weights: Float32[Array, " n"]
+) -> Float32[Array, ""]:
+    """Returns the weighted sum of the cross-entropies; only the logits of a block of rows exist at a time."""
+    rows = max(1, BLOCK // head[1].shape[0])
+    whole = len(labels) // rows * rows
+
+    @jax.checkpoint
+    def sum_block(head: optax.Params, start: Int32[Array, ""]) -> Float32[Array, ""]:
+        block = (jax.lax.dynamic_slice_in_dim(array, start, rows) for array in (features, labels, weights))
+        return _dot_losses(head, *block)
+
+    def add(total: Array, start: Array) -> tuple[Array, None]:
+        return total + sum_block(head, start), None
+
+    rest = _dot_losses(head, features[whole:], labels[whole:], weights[whole:])
+    return jax.lax.scan(add, rest, jnp.arange(0, whole, rows))[0] if whole else rest
+
+
+def _dot_losses(head: optax.Params, features: Array, labels: Array, weights: Array) -> Float32[Array, ""]:
+    return _cross_entropies(head, features, labels) @ weights
+
+
 def _cross_entropies(
     head: optax.Params, features: Float32[Array, "n width"], labels: Int32[Array, " n"]
 ) -> Float32[Array, " n"]:
@@ -208,6 +269,9 @@ def _cross_entropies(
 def _measure_accuracies(
     heads: Heads, features: Float32[np.ndarray, "n width"], labels: Int[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " settings"]:
-    weights, bias = heads
-    predicted = [(features @ matrix + row).argmax(axis=1) for matrix, row in zip(weights, bias, strict=True)]
-    return np.mean(np.stack(predicted) == labels, axis=1)
+    rows, hits = max(1, BLOCK // heads[1].shape[1]), np.zeros(len(heads[1]))
+    for start in range(0, len(labels), rows):
+        block = slice(start, start + rows)
+        for setting, (matrix, bias) in enumerate(zip(*heads, strict=True)):
+            hits[setting] += np.count_nonzero((features[block] @ matrix + bias).argmax(axis=1) == labels[block])
+    return hits / len(labels)

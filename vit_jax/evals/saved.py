@@ -86,7 +86,7 @@ def write_confusion(
     counted = map_predictions(eval_config, source, model, logits, labels)
     matrix, text = count_confusion(counted)
     written = write_file(f"{start}.csv", lambda file: file.write(text.encode()))
-    if importlib.util.find_spec("matplotlib"):
+    if matrix is not None and importlib.util.find_spec("matplotlib"):
         from vit_jax.analysis import plot
 
         figure = plot.confusion(matrix, counted.names)

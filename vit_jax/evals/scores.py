@@ -46,6 +46,15 @@ def confusion_matrix(
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
+def confusion_cells(
+    predicted: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"]
+) -> tuple[Int64[np.ndarray, " cells"], Int64[np.ndarray, " cells"], Int64[np.ndarray, " cells"]]:
+    """Returns the cells of the confusion matrix that are not 0, by rows: label, prediction and number of images."""
+    known, classes = labels >= 0, int(predicted.max(initial=0)) + 1
+    pairs, counts = np.unique(labels[known].astype(np.int64) * classes + predicted[known], return_counts=True)
+    return pairs // classes, pairs % classes, counts
+
+
 def class_accuracies(matrix: Int64[np.ndarray, "label prediction"]) -> Float64[np.ndarray, " label"]:
     """Returns the accuracy on the images of each class, from a confusion matrix; nan for a class without images."""
     counts = matrix.sum(axis=1)
@@ -65,6 +74,16 @@ def format_confusion(matrix: Int64[np.ndarray, "label prediction"], names: Seque
     writer.writerow(["label \\ prediction", *names, "accuracy"])
     rows = zip(names, matrix.tolist(), class_accuracies(matrix).tolist(), strict=True)
     writer.writerows([name, *row, f"{accuracy:.6g}"] for name, row, accuracy in rows)
+    return text.getvalue()
+
+
+def format_cells(predicted: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], names: Sequence[str]) -> str:
+    """Returns the cells of a confusion matrix that are not 0 as CSV: a line of headings, then a line a cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["label", "prediction", "images"])
+    cells = zip(*(part.tolist() for part in confusion_cells(predicted, labels)), strict=True)
+    writer.writerows([names[label], names[prediction], images] for label, prediction, images in cells)
     return text.getvalue()
 
 

@@ -1,6 +1,5 @@
 """The memory of this machine and the free space on its disks."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.machine.finding import Finding
+from vit_jax.machine.memory import host_memory
 from vit_jax.storage import cache
 
 # What is checked -> its folder, the least GB that should be free, and the remedy.
@@ -19,8 +19,7 @@ FOLDERS: dict[str, tuple[Callable[[], Path], float, str]] = {
 
 def check_space(disk_usage: Callable[[Path], Any] = shutil.disk_usage) -> Iterator[Finding]:
     """Yields how much memory there is, and how much is free on the disks."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    yield Finding("ok", "memory", f"{total:.0f} GB")
+    yield Finding("ok", "memory", f"{host_memory() / 1e9:.0f} GB")
     for subject, (find_folder, least, remedy) in FOLDERS.items():
         try:
             folder = find_folder()

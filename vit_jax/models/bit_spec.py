@@ -116,6 +116,11 @@ class BitSpec:
         return {"stages": self.stages, "width": self.width}
 
     @property
+    def feature_width(self) -> int:
+        """Width of `pre_logits`, the features that evaluations learn from."""
+        return self.width * 2 ** (len(self.stages) + 1)
+
+    @property
     def split_sizes(self) -> dict[str, int]:
         """Dimension of a parameter -> its size, where a mesh axis must divide it."""
         return {}

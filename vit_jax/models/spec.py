@@ -302,6 +302,13 @@ class ModelSpec:
         return {"width": self.width, "depth": self.depth, "mlp_dim": self.mlp_dim, "num_heads": heads}
 
     @property
+    def feature_width(self) -> int:
+        """Width of `pre_logits`, the features that evaluations learn from."""
+        if self.head.pre_logits:
+            return self.head.representation_size or self.width
+        return self.width * (2 if self.head.pooling == "token_gap" else 1)
+
+    @property
     def split_sizes(self) -> dict[str, int]:
         """Dimension of a parameter -> its size, where a mesh axis must divide it."""
         return {"heads": self.attention.num_heads, "mlp": self.mlp_dim}

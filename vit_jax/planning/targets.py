@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax import UserError
+from vit_jax import UserError, machine
 from vit_jax.planning import chips
 from vit_jax.planning.records import Request, is_topology
 
@@ -87,9 +87,7 @@ def device_memory(target: str, devices: list[jax.Device]) -> int:
     """
     if is_topology(target):
         return chips.parse_topology(target).chip.hbm
-    if target == "cpu":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
-    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    limit = machine.device_memory(devices)
     if limit is None:
         raise UserError(f"jax does not report how much memory a {devices[0].device_kind} has.")
     return limit
