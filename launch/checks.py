@@ -49,6 +49,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.architecture": Output("write"),
     "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),
+    "benchmarks.fields": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.screenshots": Output("out"),
