@@ -56,5 +56,5 @@ def measure_scale(
 def permute_classes(labels: Int[np.ndarray, " n"], seed: int) -> list[Int[np.ndarray, " rows"]]:
     """Returns the rows of each class in a random order that depends on the seed alone, classes in ascending order."""
     random, order = np.random.default_rng(seed), np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    starts: Int[np.ndarray, " classes"] = np.flatnonzero(np.diff(labels[order])) + 1
     return [random.permutation(rows) for rows in np.split(order, starts)]
