@@ -47,7 +47,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
     update = TrainStep(
         model=model,
         task=tasks.make_task(config, 7),
-        optimizer=optim.make_optimizer(config),
+        optimizer=optim.make_optimizer(config, optim.make_schedule(config)),
         schedule=optim.make_schedule(config),
         seed=0,
         accum_steps=config.accum_steps,

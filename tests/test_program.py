@@ -48,7 +48,10 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
     noise = iter(jax.random.split(jax.random.key(1), 100))  # the head starts at 0, where gradients are simple
     params = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(next(noise), x.shape), state.params)
     batch = next(batches(program, 1))
-    targets, optimizer = program.task.targets(batch["label"]), optim.make_optimizer(resolve_config(tiny))
+    targets, optimizer = (
+        program.task.targets(batch["label"]),
+        optim.make_optimizer(resolve_config(tiny), optim.make_schedule(resolve_config(tiny))),
+    )
 
     def gradient(parts):
         update = TrainStep(
@@ -94,7 +97,13 @@ def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     config = resolve_config(tiny)
     task, schedule = tasks.make_task(config, 10), optim.make_schedule(config)
     update = TrainStep(
-        models.create("ViT-mu/16"), task, optim.make_optimizer(config), schedule, 0, accum_steps=1, ema_decay=0.9
+        models.create("ViT-mu/16"),
+        task,
+        optim.make_optimizer(config, optim.make_schedule(config)),
+        schedule,
+        0,
+        accum_steps=1,
+        ema_decay=0.9,
     )
     loss_and_grads = (jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
     monkeypatch.setattr(TrainStep, "loss_and_grads", lambda *args: loss_and_grads)

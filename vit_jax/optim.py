@@ -1,8 +1,9 @@
 """Learning-rate schedule and optimizer, built with optax."""
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,48 @@ from vit_jax import UserError, tree
 LrMultipliers = tuple[tuple[str, float], ...]  # (pattern of a parameter's whole name, multiplier)
 
 
-def make_schedule(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate as a function of the step, for a config whose durations are in steps.
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+    """The learning rate as a function of the step.
+
+    Attributes:
+        base: the rate after the warm-up.
+        relative: step -> the rate divided by `base`, which may be 0.
+    """
+
+    base: float
+    relative: optax.Schedule
+
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """Returns the learning rate of a step."""
+        return self.base * self.relative(step)
+
+
+def _linear_end(config: ConfigDict) -> float:
+    return config.linear_end / config.base_lr if config.base_lr else 0.0
+
+
+# `decay_type` -> from the configuration, the step and p to the rate divided by `base_lr`, but for warm-up and cooldown.
+DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.ArrayLike]] = {
+    "cosine": lambda config, step, p: 0.5 * (1 + jnp.cos(jnp.pi * p)),
+    "linear": lambda config, step, p: _linear_end(config) + (1 - _linear_end(config)) * (1 - p),
+    "step": lambda config, step, p: (
+        jnp.float32(0.1) ** sum(step > round(fraction * config.total_steps) for fraction in config.decay_at)
+    ),
+    "rsqrt": lambda config, step, p: (
+        1
+        / jnp.sqrt(
+            jnp.maximum(step + config.rsqrt_timescale - config.warmup_steps, config.rsqrt_timescale)
+            / config.rsqrt_timescale
+        )
+    ),
+    "constant": lambda config, step, p: jnp.ones((), jnp.float32),
+}
+WITH_COOLDOWN = ("rsqrt", "constant")
+
+
+def make_schedule(config: ConfigDict) -> LearningRate:
+    """Returns the learning rate of a config whose durations are in steps.
 
     With progress p = clip((step - warmup) / (total - warmup), 0, 1), cosine is base (1 + cos(pi p)) / 2, linear is
     end + (base - end)(1 - p), rsqrt is base / sqrt((step + timescale - warmup) / timescale), and step is base divided
@@ -24,39 +65,22 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
     Source: the release's schedules (cosine, linear), big_vision's (rsqrt with cooldown) and BiT's (step; big_transfer,
     bit_hyperrule.py).
     """
-    base, relative_lr = config.base_lr, _make_relative_schedule(config)
-    return lambda step: base * relative_lr(step)
+    total, warmup, cooldown = config.total_steps, config.warmup_steps, config.cooldown_steps
+    decay = DECAYS[config.decay_type]
 
-
-def _make_relative_schedule(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate divided by `base_lr`, which may be 0, as a function of the step."""
-    total, warmup = config.total_steps, config.warmup_steps
-    timescale, cooldown = config.rsqrt_timescale, config.cooldown_steps
-    end = config.linear_end / config.base_lr if config.base_lr else 0.0
-
-    def relative_lr(step: jax.typing.ArrayLike) -> jax.Array:
+    def relative(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
-        if config.decay_type == "cosine":
-            multiple = 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        elif config.decay_type == "linear":
-            multiple = end + (1 - end) * (1 - progress)
-        elif config.decay_type == "step":
-            multiple = jnp.float32(0.1) ** sum(step > round(fraction * total) for fraction in config.decay_at)
-        elif config.decay_type == "rsqrt":
-            multiple = 1 / jnp.sqrt(jnp.maximum(step + timescale - warmup, timescale) / timescale)
-        else:
-            multiple = jnp.ones((), jnp.float32)
+        multiple = jnp.asarray(decay(config, step, jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)))
         if warmup:
             multiple *= jnp.minimum(1.0, step / warmup)
-        if cooldown and config.decay_type in ("rsqrt", "constant"):
+        if cooldown and config.decay_type in WITH_COOLDOWN:
             multiple *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
         return multiple
 
-    return relative_lr
+    return LearningRate(config.base_lr, relative)
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTransformation:
     """Returns the chain: clip -> precondition -> weight decay -> learning-rate multipliers -> learning rate.
 
     Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
@@ -64,29 +88,17 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
     """
     multipliers = lr_multipliers(config)
-    if config.optim.decay_factor == "rate":
-        base, schedule = 1.0, make_schedule(config)
-    else:
-        base, schedule = config.base_lr, _make_relative_schedule(config)
+    base, schedule = (1.0, rate) if config.optim.decay_factor == "rate" else (rate.base, rate.relative)
     return optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
-        _precondition(config),
+        PRECONDITIONERS[config.optim.name](config),
         optax.scale(base),
-        optax.add_decayed_weights(
-            config.optim.weight_decay, mask=_kernels if config.optim.decays == "kernels" else _all
-        ),
+        optax.add_decayed_weights(config.optim.weight_decay, mask=DECAYED[config.optim.decays]),
         optax.stateless(
             lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(multipliers, name), updates)
         ),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
-
-
-def _precondition(config: ConfigDict) -> optax.GradientTransformation:
-    dtype = jnp.dtype(config.optim.moment_dtype)
-    if config.optim.name == "sgd":
-        return optax.trace(config.optim.momentum, accumulator_dtype=dtype)
-    return optax.scale_by_adam(config.optim.beta1, config.optim.beta2, config.optim.eps, mu_dtype=dtype)
 
 
 def _kernels(params: optax.Params) -> optax.Params:
@@ -95,6 +107,21 @@ def _kernels(params: optax.Params) -> optax.Params:
 
 def _all(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: True, params)
+
+
+def _adam(config: ConfigDict) -> optax.GradientTransformation:
+    dtype = jnp.dtype(config.optim.moment_dtype)
+    return optax.scale_by_adam(config.optim.beta1, config.optim.beta2, config.optim.eps, mu_dtype=dtype)
+
+
+def _momentum(config: ConfigDict) -> optax.GradientTransformation:
+    return optax.trace(config.optim.momentum, accumulator_dtype=jnp.dtype(config.optim.moment_dtype))
+
+
+# `optim.name` -> from the configuration to what makes updates of gradients.
+PRECONDITIONERS: Mapping[str, Callable[[ConfigDict], optax.GradientTransformation]] = {"adamw": _adam, "sgd": _momentum}
+# `optim.decays` -> from the parameters to which of them decay.
+DECAYED: Mapping[str, Callable[[optax.Params], optax.Params]] = {"kernels": _kernels, "all": _all}
 
 
 def lr_multipliers(config: ConfigDict) -> LrMultipliers:

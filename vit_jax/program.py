@@ -96,11 +96,12 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
     Raises:
         UserError: the objective does not fit the data, or `config.optim.lr_multipliers` cannot be parsed.
     """
+    rate = optim.make_schedule(config)
     return TrainStep(
         model=model,
         task=tasks.make_task(config, spec.num_classes, spec.max_labels, model),
-        optimizer=optim.make_optimizer(config),
-        schedule=optim.make_schedule(config),
+        optimizer=optim.make_optimizer(config, rate),
+        schedule=rate,
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,

@@ -769,3 +769,20 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
     grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
     lowered = grad.trace(shapes_of(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
     assert set(re.findall(r"@__cudnn\$\w+", lowered)) == {"@__cudnn$fmhaSoftmax", "@__cudnn$fmhaSoftmaxBackward"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ViT-mu/16", {}),
+        ("ViT-mu/16", {"pooling": "token_gap", "class_token": "always"}),
+        ("ViT-mu/16", {"pooling": "token_gap", "pre_logits": True}),
+        ("ViT-mu/16", {"pre_logits": True, "representation_size": 32}),
+        ("BiT-R50x1", {"stages": (1, 1), "width": 32}),
+    ],
+)
+def test_the_width_of_features_is_known_before_they_are_computed(name, fields):
+    model = models.create(name, resolution=32, num_classes=3, **fields)
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), "float32")
+    _, out = jax.eval_shape(model.apply, jax.eval_shape(model.init, jax.random.key(0), images), images)
+    assert out["pre_logits"].shape == (1, model.spec.feature_width)

@@ -56,6 +56,16 @@ def _check_axial(spec: "ModelSpec") -> None:
         raise UserError("axial blocks get positions at the stem only: leave position_place and rotary as they are.")
 
 
+def _check_widths(spec: "ModelSpec") -> None:
+    position = spec.position.kind
+    if position in ("sincos2d", "sincos2d_moco") and (spec.width % 4 or spec.width < 8):
+        raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {spec.width}.")
+    if position == "learned2d" and spec.width % 2:
+        raise UserError(f"position learned2d needs an even width, half for each axis, not {spec.width}.")
+    if spec.position.rotary == "axial" and spec.head_dim % 4:
+        raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.")
+
+
 @dataclass(frozen=True)
 class StemSpec:
     """How an image becomes tokens: square patches, of its pixels or of a ResNet's feature map, each projected linearly
@@ -259,13 +269,7 @@ class ModelSpec:
         _check_positive(self, "width", "depth", "mlp_dim")
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
-        position = self.position.kind
-        if position in ("sincos2d", "sincos2d_moco") and (self.width % 4 or self.width < 8):
-            raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {self.width}.")
-        if position == "learned2d" and self.width % 2:
-            raise UserError(f"position learned2d needs an even width, half for each axis, not {self.width}.")
-        if self.position.rotary == "axial" and self.head_dim % 4:
-            raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {self.head_dim}.")
+        _check_widths(self)
         if self.attention.kind == "fused" and self.changes_queries:
             raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
         if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
@@ -304,9 +308,8 @@ class ModelSpec:
     @property
     def feature_width(self) -> int:
         """Width of `pre_logits`, the features that evaluations learn from."""
-        if self.head.pre_logits:
-            return self.head.representation_size or self.width
-        return self.width * (2 if self.head.pooling == "token_gap" else 1)
+        doubled = self.head.pooling == "token_gap" and not self.head.pre_logits
+        return self.head.representation_size or self.width * (1 + doubled)
 
     @property
     def split_sizes(self) -> dict[str, int]:
