@@ -5,14 +5,27 @@ Example:
 
 `--python` is that of an environment with torch (its CPU build suffices), timm, transformers and numpy; our environment
 needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64 pixels, or
-56 for patches of 14. Prints the largest difference of the logits, relative to the largest logit.
+56 for patches of 14. Small models then differ in every field on which a file depends (`agreement_cases.py`): `save`
+refuses a model in a sentence, or their library loads it, all arrays and no others, and we read it back. Prints the
+largest difference of the logits, relative to the largest logit; ends with 1 if one is above 5e-5, or 1e-4 where a
+ResNet standardises its convolutions.
 """
 
 import argparse
+import functools
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import vit_jax
+from benchmarks.agreement_cases import BASES, UNSTORED, VALUES, covering_rows
+from vit_jax.models.spec_fields import flatten_spec
 
 THEIRS = Path(__file__).with_name("agreement_torch.py")
 LATER = {"position_rows": "patches", "activation": "gelu", "layer_scale": 1e-5, "num_classes": 11}
@@ -44,63 +57,126 @@ CASES = {
 }
 
 
-def write_cases(folder):
-    """Writes every case with our logits."""
-    import jax
-    import numpy as np
+def limit(model):
+    """Returns the largest difference of the logits that rounding explains."""
+    return 1e-4 if flatten_spec(model.spec).get("stages") else 5e-5
 
-    import vit_jax
 
+def write_cases(folder, only):
+    """Writes every case; returns what fails."""
+    failed = []
+    for name in [name for name in CASES if only in name]:
+        model_name, layout, fields = CASES[name]
+        small = {"resolution": 64, "num_classes": 11} | ({"depth": 3} if "ViT" in model_name else {})
+        failed += write_case(folder / name.replace("/", "_"), vit_jax.create(model_name, **(small | fields)), layout)
+    return failed
+
+
+def write_covering_cases(folder, only):
+    """Writes models that hold every pair of values that a layout holds; returns what fails, prints what is refused."""
+    failed, refused = [], {}
+    for base in [base for base in BASES if only in base]:
+        layout, model_name, fields = BASES[base]
+        known = flatten_spec(vit_jax.create(model_name, **fields).spec)
+        if forgotten := known.keys() - VALUES.keys() - UNSTORED:
+            raise SystemExit(f"agreement_cases.py has no values of {', '.join(sorted(forgotten))}")
+        refuses = functools.partial(is_refused, folder / "trial", base, refused)
+        values = {name: [one for one in VALUES[name] if one != known[name]] for name in VALUES if name in known}
+        unpaired = {"stages"} if "depth" in known else set(known)  # ResNets are large
+        rows = list(covering_rows(values, unpaired, refuses))
+        for index, row in enumerate(rows):
+            failed += write_case(folder / f"{base} #{index}", vit_jax.create(model_name, **fields | row), layout, row)
+        print(f"{base}: {len(rows)} models written", flush=True)
+    shutil.rmtree(folder / "trial", ignore_errors=True)
+    print(f"refused in {len(refused)} sentences, with an example of each:")
+    for sentence, example in sorted(refused.items()):
+        print(f"  {sentence} [{example}]", flush=True)
+    return failed
+
+
+def is_refused(path, base, refused, row):
+    """Tells whether there is no model with the fields of a row, or `save` refuses it, which is noted in `refused`."""
+    layout, model_name, fields = BASES[base]
+    try:
+        model = vit_jax.create(model_name, **fields | row)
+    except vit_jax.UserError:
+        return True
+    try:
+        params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes_of(model))
+        vit_jax.save(path, model, params, layout=layout)
+    except vit_jax.UserError as error:
+        refused.setdefault(str(error), f"{base}, {row}")
+        return True
+    return False
+
+
+def write_case(path, model, layout, row=None):
+    """Writes a model of random weights with its logits; returns a line if we read another one back."""
     rng = np.random.default_rng(0)
-    for name, (model_name, layout, fields) in CASES.items():
-        model = vit_jax.create(
-            model_name,
-            **({"resolution": 64, "num_classes": 11} | ({"depth": 3} if "ViT" in model_name else {}) | fields),
-        )
-        height, width = model.image_size
-        images = rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
-        shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(images.shape, np.float32))
+    height, width = model.image_size
+    images = rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
+    deviation = 1.4 / model.field("width") ** 0.5
 
-        def draw(path, leaf):
-            scale = path[-1].key == "scale" or path[-1].key.startswith("layer_scale")
-            return rng.normal(scale, 0.05, leaf.shape).astype(np.float32)
+    def draw(path, leaf):
+        scale = path[-1].key == "scale" or path[-1].key.startswith("layer_scale")
+        return rng.normal(scale, deviation, leaf.shape).astype(np.float32)
 
-        params = jax.tree_util.tree_map_with_path(draw, shapes)
-        vit_jax.save(folder / name.replace("/", "_"), model, params, layout=layout)
-        np.savez(folder / name.replace("/", "_") / "io.npz", images=images, logits=apply(model, params, images))
+    params = jax.tree_util.tree_map_with_path(draw, shapes_of(model))
+    vit_jax.save(path, model, params, layout=layout)
+    logits = apply(model, params, images)
+    np.savez(path / "io.npz", images=images, logits=logits, row=str(row or ""), limit=limit(model))
+    try:
+        again, back = vit_jax.load(path)
+    except vit_jax.UserError as error:
+        return [f"{path.name}, {row}: {error}"]
+    if again.image_size != model.image_size:
+        return [f"{path.name}, {row}: read back, its images are {again.image_size}, not {model.image_size}"]
+    if again.spec == model.spec and jax.tree.all(jax.tree.map(np.array_equal, back, params)):
+        return []
+    difference = abs(apply(again, back, images) - logits).max() / abs(logits).max()
+    return [] if difference <= limit(model) else [f"{path.name}, {row}: read back, {difference:.1e}"]
+
+
+@functools.cache
+def shapes_of(model):
+    """Returns the shapes of a model's parameters."""
+    image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), image)
 
 
 def apply(model, params, images):
-    import jax
-
+    """Returns a model's logits."""
     with jax.default_matmul_precision("highest"):
-        return jax.jit(model.apply)(params, images)[0]
+        return np.asarray(jax.jit(model.apply)(params, images)[0])
 
 
 def read_cases(folder):
-    """Prints how far our logits of their models are from theirs."""
-    import numpy as np
-
-    import vit_jax
-
+    """Prints how far our logits of their models are from theirs; returns what fails."""
+    failed = []
     for path in sorted(folder.iterdir()):
         io = np.load(path / "io.npz")
         model, params = vit_jax.load(path)
-        ours = np.asarray(apply(model, params, io["images"]))
-        print(f"{path.name}, read by us: {abs(ours - io['logits']).max() / abs(io['logits']).max():.1e}", flush=True)
+        difference = abs(apply(model, params, io["images"]) - io["logits"]).max() / abs(io["logits"]).max()
+        line = f"{path.name}, read by us: {difference:.1e}"
+        print(line, flush=True)
+        failed += [] if difference <= limit(model) else [line]
+    return failed
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="of the environment with torch, timm and transformers")
+    parser.add_argument("--only", default="", help="of the models that we write, those whose name contains this")
     args = parser.parse_args(argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = Path(folder) / "ours", Path(folder) / "theirs"
         ours.mkdir()
         theirs.mkdir()
-        write_cases(ours)
-        subprocess.run([args.python, THEIRS, ours, theirs], check=True)
-        read_cases(theirs)
+        failed = write_cases(ours, args.only) + write_covering_cases(ours, args.only)
+        code = subprocess.run([args.python, THEIRS, ours, theirs]).returncode
+        failed += read_cases(theirs)
+    if code or failed:
+        sys.exit("\n".join(["failed:", *failed, *(["their libraries, above"] if code else [])]))
 
 
 if __name__ == "__main__":

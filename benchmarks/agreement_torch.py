@@ -1,7 +1,9 @@
 """The part of `benchmarks.agreement` that runs where torch, timm and transformers are installed."""
 
 import json
+import math
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -49,16 +51,26 @@ def logits_of(model, images):
     for key in ("logits", "pooler_output"):
         if getattr(result, key, None) is not None:
             return getattr(result, key).numpy()
-    return result.numpy()
+    return result.last_hidden_state[:, 0].numpy() if hasattr(result, "last_hidden_state") else result.numpy()
 
 
 def read_folder(path):
-    """Loads a folder by the library for which it was written."""
+    """Loads a folder by the library for which it was written: every array of the model, and no other.
+
+    A ViT without a tanh layer is loaded without one, which transformers would add with random weights.
+    """
     config = json.loads((path / "config.json").read_text())
     if "architecture" in config:
         model = timm.create_model(f"local-dir:{path}", pretrained=True)
         return model.eval(), model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
-    model = getattr(transformers, config["architectures"][0]).from_pretrained(path)
+    kind = config["architectures"][0]
+    bare = kind in ("ViTModel", "DeiTModel") and "pooler_output_size" not in config
+    model, info = getattr(transformers, kind).from_pretrained(
+        path, output_loading_info=True, **({"add_pooling_layer": False} if bare else {})
+    )
+    wrong = [f"{what}: {names}" for what, names in info.items() if names]
+    if wrong:
+        raise ValueError("; ".join(wrong))
     processor = transformers.AutoImageProcessor.from_pretrained(path)
     return model.eval(), processor.image_mean, processor.image_std
 
@@ -101,14 +113,32 @@ def write_models(folder):
             np.savez(path / "io.npz", images=images, logits=logits)
 
 
-def main(ours, theirs):
-    for path in sorted(Path(ours).iterdir()):
-        io = np.load(path / "io.npz")
+def compare(path):
+    """Returns how far their logits of a folder that we wrote are from ours, and whether that is too far."""
+    io = np.load(path / "io.npz")
+    try:
         model, mean, std = read_folder(path)
         logits = logits_of(model, inputs(io["images"], mean, std))
-        difference = abs(logits - io["logits"]).max() / abs(io["logits"]).max()
-        print(f"{path.name}, written by us: {difference:.1e}", flush=True)
+    except Exception as error:  # whatever a library raises is what is wrong with the folder
+        return math.inf, f"{path.name} {io['row']}: {type(error).__name__}: {error}"
+    difference = abs(logits - io["logits"]).max() / abs(io["logits"]).max()
+    return difference, "" if difference <= io["limit"] else f"{path.name} {io['row']}: {difference:.1e}"
+
+
+def main(ours, theirs):
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    found = {path.name: compare(path) for path in sorted(Path(ours).iterdir())}
+    groups = {}
+    for name, (difference, _) in found.items():
+        groups.setdefault(name.partition(" #")[0], []).append(difference)
+    for name, differences in groups.items():
+        count = f" ({len(differences)} models)" if len(differences) > 1 else ""
+        print(f"{name}{count}, written by us: {max(differences):.1e}", flush=True)
+    failed = [line for _, line in found.values() if line]
+    print("\n".join([f"{len(found)} folders loaded", *failed]), flush=True)
     write_models(Path(theirs))
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -107,3 +107,4 @@ IN_MEMORY = {
 
 CLS, CLASSIFIER, POOLER = "embeddings.cls_token", "classifier.", "pooler.dense."
 TEACHER = "distillation_classifier."  # of a second head
+MASK_TOKEN = "embeddings.mask_token"

@@ -20,6 +20,7 @@ from vit_jax.interop.huggingface_families import (
     DINOV2_WITH_REGISTERS,
     FAMILIES,
     IN_MEMORY,
+    MASK_TOKEN,
     POOLER,
     SIGLIP,
     TEACHER,
@@ -92,17 +93,24 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
     if family.startswith("dinov2"):
         unsupported["a classifier of the class token alone after LayerScale"] = classes and pooling == "token"
         unsupported["class token and mean without a classifier"] = not classes and pooling == "token_gap"
+        unsupported["layer_scale 0 in a DINOv2"] = not spec.block.layer_scale
+    if family not in ("vit", "deit"):  # whose code takes positions to be those of a square grid
+        height, width = spec.position.image_size
+        unsupported[f"images of {height}x{width} pixels in a {family}"] = height != width
     mapping.refuse("huggingface", unsupported)
     return Form(family, FAMILIES[family].prefix if classes or family == "siglip_vision_model" else "")
 
 
-def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) -> dict[str, Any]:
+def infer_fields(
+    file: Mapping[str, Any], form: Form, resolution: Any = None, stated: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
 
     Args:
         file: of this form.
         form: as detected.
-        resolution: of the images, if it is known; else the positions are assumed to be those of square images.
+        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
+        stated: (height, width) of the images in the configuration beside the file.
 
     Raises:
         UserError: an array is missing that determines a field, the positions are not those of square images, or the
@@ -125,7 +133,7 @@ def infer_fields(file: Mapping[str, Any], form: Form, resolution: Any = None) ->
     dinov2 = form.family.startswith("dinov2")
     both = dinov2 and fields["num_classes"]
     fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"
-    return fields | torch_fields.infer_positions(archive, names, fields, given)
+    return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
 
 
 def _is_gated(form: Form, file: Mapping[str, Any]) -> bool:
@@ -152,7 +160,7 @@ def _names(form: Form, gated: bool) -> torch_fields.Names:
 
 def renamed(file: Mapping[str, Any], form: Form) -> RenamedArchive:
     """Returns a file's arrays by the names of the table, without those that the model does not need."""
-    unused = [f"{form.prefix}embeddings.mask_token", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
+    unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
     if f"{CLASSIFIER}weight" in file:
         unused.append(rf"{form.prefix}{POOLER}(weight|bias)")
     return RenamedArchive(file, (), "|".join(unused))
@@ -176,7 +184,10 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
     form = choose_form(spec)
     if spec.class_rows and spec.position.rows == "patches":  # then the class token's position is zero
         params = params | {"position": np.pad(np.asarray(params["position"]), ((1, 0), (0, 0)))}
-    return mapping.file_views(parameter_table(spec, form), params, prefix="")
+    arrays = mapping.file_views(parameter_table(spec, form), params, prefix="")
+    if form.family.startswith("dinov2"):  # whose classes have it, though only their training uses it
+        arrays[f"{form.prefix}{MASK_TOKEN}"] = np.zeros((1, spec.width), np.float32)
+    return arrays
 
 
 def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:

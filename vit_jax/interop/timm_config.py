@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError
+from vit_jax import UserError, models
 from vit_jax.interop import pipes
 from vit_jax.interop.published_config import (
     CONFIG_FILE,
@@ -139,6 +139,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
     args: dict[str, Any] = {
         "img_size": [height, width],
+        "patch_size": model.spec.stem.kernel_size,  # of a hybrid in features
         "embed_dim": value("width"),
         "depth": value("depth"),
         "num_heads": value("num_heads"),
@@ -158,20 +159,17 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     architecture = GATED if swiglu else nearest_name(model)
     if value("stem") == "resnet":
         if value("stages") not in HYBRIDS or value("stem_width") != 64:
-            raise UserError(f"timm has no hybrid with ResNet stages {value('stages')}; use --layout=ours")
+            size = f"ResNet stages {value('stages')} and stem_width {value('stem_width')}"
+            raise UserError(f"timm has no hybrid with {size}; use --layout=ours")
         architecture = HYBRIDS[value("stages")]
-        for key in ("mlp_ratio", "fc_norm", "qk_norm", "reg_tokens", "no_embed_class", "pos_embed", "init_values"):
-            args.pop(key)
-        args["mlp_ratio"] = (value("mlp_dim") + 0.5) / value("width")
-    else:
-        args["patch_size"] = value("patch_size")
     return _files(model, architecture, pooling, args, value("width"))
 
 
 def _bit_files(model: Any) -> dict[str, str]:
-    if model.name not in BITS:
-        raise UserError(f"timm has no {model.name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
-    return _files(model, BITS[model.name], "avg", {}, model.field("width") * 32)
+    name = models.model_name(model.fields)  # of these sizes, which the model's own name may not be
+    if name not in BITS:
+        raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
+    return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
 
 
 def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:

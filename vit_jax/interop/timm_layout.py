@@ -69,7 +69,11 @@ def width_of(file: Mapping[str, Any]) -> int:
 
 
 def infer_fields(
-    file: Mapping[str, Any], form: str = "vit", resolution: Any = None, num_heads: int | None = None
+    file: Mapping[str, Any],
+    form: str = "vit",
+    resolution: Any = None,
+    num_heads: int | None = None,
+    stated: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
@@ -80,13 +84,14 @@ def infer_fields(
         form: as detected.
         resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
         num_heads: as the user states it; a file only tells it where queries are normalised.
+        stated: (height, width) of the images in the configuration beside the file.
 
     Raises:
         UserError: the number of heads is not known, an array is missing that determines a field, or the positions are
             not those of square images.
     """
     if form == "bit":
-        return timm_bit_layout.infer_fields(file, None if resolution is None else image_size(resolution))
+        return timm_bit_layout.infer_fields(file, stated if resolution is None else image_size(resolution))
     archive = renamed(file)
     if "norm_pre.weight" in archive:
         raise UserError(
@@ -109,7 +114,7 @@ def infer_fields(
             f"of an architecture of timm of width {fields['width']}; give num_heads= to vit_jax.load, or --num-heads= "
             "to vit_jax.convert, which writes a file that states it"
         )
-    return fields | torch_fields.infer_positions(archive, NAMES, fields, given) | {"num_heads": num_heads}
+    return fields | torch_fields.infer_positions(archive, NAMES, fields, given, stated) | {"num_heads": num_heads}
 
 
 def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,6 +179,7 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
         f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],
         "patches projected without a bias": not spec.stem.bias,
         "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
+        "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
         "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
     }
 

@@ -57,7 +57,11 @@ def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def infer_positions(
-    archive: Mapping[str, Any], names: Names, fields: dict[str, Any], given: tuple[int, int] | None
+    archive: Mapping[str, Any],
+    names: Names,
+    fields: dict[str, Any],
+    given: tuple[int, int] | None,
+    stated: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Returns the fields of the positions.
 
@@ -66,6 +70,7 @@ def infer_positions(
         names: of its layout.
         fields: patch_size and registers.
         given: (height, width) of the images, if the user states it; else they are assumed to be square.
+        stated: that of the configuration beside the file, which is right where the positions may be of it.
 
     Raises:
         UserError: the positions are not those of square images.
@@ -73,10 +78,10 @@ def infer_positions(
     patch_size = fields["patch_size"]
     if names.position not in archive:
         default = max(1, 224 // patch_size) * patch_size
-        return {"position": "none", "resolution": given or (default, default)}
+        return {"position": "none", "resolution": given or stated or (default, default)}
     rows, class_tokens = shape_of(archive, names.position)[-2], int(names.cls in archive)
     kinds = {"all": class_tokens + fields["registers"], "patches": 0, "class": class_tokens}
-    for kind, grid in _grids(rows, kinds, patch_size, given):
+    for kind, grid in _grids(rows, kinds, patch_size, given, stated):
         height, width = (side * patch_size for side in grid)
         return {"position": "learned", "position_rows": kind, "resolution": (height, width)}
     raise UserError(
@@ -85,16 +90,29 @@ def infer_positions(
 
 
 def _grids(
-    rows: int, kinds: dict[str, int], patch_size: int, given: tuple[int, int] | None
+    rows: int,
+    kinds: dict[str, int],
+    patch_size: int,
+    given: tuple[int, int] | None,
+    stated: tuple[int, int] | None,
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the grids of patches that so many rows may be of, those of square images first, with the kind of rows."""
+    """Yields the grids of patches that so many rows may be of, with the kind of rows: that of the stated images first,
+    then those of square ones.
+    """
+    yield from _grids_of_images(rows, kinds, patch_size, stated)
     for kind, before in kinds.items():
         side = math.isqrt(max(rows - before, 0))
         if side and side * side == rows - before:
             yield kind, (side, side)
+    yield from _grids_of_images(rows, kinds, patch_size, given)
+
+
+def _grids_of_images(
+    rows: int, kinds: dict[str, int], patch_size: int, images: tuple[int, int] | None
+) -> Iterator[tuple[str, tuple[int, int]]]:
     for kind, before in kinds.items():
-        if given and (given[0] // patch_size) * (given[1] // patch_size) == rows - before > 0:
-            yield kind, (given[0] // patch_size, given[1] // patch_size)
+        if images and (images[0] // patch_size) * (images[1] // patch_size) == rows - before > 0:
+            yield kind, (images[0] // patch_size, images[1] // patch_size)
 
 
 def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any])
     if form == "vit" and not stated.fields:
         stated = timm_config.read_name(path, timm_layout.width_of(archive))
     heads = given.get("num_heads") or stated.fields.get("num_heads")
-    fields = timm_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution, heads)
+    fields = timm_layout.infer_fields(archive, form, given.get("resolution"), heads, stated.resolution)
     return form, _description(fields, _for_form(stated, form))
 
 
@@ -41,7 +41,7 @@ def describe_huggingface(
 ) -> tuple[huggingface_layout.Form, ModelDescription]:
     """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
     stated = huggingface_config.read_folder(path.parent)
-    fields = huggingface_layout.infer_fields(archive, form, given.get("resolution") or stated.resolution)
+    fields = huggingface_layout.infer_fields(archive, form, given.get("resolution"), stated.resolution)
     _require(form, stated.fields, given)
     return form, _description(fields, stated)
 

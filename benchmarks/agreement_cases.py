@@ -1,0 +1,120 @@
+"""Models that differ in every field on which a file depends: each pair of values that a layout holds, in few models."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SMALL = {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 4, "resolution": 32, "num_classes": 5}
+DINOV2 = {"layer_scale": 1.0, "pooling": "token_gap", "activation": "gelu"}
+ROOT_ONLY = {"stem": "resnet", "stages": (), "stem_epsilons": "timm", "resolution": 64}
+# Name of the base -> layout, model, fields. A model differs from its base in the values below.
+BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "timm ViT": ("timm", "ViT/8", SMALL),
+    "timm hybrid": ("timm", "ViT/16", SMALL | ROOT_ONLY),
+    "timm BiT": ("timm", "BiT-R50x1", {"resolution": 32, "num_classes": 5}),
+    "huggingface ViT": ("huggingface", "ViT/8", SMALL),
+    "huggingface DeiT": ("huggingface", "ViT/8", SMALL | {"registers": 1}),
+    "huggingface DINOv2": ("huggingface", "ViT/8", SMALL | DINOV2),
+    "huggingface DINOv2 with registers": (
+        "huggingface",
+        "ViT/8",
+        SMALL | DINOV2 | {"registers": 4, "position_rows": "class"},
+    ),
+    "huggingface SigLIP": ("huggingface", "ViT/8", SMALL | {"pooling": "map", "num_classes": 0}),
+}
+VALUES: dict[str, list[Any]] = {
+    "width": [64],
+    "depth": [1],
+    "mlp_dim": [24, 96],
+    "num_heads": [2],
+    "patch_size": [16],
+    "resolution": [(32, 64), (16, 64)],  # in patches of 8: 4x8; 2x8, as many as 4x4
+    "pooling": ["token", "gap", "map", "token_gap"],
+    "final_norm": ["tokens", "pooled"],
+    "class_token": ["always"],
+    "registers": [0, 1, 3],
+    "position": ["none", "learned2d", "relative", "sincos2d", "sincos2d_moco"],
+    "position_rows": ["class", "patches"],
+    "position_place": ["blocks", "shared"],
+    "relative_tables": ["head", "model"],
+    "relative_clip": [2],
+    "rotary": ["axial"],
+    "rotary_grid": [16],
+    "qk_norm": [True],
+    "block": ["axial"],
+    "norm_epsilon": [1e-2],
+    "activation": ["gelu", "swiglu"],
+    "layer_scale": [0.0, 0.1],
+    "embed_bias": [False],
+    "image_mean": [(0.4, 0.5, 0.6)],
+    "image_std": [(0.2, 0.3, 0.4)],
+    "pre_logits": [True],
+    "representation_size": [24],
+    "num_classes": [0, 5],
+    "head": ["patches"],
+    "stem": ["resnet"],
+    "stages": [(2, 2, 2, 2), (3, 4, 9), (3, 4, 6, 3), (1, 1)],
+    "stem_width": [32],
+    "stem_epsilons": ["released", "timm"],
+    "unit": ["post_activation", "axial"],
+    "border": ["lowest"],
+}
+NEEDS: dict[str, dict[str, Any]] = {  # without which a field means nothing
+    "representation_size": {"pre_logits": True},
+    "relative_tables": {"position": "relative"},
+    "relative_clip": {"position": "relative"},
+    "rotary_grid": {"rotary": "axial"},
+}
+# Initial values, rates of the training, and how a model is executed: no file depends on them.
+UNSTORED = {"position_std", "head_bias", "dropout_rate", "stochastic_depth"}
+UNSTORED |= {"attention", "mlp", "dtype", "grad_dtype", "remat", "scan"}
+BASE = "as in the base"
+
+
+def covering_rows(
+    values: dict[str, list[Any]], unpaired: set[str], refuses: Callable[[dict[str, Any]], bool]
+) -> Iterator[dict[str, Any]]:
+    """Yields fields that differ from those of a base: each accepted value, and each accepted pair of values.
+
+    Args:
+        values: by field, others than the base has.
+        unpaired: fields of which no pairs are formed.
+        refuses: tells whether a model with such fields is refused.
+    """
+    options = {name: [BASE, *(v for v in values[name] if not refuses(_given({name: v})))] for name in values}
+    options = {name: found for name, found in options.items() if len(found) > 1}
+    for name in [name for name in options if name in unpaired]:
+        yield from (_given({name: value}) for value in options.pop(name)[1:])
+    missing = {
+        frozenset(pair): None
+        for first, second in itertools.combinations(options, 2)
+        for pair in itertools.product(*([(name, value) for value in options[name]] for name in (first, second)))
+    }
+    while missing:
+        pair = next(iter(missing))
+        row = dict(pair)
+        del missing[pair]
+        if refuses(_given(row)):
+            continue
+        whole = _extended(row, options, missing, lambda row: False)
+        row = _extended(row, options, missing, refuses) if refuses(_given(whole)) else whole
+        for found in itertools.combinations([(name, row[name]) for name in options], 2):
+            missing.pop(frozenset(found), None)
+        yield _given(row)
+
+
+def _extended(row, options, missing, refuses):
+    """Returns a row with a value of every other field: those that complete most of the missing pairs."""
+    for name in options:
+        if name in row:
+            continue
+        pairs = {value: [frozenset([(other, row[other]), (name, value)]) for other in row] for value in options[name]}
+        order = sorted(options[name], key=lambda value: -sum(pair in missing for pair in pairs[value]))
+        row = row | {name: next(value for value in order if value == BASE or not refuses(_given(row | {name: value})))}
+    return row
+
+
+def _given(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that a row sets, with those that they need."""
+    given = {name: value for name, value in row.items() if value != BASE}
+    return {key: value for name in given for key, value in NEEDS.get(name, {}).items()} | given
