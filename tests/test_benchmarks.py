@@ -21,6 +21,7 @@ from vit_jax.planning.serialization import step_to_json
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {
     "benchmarks.faults": ["--only=none"],
+    "benchmarks.fields": ["--write=fields.md"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
