@@ -1,5 +1,8 @@
 """Mistakes in one's own recipe: a sentence with file and line, as for the same mistake in a flag."""
 
+import subprocess
+import sys
+
 import pytest
 
 from vit_jax import UserError
@@ -56,6 +59,16 @@ def test_a_mistake_in_a_file_that_a_recipe_imports_is_told_there(tmp_path):
     (folder / "parts_of_mine.py").write_text("def change(config):\n    config.modle = 1\n")
     with pytest.raises(UserError, match=r"parts_of_mine\.py, line 2: unknown config field 'modle'"):
         read(folder, "from configs import parts_of_mine\n" + BODY.format("parts_of_mine.change(config)"))
+
+
+def test_a_package_of_ones_own_that_hides_the_recipes_is_named(tmp_path):
+    (folder := tmp_path / "configs").mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "mine.py").write_text(BODY.format("pass"))
+    run = subprocess.run(
+        [sys.executable, "-m", "vit_jax.main", "--config=configs/mine.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 2 and f"delete {folder}/__init__.py, which hides the recipes of the package." in run.stderr
 
 
 def test_a_recipe_refuses_an_argument_in_its_own_words(tmp_path):

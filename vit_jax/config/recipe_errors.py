@@ -55,6 +55,8 @@ def describe(error: BaseException) -> str:
     text = str(error.args[0]) if error.args else ""
     if isinstance(error, SyntaxError):
         return f"{error.msg}."
+    if isinstance(error, ImportError) and error.name == "configs" and error.path:
+        return f"{text.partition(' (')[0]}; delete {error.path}, which hides the recipes of the package."
     if isinstance(error, AttributeError | KeyError) and (match := UNKNOWN.search(text)):
         word, same_group = match[1], NEAR.search(text)
         near = (
