@@ -264,10 +264,10 @@ def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
 
 
 def test_progress_prolongs_the_limit(monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.3)
+    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
 
-    def slow(progress):
-        for _ in range(6):
+    def slow(progress):  # longer than the limit, which is ten times the time between two reports, for busy machines
+        for _ in range(12):
             time.sleep(0.1)
             progress.relative_update(1)
         return "done"
