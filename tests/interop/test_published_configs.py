@@ -10,7 +10,7 @@ import pytest
 import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data, models
-from vit_jax.interop import huggingface_config, pipes, timm_config
+from vit_jax.interop import archives, huggingface_config, pipes, timm_config
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
 TIMM = {
@@ -228,3 +228,74 @@ def test_what_no_library_states_is_refused(tmp_path):
         with pytest.raises(UserError, match="this layout cannot state the preprocessing"):
             vit_jax.save(tmp_path / "x", model, params, layout=layout)
     assert not (tmp_path / "x").exists()
+
+
+HYBRID = {"stem": "resnet", "stages": (), "stem_epsilons": "timm"}
+TINY = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "num_classes": 5}
+
+
+def written(folder, layout, name="ViT/8", **fields):
+    """A model of zeros that was saved as a folder, and what its config.json states."""
+    model = models.create(name, **({"resolution": 32} | fields))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, *model.image_size, 3), np.float32))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    vit_jax.save(folder / "x", model, params, layout=layout)
+    return model, json.loads((folder / "x" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("stem", [{}, HYBRID])
+def test_arguments_for_timm_are_those_of_every_field(stem, tmp_path):
+    fields = {"pooling": "gap", "registers": 3, "position_rows": "patches", "qk_norm": True, "layer_scale": 1e-5}
+    model, config = written(tmp_path, "timm", **TINY, **fields, **stem)
+    args = config["model_args"]
+    stated = [args[key] for key in ("global_pool", "class_token", "fc_norm", "reg_tokens", "no_embed_class", "qk_norm")]
+    assert stated == ["avg", False, False, 3, True, True]
+    assert (args["init_values"], args["pos_embed"], int(args["mlp_ratio"] * 24)) == (1e-5, "learn", 48)
+    assert args["patch_size"] == 8 // model.spec.stem.stride == model.spec.stem.kernel_size
+    assert vit_jax.load(tmp_path / "x")[0].spec == model.spec
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "fields", "sentence"),
+    [
+        ("timm", "ViT/8", TINY | HYBRID | {"activation": "swiglu"}, "does not support a hybrid with swiglu"),
+        ("timm", "ViT/8", TINY | HYBRID | {"stem_width": 32}, "ResNet stages () and stem_width 32; use --layout=ours"),
+        ("timm", "BiT-R50x1", {"stages": (1, 1)}, "timm has no BiT of these sizes; its BiTs are BiT-R50x1,"),
+        ("huggingface", "ViT/8", TINY | {"pooling": "token_gap"}, "does not support layer_scale 0 in a dinov2"),
+        (
+            "huggingface",
+            "ViT/8",
+            TINY | {"pooling": "token_gap", "layer_scale": 1e-5, "resolution": (16, 32)},
+            "images of 16x32 pixels in a dinov2",
+        ),
+        (
+            "huggingface",
+            "ViT/8",
+            TINY | {"pooling": "map", "num_classes": 0, "resolution": (16, 32)},
+            "images of 16x32 pixels in a siglip_vision_model",
+        ),
+    ],
+)
+def test_what_a_library_would_not_load_is_refused(layout, name, fields, sentence, tmp_path):
+    with pytest.raises(UserError) as error:
+        written(tmp_path, layout, name, **fields)
+    assert sentence in str(error.value) and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("layout", ["timm", "huggingface"])
+@pytest.mark.parametrize("resolution", [(16, 64), (32, 64)])
+def test_stated_images_that_are_not_square_are_read_as_stated(resolution, layout, tmp_path):
+    """2x8 patches are as many as 4x4; 2x4 and a class token as many as 3x3."""
+    patches = {"position_rows": "patches" if layout == "timm" else "all"}
+    model, _ = written(
+        tmp_path, layout, "ViT/16" if resolution[0] == 32 else "ViT/8", **TINY, **patches, resolution=resolution
+    )
+    again, _ = vit_jax.load(tmp_path / "x")
+    assert again.image_size == resolution and again.spec == model.spec
+
+
+def test_dinov2_has_the_mask_token_of_its_class(tmp_path):
+    fields = {"pooling": "token_gap", "layer_scale": 1e-5, "registers": 2, "position_rows": "class"}
+    written(tmp_path, "huggingface", **TINY, **fields)
+    with archives.open_archive(tmp_path / "x" / "model.safetensors") as archive:
+        assert archive["dinov2_with_registers.embeddings.mask_token"].shape == (1, 24)

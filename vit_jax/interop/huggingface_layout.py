@@ -93,7 +93,7 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
     if family.startswith("dinov2"):
         unsupported["a classifier of the class token alone after LayerScale"] = classes and pooling == "token"
         unsupported["class token and mean without a classifier"] = not classes and pooling == "token_gap"
-        unsupported["layer_scale 0 in a DINOv2"] = not spec.block.layer_scale
+        unsupported[f"layer_scale 0 in a {family}"] = not spec.block.layer_scale
     if family not in ("vit", "deit"):  # whose code takes positions to be those of a square grid
         height, width = spec.position.image_size
         unsupported[f"images of {height}x{width} pixels in a {family}"] = height != width

@@ -166,7 +166,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
 
 
 def _bit_files(model: Any) -> dict[str, str]:
-    name = models.model_name(model.fields)  # of these sizes, which the model's own name may not be
+    name = models.model_name(model.values)  # of these sizes, which the model's own name may not be
     if name not in BITS:
         raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
     return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
