@@ -169,12 +169,6 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
         UserError: the layout cannot express the model.
     """
     mapping.refuse(layout.name, _unsupported(spec, layout))
-    positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
-    if spec.position.kind not in positions:
-        raise UserError(
-            f"the {layout.name} layout does not support position embeddings of type {spec.position.kind}; "
-            f"{OTHER_LAYOUT}"
-        )
     if spec.position.kind == "learned" and spec.grid[0] != spec.grid[1]:
         rows, columns = spec.grid
         if layout.name == "big_vision":
@@ -200,8 +194,12 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
 
 def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
     """Returns what no model of the layout has, and whether this model does."""
-    value = Model("", spec).field
-    unsupported = {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(STATED).items()}
+    value, position = Model("", spec).field, spec.position.kind
+    positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
+    unsupported = {f"position embeddings of type {position}": position not in positions}
+    unsupported |= {
+        f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(STATED).items()
+    }
     rows = ("all",) if layout.class_row else ("all", "patches")
     unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
     return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}
