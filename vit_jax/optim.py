@@ -36,6 +36,11 @@ def _linear_end(config: ConfigDict) -> float:
     return config.linear_end / config.base_lr if config.base_lr else 0.0
 
 
+def _rsqrt(config: ConfigDict, step: jax.Array, p: jax.Array) -> jax.Array:
+    timescale = config.rsqrt_timescale
+    return 1 / jnp.sqrt(jnp.maximum(step + timescale - config.warmup_steps, timescale) / timescale)
+
+
 # `decay_type` -> from the configuration, the step and p to the rate divided by `base_lr`, but for warm-up and cooldown.
 DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.ArrayLike]] = {
     "cosine": lambda config, step, p: 0.5 * (1 + jnp.cos(jnp.pi * p)),
@@ -43,13 +48,7 @@ DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.Arr
     "step": lambda config, step, p: (
         jnp.float32(0.1) ** sum(step > round(fraction * config.total_steps) for fraction in config.decay_at)
     ),
-    "rsqrt": lambda config, step, p: (
-        1
-        / jnp.sqrt(
-            jnp.maximum(step + config.rsqrt_timescale - config.warmup_steps, config.rsqrt_timescale)
-            / config.rsqrt_timescale
-        )
-    ),
+    "rsqrt": _rsqrt,
     "constant": lambda config, step, p: jnp.ones((), jnp.float32),
 }
 WITH_COOLDOWN = ("rsqrt", "constant")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 from vit_jax.config.field import Affects, Field, OnResume
 
-ACCEPTED, DATA, REFUSED = OnResume
+ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
 
 # fmt: off
