@@ -371,6 +371,7 @@ else:
 """
 
 
+@pytest.mark.flaky(reruns=1)  # it waits on the clock
 @pytest.mark.slow
 def test_two_hosts_go_back_together(tmp_path):
     def both(phase):

@@ -16,6 +16,8 @@ from tests.conftest import ROOT
 from vit_jax import train
 from vit_jax.config import parse_command_line
 
+pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
+
 WORDS = [SPLIT, "--config.total_steps=40"]  # three epochs and a part
 
 

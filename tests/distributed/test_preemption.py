@@ -11,6 +11,8 @@ from tests.distributed.test_coordination import make_groups
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.preemption import StepAgreement
 
+pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
+
 
 class Hosts:
     """Four hosts that count at different speeds until they agree to end, and exchange messages meanwhile."""

@@ -15,6 +15,8 @@ from vit_jax.distributed import monitor
 from vit_jax.distributed.departure import HostDeparture
 from vit_jax.distributed.supervisor import Supervisor
 
+pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
+
 
 def test_the_host_that_coordinates_leaves_last():
     left = []

@@ -178,6 +178,7 @@ def test_why_the_compilers_process_failed_is_passed_on(child):
         client.compile_in_subprocess(Request((), "v5e:2x2"))
 
 
+@pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
     found = make_compilation(900)
     answers = [{"compiling": "the train step"}, {"compiling": "the evaluation step"}]
@@ -213,6 +214,7 @@ def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):
     assert "--topology" in capsys.readouterr().err
 
 
+@pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_a_compilation_ends_with_the_process_that_asked():
     worker = "import os; from vit_jax.planning.worker import end_with_parent; parent = os.getppid(); "
     worker += "print(os.getpid(), flush=True); end_with_parent(parent, 0.05)"

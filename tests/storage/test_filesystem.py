@@ -254,6 +254,7 @@ def test_a_missing_package_is_named(monkeypatch, kind, package):
         filesystem.read_bytes(f"{kind}://b/x")
 
 
+@pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
     monkeypatch.setattr(timeout, "TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -263,6 +264,7 @@ def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_progress_prolongs_the_limit(monkeypatch):
     monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
 

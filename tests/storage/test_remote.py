@@ -31,6 +31,8 @@ from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
 from vit_jax.storage import filesystem, mirror, timeout
 
+pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
+
 BUCKETS = {"s3": "s3://bkt", "gs": "gs://bkt"}
 SOME = ["s3", pytest.param("gs", marks=pytest.mark.slow)]
 SLOWLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in BUCKETS]  # what starts processes

@@ -1,0 +1,198 @@
+"""How many small faults the tests of a room find: one mutant after the other, each in a copy of the tree.
+
+python -m benchmarks.mutants --write=benchmarks/mutants.csv
+python -m benchmarks.mutants --write=benchmarks/mutants.csv --slow
+
+A mutant changes one operator, constant or condition of one function. A new file gets a seeded sample over all rooms,
+in proportion to their code. An existing one is run again by its names: what a mutant is called does not depend on the
+lines around its function. `--slow` runs the slow tests of the room on the mutants that the default ones let live.
+"""
+
+import argparse
+import ast
+import copy
+import csv
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SWAPPED = {
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.And, ast.Or),
+}
+OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])} | {ast.FloorDiv: ast.Mult}
+# Tests of a module at the root, or of a room without a folder of tests; else those of its name.
+TESTS = {
+    "config": ["configs", "recipes", "recipe_errors", "cli", "errors", "sweep"],
+    "sweeps": ["sweep", "finetune", "finetune_tables", "vtab"],
+    "tasks": ["tasks", "masked_patches"],
+    "config_print": ["configs", "cli"],
+    "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
+    "doctor": ["machine", "cli"],
+    "eval_requests": ["evaluate", "configs"],
+    "inference": ["evaluate", "program"],
+    "loaded_model": ["models", "interop/test_layouts"],
+    "look": ["analysis"],
+    "main": ["train", "cli"],
+    "pack": ["data/test_packing"],
+    "page_server": ["analysis", "cli"],
+    "plan": ["planning"],
+    "predict": ["cli", "evaluate", "docs"],
+    "record": ["evaluate", "results"],
+    "report": ["analysis/test_report"],
+    "run": ["train", "workdir"],
+    "run_report": ["train", "workdir"],
+    "step": ["program", "sharding"],
+    "streams": ["train", "program"],
+    "tree": ["optim", "program"],
+}
+SECONDS = 400  # a mutant that hangs is found
+
+
+def room_of(path: Path) -> str:
+    """The folder of a module in the package, or its own name at the root."""
+    parts = path.relative_to(ROOT / "vit_jax").with_suffix("").parts
+    return parts[0]
+
+
+def tests_of(room: str) -> list[str]:
+    """The paths of the tests of a room."""
+    names = TESTS.get(room, [room])
+    paths = [path for name in names for path in (f"tests/{name}.py", f"tests/test_{name}.py", f"tests/{name}")]
+    return [path for path in paths if (ROOT / path).exists()]
+
+
+def changed(node: ast.AST) -> list[ast.expr]:
+    """What may stand in place of an expression."""
+    if isinstance(node, ast.Constant) and type(node.value) in (bool, int):
+        return [ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return [node.operand]
+    new = copy.deepcopy(node)
+    if isinstance(new, ast.Compare) and len(new.ops) == 1 and type(new.ops[0]) in OTHER:
+        new.ops = [OTHER[type(new.ops[0])]()]
+        return [new]
+    if isinstance(new, ast.BinOp | ast.BoolOp) and type(new.op) in OTHER:
+        new.op = OTHER[type(new.op)]()
+        return [new]
+    if isinstance(new, ast.IfExp):
+        return [ast.IfExp(ast.UnaryOp(ast.Not(), new.test), new.body, new.orelse)]
+    return []
+
+
+def in_bodies(node: ast.AST, name: str = "", inside: bool = False):
+    """Every expression that runs in a function, with the function's name; not types, nor the parts of f-strings."""
+    if isinstance(node, ast.JoinedStr):
+        return
+    if inside and isinstance(node, ast.expr):
+        yield name, node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                whole = f"{name}.{child.name}".lstrip(".")
+                yield from in_bodies(child, whole, inside or isinstance(child, ast.FunctionDef))
+            elif isinstance(child, ast.AST):
+                yield from in_bodies(child, name, inside)
+
+
+def mutants_of(path: Path) -> dict[str, str]:
+    """The name of every mutant of a module -> the module's changed source."""
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found, seen = {}, Counter()
+    for function, node in in_bodies(ast.parse(source)):
+        for new in changed(node):
+            first = starts[node.lineno - 1] + node.col_offset
+            last = starts[node.end_lineno - 1] + node.end_col_offset
+            words = f"{path.relative_to(ROOT)} {function}: {ast.unparse(node)} -> {ast.unparse(new)}"
+            seen[words] += 1
+            name = words if seen[words] == 1 else f"{words} ({seen[words]})"
+            found[name] = (source[:first] + f"({ast.unparse(new)})".encode() + source[last:]).decode()
+    return found
+
+
+def sample(count: int, seed: int) -> list[str]:
+    """Names of mutants over all rooms: at least one a room, the rest in proportion."""
+    rooms = defaultdict(list)
+    for path in sorted((ROOT / "vit_jax").rglob("*.py")):
+        room = room_of(path)
+        if tests_of(room):
+            rooms[room if (ROOT / "vit_jax" / room).is_dir() else "root"] += mutants_of(path)
+    total, chance = sum(map(len, rooms.values())), random.Random(seed)
+    spare = count - len(rooms)
+    drawn = [name for names in rooms.values() for name in chance.sample(names, 1 + spare * len(names) // total)]
+    rest = [name for names in rooms.values() for name in names if name not in drawn]
+    return sorted(drawn + chance.sample(rest, count - len(drawn)))
+
+
+def survives(name: str, tree: Path, slow: bool) -> bool:
+    """Whether the tests of a mutant's room pass in a copy of the tree that has it."""
+    path = ROOT / name.partition(" ")[0]
+    mutants = mutants_of(path)
+    if name not in mutants:
+        raise SystemExit(f"{name!r} is no longer there; delete its row")
+    target = tree / path.relative_to(ROOT)
+    kind = ["-m", "slow" if slow else "not slow"]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "--durations=0", *kind]
+    try:
+        target.write_text(mutants[name])
+        done = subprocess.run(
+            [*command, *tests_of(room_of(path))],
+            cwd=tree,
+            env=os.environ | {"PYTHONPATH": str(tree)},
+            timeout=SECONDS,
+            capture_output=True,
+            text=True,
+        )
+        by = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+        print(name, "| lives" if done.returncode in (0, 5) else f"| {by[:160]}", flush=True)
+        return done.returncode in (0, 5)  # 5: there is no such test
+    except subprocess.TimeoutExpired:
+        print(name, "| hangs", flush=True)
+        return False
+    finally:
+        shutil.copy(path, target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, required=True, metavar="FILE", help="the table, new or to be run again")
+    parser.add_argument("--slow", action="store_true", help="the slow tests, on what the default ones let live")
+    parser.add_argument("--sample", type=int, default=120, metavar="N", help="mutants of a new table")
+    parser.add_argument("--seed", type=int, default=0, help="of a new table")
+    args = parser.parse_args()
+    if args.write.exists():
+        rows = {row["mutant"]: row["found by"] for row in csv.DictReader(args.write.open())}
+    else:
+        rows = dict.fromkeys(sample(args.sample, args.seed), "")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info"))
+        for name, found in rows.items():
+            if args.slow == (found == "none") or not args.slow:
+                kind = "slow" if args.slow else "default"
+                rows[name] = "none" if survives(name, tree, args.slow) else kind
+                with args.write.open("w", newline="") as file:
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerows([("mutant", "found by"), *rows.items()])
+    print(Counter(rows.values()))
+
+
+if __name__ == "__main__":
+    main()
