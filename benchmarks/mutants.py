@@ -4,8 +4,9 @@ python -m benchmarks.mutants --write=benchmarks/mutants.csv
 python -m benchmarks.mutants --write=benchmarks/mutants.csv --slow
 
 A mutant changes one operator, constant or condition of one function. A new file gets a seeded sample over all rooms,
-in proportion to their code. An existing one is run again by its names: what a mutant is called does not depend on the
-lines around its function. `--slow` runs the slow tests of the room on the mutants that the default ones let live.
+in proportion to their code; each is run until a test of its room fails. Of an existing file the rows are run that have
+no result: what a mutant is called does not depend on the lines around its function. `--slow` runs the slow tests of the
+room on the mutants that the default ones let live.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import copy
 import csv
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -58,7 +60,8 @@ TESTS = {
     "streams": ["train", "program"],
     "tree": ["optim", "program"],
 }
-SECONDS = 400  # a mutant that hangs is found
+SECONDS = 600  # a mutant that hangs is found
+LIVES = "no default test"
 
 
 def room_of(path: Path) -> str:
@@ -141,31 +144,45 @@ def sample(count: int, seed: int) -> list[str]:
     return sorted(drawn + chance.sample(rest, count - len(drawn)))
 
 
-def survives(name: str, tree: Path, slow: bool) -> bool:
-    """Whether the tests of a mutant's room pass in a copy of the tree that has it."""
-    path = ROOT / name.partition(" ")[0]
+def find(name: str, tree: Path, slow: bool) -> str:
+    """Returns the first test of a mutant's room that fails in a copy of the tree that has it; an empty text: none does.
+
+    The files of tests that speak of its module or function come first.
+    """
+    path, function = ROOT / name.partition(" ")[0], name.split()[1].rstrip(":").rpartition(".")[2]
     mutants = mutants_of(path)
     if name not in mutants:
         raise SystemExit(f"{name!r} is no longer there; delete its row")
+    files = [
+        file
+        for place in tests_of(room_of(path))
+        for file in sorted((ROOT / place).rglob("test_*.py")) or [ROOT / place]
+    ]
+    near = [file for file in files if re.search(rf"\b({path.stem}|{function})\b", file.read_text() + file.stem[5:])]
     target = tree / path.relative_to(ROOT)
     kind = ["-m", "slow" if slow else "not slow"]
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "--durations=0", *kind]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "-p", "no:rerunfailures", *kind]
     try:
         target.write_text(mutants[name])
-        done = subprocess.run(
-            [*command, *tests_of(room_of(path))],
-            cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
-            timeout=SECONDS,
-            capture_output=True,
-            text=True,
-        )
-        by = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-        print(name, "| lives" if done.returncode in (0, 5) else f"| {by[:160]}", flush=True)
-        return done.returncode in (0, 5)  # 5: there is no such test
+        for some in (near, [file for file in files if file not in near]):
+            done = (
+                subprocess.run(
+                    [*command, *(str(file.relative_to(ROOT)) for file in some)],
+                    cwd=tree,
+                    env=os.environ | {"PYTHONPATH": str(tree)},
+                    timeout=SECONDS,
+                    capture_output=True,
+                    text=True,
+                )
+                if some
+                else None
+            )
+            if done and done.returncode not in (0, 5):  # 5: it has no such test
+                told = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.M)
+                return told[1] if told else "import"
+        return ""
     except subprocess.TimeoutExpired:
-        print(name, "| hangs", flush=True)
-        return False
+        return "it hangs"
     finally:
         shutil.copy(path, target)
 
@@ -184,14 +201,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info"))
-        for name, found in rows.items():
-            if args.slow == (found == "none") or not args.slow:
-                kind = "slow" if args.slow else "default"
-                rows[name] = "none" if survives(name, tree, args.slow) else kind
-                with args.write.open("w", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([("mutant", "found by"), *rows.items()])
-    print(Counter(rows.values()))
+        waiting = [name for name, found in rows.items() if found == (LIVES if args.slow else "")]
+        for name in random.Random(args.seed).sample(waiting, len(waiting)):  # a part of them is a fair sample, too
+            found = find(name, tree, args.slow)
+            rows[name] = (found and f"{'slow: ' if args.slow else ''}{found}") or ("none" if args.slow else LIVES)
+            print(name, "|", rows[name], flush=True)
+            with args.write.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([("mutant", "found by"), *rows.items()])
+    kinds = Counter(
+        "slow" if found.startswith("slow: ") else "none" if found in ("none", LIVES) else "default"
+        for found in rows.values()
+    )
+    print(", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_bugs_keep_their_traceback():
             2,
             "unknown letter 'a'; choose from b.",
         ),
-        (["-m", "vit_jax.predict", "--help"], 0, ""),
+        pytest.param(["-m", "vit_jax.predict", "--help"], 0, "", marks=pytest.mark.slow),
         pytest.param(["-m", "vit_jax.main", "--config=configs/digits.py", "--print"], 0, "", marks=pytest.mark.slow),
         pytest.param(["-m", "vit_jax.doctor"], 0, "", marks=pytest.mark.slow),
     ],

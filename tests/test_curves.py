@@ -36,7 +36,10 @@ def pretrain():
 
 @pytest.mark.parametrize("attention", ["heads_first", pytest.param("fused", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", [FIRST, WHOLE], ids=["first", "whole"])
-@pytest.mark.parametrize(("name", "recipe"), [("google_finetune", finetune), ("big_vision_pretrain", pretrain)])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("google_finetune", finetune), pytest.param("big_vision_pretrain", pretrain, marks=pytest.mark.slow)],
+)
 def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, tmp_path):
     if not folder.is_dir():
         pytest.skip("the whole curves are not here")

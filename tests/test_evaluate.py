@@ -333,6 +333,7 @@ def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, capl
     assert "evals.knn learns from images that it is tested on" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_full_or_damaged_costs_no_evaluation(run, passes, tmp_path, monkeypatch, caplog):
     words = {"source": "digits", "requests": ["knn:k=1"]}
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
@@ -379,6 +380,7 @@ def test_classes_of_other_names_are_refused_with_a_way_out(run, tmp_path):
     assert found["names/n"] == found["order/n"] == 10
 
 
+@pytest.mark.slow
 def test_a_record_takes_only_evaluations_of_its_own_weights_and_images(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli, "join_hosts", lambda: None)
 

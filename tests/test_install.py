@@ -66,6 +66,7 @@ def test_a_wheel_holds_all_modules_and_recipes_and_no_folder_configs(wheel):
     assert {path.name for path in wheel.iterdir() if path.is_dir() and "-" not in path.name} == {"vit_jax"}
 
 
+@pytest.mark.slow
 def test_recipes_of_a_wheel_are_found_by_the_same_path_and_ones_own_import_them(wheel, tmp_path):
     printed = run_wheel(wheel, tmp_path, "--print")
     assert printed.stdout.startswith(f"{wheel}/vit_jax/configs/digits.py, resolved"), printed.stderr

@@ -92,7 +92,7 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
     assert everywhere([lambda group=group: choose(group) for group in make_groups(4)]) == ["tokens_first"] * 4
 
 
-@pytest.mark.parametrize("kind", ["heads_first", "tokens_first"])
+@pytest.mark.parametrize("kind", [pytest.param("heads_first", marks=pytest.mark.slow), "tokens_first"])
 def test_forms_that_are_right_are_within_the_tolerance(kind):
     spec = models.create("ViT-mu/8", attention=kind, dtype="bfloat16").spec
     found = attention_check.measure_differences(spec, jax.devices()[0])

@@ -208,6 +208,7 @@ def test_attention_is_drawn_on_the_grid_of_patches():
         np.testing.assert_allclose(maps[0], np.full((2, 3), 100 / (6 + rows)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_pixels_are_predicted_like_files_and_drawn(quick, photos, tmp_path):
     quick.total_steps, quick.warmup_steps = 1, 0
     train.train(quick, tmp_path / "run")

@@ -152,6 +152,7 @@ def test_a_representation_of_another_width_is_split_as_the_rest(tiny):
     np.testing.assert_allclose(program.predict(params, images), logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_largest_config_has_shapes_and_shardings_without_memory():
     from configs import vit_l16_jft
 
@@ -180,6 +181,7 @@ def test_the_largest_config_takes_a_step_at_reduced_depth():
     assert np.isfinite(found).all()
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_cost_nothing(tiny):
     tiny.optim.lr_multipliers, tiny.grad_norm_clip, tiny.task.mixup = "head/.*=1,.*=0", None, 0.0
     program = build(tiny)
@@ -197,6 +199,7 @@ def test_frozen_parameters_stay_and_cost_nothing(tiny):
     assert flops < 0.6 * whole.train_step.lower(whole.state, whole.batch).cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_holds_as_many_images_as_a_part_of_a_step(tiny):
     tiny.model.depth, tiny.accum_steps = 1, 2
     found = []
@@ -239,6 +242,7 @@ def test_an_evaluation_step_is_tried_before_training_and_compiled_once(tiny, cap
         run("INTERNAL: a bug")
 
 
+@pytest.mark.slow
 def test_images_with_several_labels(tiny):
     tiny.data.max_labels = 3
     with pytest.raises(UserError, match=r"several labels per image needs --config.task.loss=sigmoid"):

@@ -123,12 +123,6 @@ def check(config, call, photos):
         assert steps(run)[-1] == config.total_steps and (run / "model.npz").exists()
 
 
-@given(config=configurations(), call=st.integers(1, 3))
-@settings(max_examples=1, **SOME)
-def test_some_runs(config, call, photos):
-    check(config, call, photos)
-
-
 @pytest.mark.slow
 @given(config=configurations(), call=st.integers(1, 3))
 @settings(max_examples=10, **SOME)

@@ -49,6 +49,7 @@ def whole(tmp_path_factory):
     return workdir, rows(workdir, RATES)
 
 
+@pytest.mark.slow
 def test_best_first_and_what_diverges_last(whole):
     workdir, found = whole
     assert sorted(row.name for row in found[:2]) == ["base_lr=0.001", "base_lr=0.02"] and found[0].last >= found[1].last
@@ -91,13 +92,14 @@ def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path,
     assert len(begun) == 3
 
 
-def test_the_best_of_several_seeds_is_named(whole):
+def test_the_best_of_several_seeds_is_named(tmp_path):
     found = [outcomes.Outcome(f"base_lr=0.1,seed={seed}", last, last, 1, 1.0) for seed, last in ((1, 0.9), (0, 0.5))]
-    made = sweep.list_combinations(words(whole[0], "--sweep.base_lr=0.1", "--sweep.seed=0,1"))
+    made = sweep.list_combinations(words(tmp_path, "--sweep.base_lr=0.1", "--sweep.seed=0,1"))
     report = sweep.make_report(found, made)
     assert (report.best, Path(report.workdir).name) == ("base_lr=0.1", "base_lr=0.1,seed=1")
 
 
+@pytest.mark.slow
 def test_what_is_printed(whole, capsys):
     workdir, found = whole
     best = found[0].name
@@ -115,6 +117,7 @@ def test_what_is_printed(whole, capsys):
     assert capsys.readouterr().out.endswith(f"{sweep.__doc__}\n")
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_no_sweep(whole, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)  # as a `tee` that dies does
@@ -123,6 +126,7 @@ def test_a_closed_terminal_ends_no_sweep(whole, monkeypatch):
         assert rows(whole[0], RATES) == whole[1]
 
 
+@pytest.mark.slow
 def test_another_configuration_in_the_folder_is_refused(whole):
     workdir, _ = whole
     with pytest.raises(

@@ -121,6 +121,7 @@ def large(run, tmp_path):
     return workdir
 
 
+@pytest.mark.slow
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
     told, read, limit = [], loader.local_eval_batches, loaded_model.LARGEST
@@ -146,6 +147,7 @@ def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monke
             evaluate.evaluate(large, **mistake)
 
 
+@pytest.mark.slow
 def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
     """By the first of the run's evaluations. Two parts make the whole."""
     parts = [evaluate.evaluate(large, split=split, batch=64) for split in ("test[:64]", "test[64:]")]
@@ -239,6 +241,7 @@ def test_loading_says_what_is_wrong(run, tmp_path):
         vit_jax.save(tmp_path / "bad.npz", model, params)
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_images_of_another_shape_with_another_head(run, quick, tmp_path):
     _, workdir, _ = run
     quick.init_from = str(workdir)
@@ -345,6 +348,7 @@ def test_weights_of_another_range_of_values_are_named(run, quick, tmp_path, capl
     assert words in caplog.text and "if that is not meant, end data.preprocess" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, quick, tmp_path):
     _, workdir, metrics = run
     quick.model.position, quick.mesh.data = "learned", 8
@@ -372,6 +376,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
         train.train(quick, tmp_path / "kept")
 
 
+@pytest.mark.slow
 def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     events = []
     make, fetch = program_module.make_program, train_metrics.fetch_metrics

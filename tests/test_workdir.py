@@ -105,7 +105,9 @@ def test_an_evaluation_that_fails_costs_no_training(whole, tmp_path, monkeypatch
     same(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("error", [UserError("a worker died."), ZeroDivisionError("a bug")])
+@pytest.mark.parametrize(
+    "error", [UserError("a worker died."), pytest.param(ZeroDivisionError("a bug"), marks=pytest.mark.slow)]
+)
 def test_data_that_fail_cost_no_training(whole, tmp_path, monkeypatch, error):
     with monkeypatch.context() as patch:
         failing(patch, loader.LocalBatches, "__next__", error, call=3)
@@ -118,6 +120,7 @@ def test_data_that_fail_cost_no_training(whole, tmp_path, monkeypatch, error):
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_evaluation_is_kept_evaluates_again(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         failing(patch, Checkpoints, "add_metrics", KeyboardInterrupt(), call=2)
@@ -158,6 +161,7 @@ def test_a_run_that_was_killed_before_its_first_save_starts_anew(whole, tmp_path
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_stays_until_there_is_a_newer_checkpoint(finished, monkeypatch):
     longer = configured(total_steps=14, eval_every=2)
 

@@ -599,6 +599,7 @@ def short(config, steps=2):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_was_set_aside_and_goes_on(quick, run, tmp_path, caplog, monkeypatch):
     shutil.copytree(run, tmp_path / "run")
     [largest] = sorted((tmp_path / "run/checkpoints/2/state/d").iterdir(), key=lambda path: path.stat().st_size)[-1:]

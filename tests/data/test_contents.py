@@ -69,6 +69,7 @@ def nearest(weights, source):
     return evaluate.evaluate(weights, source=source, requests=[f"knn:k=1,{SLICES}"])["knn/1nn"]
 
 
+@pytest.mark.slow
 def test_images_replaced_in_a_bucket_are_evaluated_again(weights, bucket):
     folder = write_folder(f"{bucket}/photos")
     assert nearest(weights, f"folder:{folder}") == nearest(weights, f"folder:{folder}") == 1
@@ -76,7 +77,7 @@ def test_images_replaced_in_a_bucket_are_evaluated_again(weights, bucket):
     assert nearest(weights, f"folder:{folder}") < 1
 
 
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_shards_replaced_under_their_names_are_evaluated_again(remote, weights, bucket, tmp_path):
     packed = str(tmp_path / "packed")
     place = f"{bucket}/packed" if remote else packed
@@ -148,6 +149,7 @@ def configured(folder, steps):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_whose_images_were_replaced_says_so_and_ranks_scores_of_both_apart(tmp_path, caplog, monkeypatch):
     folder, workdir = write_folder(tmp_path / "photos"), tmp_path / "run"
     scores = iter([0.9, 0.8, 0.1])

@@ -210,6 +210,7 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
         loader.ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_images_end_the_run(damaged, workers):
     config, _ = damaged

@@ -82,6 +82,7 @@ def test_what_was_learnt_before_a_worker_died_is_saved_by_all_hosts(tmp_path):
         assert "Traceback" not in run.output()
 
 
+@pytest.mark.slow
 def test_hosts_that_were_started_differently_do_not_start(tmp_path):
     with Hosts(tmp_path / "run", 2, 1, each={1: ["--config.base_lr=0.5"]}) as run:
         assert run.wait() == [2, 2]

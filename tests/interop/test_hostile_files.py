@@ -162,7 +162,7 @@ def fuzz(kind, count, folder):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "count"), [("bytes", 20), ("arrays", 20), ("description", 10)])
+@pytest.mark.parametrize(("kind", "count"), [("bytes", 8), ("arrays", 8), ("description", 4)])
 def test_a_changed_file_is_loaded_cleanly_or_refused(kind, count, tmp_path):
     fuzz(kind, count, tmp_path)
 

@@ -38,6 +38,7 @@ def compile_for(topology, *cases):
     return json.loads(answer.stdout)
 
 
+@pytest.mark.slow
 def test_kernels_where_each_device_runs_them_on_its_part():
     """Nothing but parameters is gathered, and what heads are summed over is half of the images."""
     alone, both, loose = "8,50,3,8,bfloat16", "fsdp, tensor", "sharded arrays"

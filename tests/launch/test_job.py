@@ -59,7 +59,7 @@ def test_what_cannot_be_run_is_refused():
             make_run("x", **options)
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", [pytest.param("Cloud TPU", marks=pytest.mark.slow), "Slurm"])
 def test_preemptions_do_not_use_up_the_restarts_of_faults(name, tmp_path):
     launch, preempted = LAUNCHERS[name]
     ends = [*preempted * 4, "137", *preempted * 2, "134"]

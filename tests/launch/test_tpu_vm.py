@@ -210,6 +210,7 @@ def test_the_same_command_again_follows_what_runs(play, capfd):
     assert set(play.verbs()) == {"describe", "status", "follow", "delete"} and play.starts() == [1, 1]
 
 
+@pytest.mark.slow
 def test_workers_start_nothing_beside_what_runs(play):
     play.write(ends="wait\n", cut="")
     play.on_pause = [lambda: None, lambda: None, lambda: play.begun(0) and play.begun(1) / 0]
@@ -221,7 +222,7 @@ def test_workers_start_nothing_beside_what_runs(play):
     assert play.starts() == [1, 1] and (worker / "r" / "mark").read_text() != "mark\n"
 
 
-@pytest.mark.parametrize("code", [1, 2, 127])
+@pytest.mark.parametrize("code", [1, *(pytest.param(code, marks=pytest.mark.slow) for code in (2, 127))])
 def test_what_somebody_should_look_at_is_not_started_again(play, code, capfd):
     play.write(ends=f"{code}\n")
     assert play.run() == code
@@ -314,7 +315,7 @@ def test_nothing_is_begun_before_all_workers_answer(play):
     assert play.verbs()[4:9] == ["status"] * 4 + ["scp"] and play.starts() == [1, 1]
 
 
-@pytest.mark.parametrize("step", ["scp", "install", "start"])
+@pytest.mark.parametrize("step", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("scp", "install")), "start"])
 def test_a_worker_that_misses_a_step_is_not_left_behind(play, step):
     miss = f'''case "$*" in *"{step} "*) [ -e "$PLAY/missed" ] || echo | tee "$PLAY/away" > "$PLAY/missed" ;; esac'''
     gcloud = play.folder / "bin" / "gcloud"

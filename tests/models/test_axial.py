@@ -161,6 +161,7 @@ def compare(model, images, evaluate, names, tolerance=1e-3, capture=()):
     return out
 
 
+@pytest.mark.slow
 def test_an_axial_vit_equals_its_definition():
     model, images = tiny_vit(depth=1), np.asarray(images_of(2, 32, 24, 3))
 

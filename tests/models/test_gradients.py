@@ -93,6 +93,7 @@ def test_gradients_in_bfloat16_have_a_bounded_error(in_bfloat16):
     assert rounded(found) == {name for name in found if name.endswith("kernel")} - {"head/kernel"}
 
 
+@pytest.mark.slow
 def test_gradients_of_kernels_in_float32_are_not_rounded(start, in_bfloat16):
     found, errors = gradient(start, dtype="bfloat16", grad_dtype="float32")
     assert not rounded(found)

@@ -466,10 +466,12 @@ def test_stochastic_depth_rises_linearly_and_takes_whole_branches(scan):
 
 # Shapes and intermediates.
 
+OTHER_PARTS = [("gap", "learned"), ("map", "learned"), ("token", "sincos2d"), ("token", "none")]
+
 
 @pytest.mark.parametrize(
     ("pooling", "position"),
-    [("token", "learned"), ("gap", "learned"), ("map", "learned"), ("token", "sincos2d"), ("token", "none")],
+    [("token", "learned"), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_PARTS)],
 )
 def test_intermediates(pooling, position):
     model = tiny(pooling=pooling, position=position, pre_logits=True)
@@ -584,6 +586,7 @@ def test_standardised_convolutions_ignore_scale_and_offset_of_a_filter():
     np.testing.assert_allclose((standard**2).mean((0, 1, 2)), 1, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_hybrid_starts_as_published():
     params = jax.jit(tiny_hybrid().init)(jax.random.key(0), images_of())
     assert {name: list(values) for name, values in params["stem"].items()} == {
@@ -614,6 +617,7 @@ def test_the_number_of_r_vit_ti_is_not_its_stride():
     assert create("R50+ViT-B/16").spec.grid == (14, 14) and create("R50+ViT-B/32").spec.stem.channels == 2048
 
 
+@pytest.mark.slow
 def test_a_hybrid_in_bfloat16_on_images_that_are_not_square():
     model = tiny_hybrid(resolution=(32, 48), pre_logits=True)
     params = params_of(model)

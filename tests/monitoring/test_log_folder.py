@@ -102,7 +102,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("where", ["pipe", "disk"])
+@pytest.mark.parametrize("where", ["pipe", pytest.param("disk", marks=pytest.mark.slow)])
 def test_a_terminal_that_takes_nothing_is_left_alone(tmp_path, where):
     ends = os.pipe() if where == "pipe" else [os.open("/dev/null", os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)]
     os.close(ends[0])  # as `head` does

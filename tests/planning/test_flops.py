@@ -57,7 +57,7 @@ OUTLIERS = {("ViT-B/32", 7): 0.025, ("R50+ViT-L/16", 7): 0.035}
 
 
 NAMES = dict.fromkeys(name for name, _, _ in TABLE_6)
-USUAL = ("ViT-B/16", "ViT-H/14", "BiT-R50x1", "R50+ViT-B/16")  # the others are made of the same parts
+USUAL = ("ViT-B/16", "R50+ViT-B/16")  # the others are made of the same parts
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
@@ -76,7 +76,7 @@ def test_a_run_counts_the_images_that_it_trains_on(tiny):
     assert flops.run_exaflops(tiny) == flops.training_exaflops(model, tiny.total_steps * tiny.batch) > 3 * square
 
 
-@pytest.mark.parametrize("tokens_of", ["gap", "token"])
+@pytest.mark.parametrize("tokens_of", ["gap", pytest.param("token", marks=pytest.mark.slow)])
 def test_a_kernel_counts_as_its_plain_form(tokens_of):
     """Without padding the numbers are equal; a plan's model FLOPs are equal with it, too."""
     plain, fused = (

@@ -102,6 +102,7 @@ def test_a_damaged_report_in_the_cache_is_compiled_anew(cache):
     assert again.step.executable == found.step.executable and not again.step.remembered
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
 def test_an_absent_slice(capsys):
     mesh = "--config.mesh.fsdp=8"  # cuts a dimension of the slice in two

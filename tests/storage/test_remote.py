@@ -325,6 +325,7 @@ def forget_stores():
     fsspec.filesystem("s3").clear_instance_cache()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME)
 def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
     """24 MiB at 10 MiB/s, under a limit of two seconds without progress."""
@@ -359,6 +360,7 @@ def test_s3_is_read_as_a_stream(servers, tmp_path, monkeypatch):
     assert (tmp_path / "x").read_bytes() == Path(__file__).read_bytes() and told
 
 
+@pytest.mark.slow
 def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatch):
     quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every = 8, 4, 1, 4
     closed, sent, upload, close = [], [], filesystem.upload, manager.Checkpoints.close
@@ -380,6 +382,7 @@ def test_a_store_that_falls_silent_is_waited_for_once(servers, quick, monkeypatc
     assert closed and finished("s3://bkt/silent") == [1]
 
 
+@pytest.mark.slow
 def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monkeypatch):
     quick.mesh.data, quick.total_steps, quick.checkpoint_every, quick.eval_every = 8, 2, 1, 2
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no permission"):
