@@ -50,6 +50,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.fields": Output("write"),
+    "benchmarks.mutants": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.screenshots": Output("out"),

@@ -191,7 +191,12 @@ def reader(place, monkeypatch):
 OURS_HERE = [line for line in HERE if any(name in OURS for name, *_ in commands(line))]
 # The first command of each program, if the images and runs that it needs are there without the others.
 USUAL = [
-    *{name: line for line in OURS_HERE[::-1] for name, *_ in commands(line) if "workdirs/photos" not in line}.values()
+    *{
+        name: line
+        for line in OURS_HERE[::-1]
+        for name, *_ in commands(line)
+        if not re.search("init_from|workdirs/photos", line)
+    }.values()
 ]
 USUAL.sort(key=OURS_HERE.index)
 

@@ -141,6 +141,7 @@ def test_the_mlp_by_shard_map_trains_as_one_device(tiny, single):
     assert_explained(exchanged(found.text), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [(), (1,)])
 def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
     monkeypatch.setitem(variants.HYBRIDS, ("R26", 32), (stages, 4))
@@ -156,6 +157,7 @@ def test_a_hybrid_trains_as_one_device(tiny, monkeypatch, stages):
     assert root["norm"]["scale"].addressable_shards[0].data.shape == (16,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["pre_activation", "post_activation"])
 def test_a_bit_trains_as_one_device(tiny, monkeypatch, unit):
     """Over `tensor` nothing of it is split: the devices repeat the work, and exchange nothing for it."""
