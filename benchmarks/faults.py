@@ -170,9 +170,9 @@ class Faults:
         return self.preempted("step 23/", (0, 1), "all")
 
     def term_evaluation(self) -> Outcome:
-        outcome = self.preempted("step 20/60  loss", (0,), "evaluation", "slow_evaluation:2")
+        outcome = self.preempted("step 20/40  loss", (0,), "evaluation", "slow_evaluation:2")
         first = self.folder.joinpath("term-evaluation.0.log").read_text().partition("preempted")[0]
-        check("step 20/60  test" not in first, "the evaluation was over before")
+        check("step 20/40  test" not in first, "the evaluation was over before")
         return outcome
 
     def term_startup(self) -> Outcome:
@@ -555,7 +555,7 @@ def table(faults: Faults, only: str) -> Iterator[tuple[str, str, bool]]:
         print(f"{trial.__name__}: {happened} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
         return beginning, f" {times} | {happened} |", kept
 
-    with ThreadPoolExecutor(2) as pool:  # many of them wait for a minute
+    with ThreadPoolExecutor(3) as pool:  # many of them wait for a minute
         yield from pool.map(lambda row: attempt(*row), trials)
 
 

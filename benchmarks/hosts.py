@@ -17,7 +17,7 @@ SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wai
 # Data, dropout and MixUp are random, and the batches straddle the epochs' ends.
 RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
 RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
-RANDOM += ["--config.total_steps=60"]
+RANDOM += ["--config.total_steps=40"]
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # runs of the same small programs follow each other
 SLOWLY = 0.05  # seconds that a step takes longer: a signal takes a second to reach all hosts
 

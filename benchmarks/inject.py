@@ -84,11 +84,6 @@ def large_evaluation(when: str) -> None:
     classify.evaluate = fail
 
 
-def impatient(seconds: str) -> None:
-    """A silent host is lost sooner than usual."""
-    monitor.LOST = float(seconds)
-
-
 def many_hosts(count: str) -> None:
     """The hosts exchange messages as seldom as so many would."""
     monitor.MANY = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.MANY / int(count)  # type: ignore[assignment]
@@ -108,7 +103,7 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     program.make_program = changed
 
 
-KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, impatient, many_hosts)
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
 if __name__ == "__main__":

@@ -461,4 +461,4 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(filesystem.read_bytes("gs://bkt/hosts/metrics.jsonl"))
     for one, other in zip(metrics(tmp_path), metrics(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
-    assert finished("gs://bkt/hosts")[-1] == 60
+    assert finished("gs://bkt/hosts")[-1] == 40
