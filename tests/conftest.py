@@ -29,7 +29,6 @@ gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
 # These take longest and come first, so that the workers end at about the same time.
 LONGEST = [
-    "hosts",
     "docs",
     "remote",
     "train",

@@ -119,28 +119,28 @@ def test_every_field_says_what_it_means():
     assert all(len(field.meaning) > 5 and "\n" not in field.meaning for field in FIELDS.values())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_configs_are_recipes(name):
-    module = importlib.import_module(f"configs.{name}")
-    config = module.get_config()
-    check_config(config)
-    assert config.is_locked
-    assert set(flatten_config(config)) - DECLARED <= {k for k in flatten_config(config) if k.startswith("evals.")}
-    assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
-    assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
-    models.create(config.model.name)
-    for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
-        shapes = {parse_pipe(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
-        assert shapes == {(resolution, resolution, 3)}
+def test_configs_are_recipes():
+    for name in CONFIGS:
+        module = importlib.import_module(f"configs.{name}")
+        config = module.get_config()
+        check_config(config)
+        assert config.is_locked
+        assert set(flatten_config(config)) - DECLARED <= {k for k in flatten_config(config) if k.startswith("evals.")}
+        assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
+        assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
+        models.create(config.model.name)
+        for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
+            shapes = {parse_pipe(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
+            assert shapes == {(resolution, resolution, 3)}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_configs_survive_the_disk(name, tmp_path):
-    config = importlib.import_module(f"configs.{name}").get_config()
-    save_config(config, tmp_path / "config.json")
-    again = load_config(tmp_path / "config.json")
-    assert flatten_config(again) == flatten_config(config)
-    assert check_resumes(again, config, "here") == []
+def test_configs_survive_the_disk(tmp_path):
+    for name in CONFIGS:
+        config = importlib.import_module(f"configs.{name}").get_config()
+        save_config(config, tmp_path / "config.json")
+        again = load_config(tmp_path / "config.json")
+        assert flatten_config(again) == flatten_config(config)
+        assert check_resumes(again, config, "here") == []
 
 
 def test_a_config_file_of_another_version(tmp_path):

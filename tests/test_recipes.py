@@ -207,17 +207,17 @@ def test_every_published_model_has_a_recipe():
     assert set(ROWS) == files - {"bit_hyperrule"}
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_field_is_the_published_one_or_the_default(name):
-    fields = flatten_config(importlib.import_module(f"configs.{name}").get_config())
-    assert set(ROWS[name]) <= set(fields)
-    wrong = {
-        key: value
-        for key, value in fields.items()
-        if key not in RUN_TIME
-        and value != (ROWS[name][key] if key in ROWS[name] else BASE[re.sub(r"^evals\.\w+", "evals.test", key)])
-    }
-    assert wrong == {}
+def test_every_field_is_the_published_one_or_the_default():
+    for name in ROWS:
+        fields = flatten_config(importlib.import_module(f"configs.{name}").get_config())
+        assert set(ROWS[name]) <= set(fields)
+        wrong = {
+            key: value
+            for key, value in fields.items()
+            if key not in RUN_TIME
+            and value != (ROWS[name][key] if key in ROWS[name] else BASE[re.sub(r"^evals\.\w+", "evals.test", key)])
+        }
+        assert wrong == {}
 
 
 @pytest.mark.parametrize(
@@ -242,19 +242,19 @@ def test_lengths_in_steps(name, words, steps):
     assert (config.total_steps, config.warmup_steps) == (steps, 10_000)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_the_commands_of_the_docstrings(name):
-    source = (ROOT / f"configs/{name}.py").read_text()
-    [command] = re.findall(r"^    python -m vit_jax\.main --config=configs/(.*) --workdir=RUN$", source, re.M)
-    config = parse(*command.split())
-    check_config(config)
-    assert command.startswith(f"{name}.py") and "DATA" in config.data.source + (config.data.data_dir or "")
-    pipes = [config.data.preprocess, *(config.evals[key].preprocess for key in config.evals)]
-    for pipe in pipes:
-        if "randaug" not in pipe or "randaug" in OPS:
-            assert parse_pipe(pipe, config.resolution).shape == (224, 224, 3)
-    for words in re.findall(r"`(--config\..*?)`", source):
-        check_config(parse(*command.split(), words))
+def test_the_commands_of_the_docstrings():
+    for name in ROWS:
+        source = (ROOT / f"configs/{name}.py").read_text()
+        [command] = re.findall(r"^    python -m vit_jax\.main --config=configs/(.*) --workdir=RUN$", source, re.M)
+        config = parse(*command.split())
+        check_config(config)
+        assert command.startswith(f"{name}.py") and "DATA" in config.data.source + (config.data.data_dir or "")
+        pipes = [config.data.preprocess, *(config.evals[key].preprocess for key in config.evals)]
+        for pipe in pipes:
+            if "randaug" not in pipe or "randaug" in OPS:
+                assert parse_pipe(pipe, config.resolution).shape == (224, 224, 3)
+        for words in re.findall(r"`(--config\..*?)`", source):
+            check_config(parse(*command.split(), words))
 
 
 def test_what_is_held_out_is_not_trained_on():

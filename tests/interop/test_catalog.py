@@ -49,18 +49,18 @@ BIT = [one for one in ALL if one.address.startswith("https://") and one.model.st
 OWN = [one for one in ALL if one not in HUB and one not in BIT]  # of vision_transformer and big_vision
 
 
-@pytest.mark.parametrize("one", OWN, ids=lambda one: one.name)
-def test_the_list_is_consistent(one):
-    assert re.fullmatch(r"(R\d*\+)?ViT-(Ti|S|B|L|H)/\d+", one.model)
-    data = one.data.rpartition("+")[2]
-    assert re.fullmatch(rf"{re.escape(one.model)}(-[a-z0-9-]+)?-{data}(-{one.resolution})?", one.name)
-    bucket = {"google": "vit_models", "big_vision": "big_vision"}[one.layout]
-    assert re.fullmatch(rf"https://storage\.googleapis\.com/{bucket}/[\w/%.-]+\.npz", one.address)
-    assert one.data in ("imagenet21k", "imagenet2012", "imagenet21k+imagenet2012")
-    assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and class_names.class_wnids(one.head)
-    assert one.accuracy is None or 50 < one.accuracy < 95
-    assert (one.accuracy is None) == (one.of == "") and one.source
-    assert catalog.find_entry(one.name) == one
+def test_the_list_is_consistent():
+    for one in OWN:
+        assert re.fullmatch(r"(R\d*\+)?ViT-(Ti|S|B|L|H)/\d+", one.model)
+        data = one.data.rpartition("+")[2]
+        assert re.fullmatch(rf"{re.escape(one.model)}(-[a-z0-9-]+)?-{data}(-{one.resolution})?", one.name)
+        bucket = {"google": "vit_models", "big_vision": "big_vision"}[one.layout]
+        assert re.fullmatch(rf"https://storage\.googleapis\.com/{bucket}/[\w/%.-]+\.npz", one.address)
+        assert one.data in ("imagenet21k", "imagenet2012", "imagenet21k+imagenet2012")
+        assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and class_names.class_wnids(one.head)
+        assert one.accuracy is None or 50 < one.accuracy < 95
+        assert (one.accuracy is None) == (one.of == "") and one.source
+        assert catalog.find_entry(one.name) == one
 
 
 def test_a_name_of_augregs_index_is_the_same_checkpoint():
@@ -114,14 +114,14 @@ def test_checkpoints_of_bit():
         assert models.create(one.model).name == one.model and (one.of == "") == (one.accuracy is None)
 
 
-@pytest.mark.parametrize("one", [one for one in ALL if one.size], ids=lambda one: one.name)
-def test_sizes_are_those_of_float32_parameters(one):
-    width = WIDTHS[re.search(r"ViT-(\w+)/", one.model)[1]]
-    count = BACKBONES[one.model] + (width + 1) * one.head
-    if one.name.endswith(f"{one.model}-imagenet21k"):
-        count += (width + 1) * width  # pre_logits
-    number, unit = one.size.split()
-    assert float(number) * download.UNITS[unit] == pytest.approx(4 * count, rel=0.02)
+def test_sizes_are_those_of_float32_parameters():
+    for one in [one for one in ALL if one.size]:
+        width = WIDTHS[re.search(r"ViT-(\w+)/", one.model)[1]]
+        count = BACKBONES[one.model] + (width + 1) * one.head
+        if one.name.endswith(f"{one.model}-imagenet21k"):
+            count += (width + 1) * width  # pre_logits
+        number, unit = one.size.split()
+        assert float(number) * download.UNITS[unit] == pytest.approx(4 * count, rel=0.02)
 
 
 def test_searching():
@@ -156,12 +156,12 @@ def test_classes():
     assert class_names.class_names(10) is None and class_names.class_wnids(10) is None
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_the_list_says_how_images_are_preprocessed(one):
-    size = one.resolution
-    assert parse_pipe(one.preprocess, size).shape == (size, size, 3)
-    assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
-    assert one.flexi == ("-flexibase-" in one.name)
+def test_the_list_says_how_images_are_preprocessed():
+    for one in ALL:
+        size = one.resolution
+        assert parse_pipe(one.preprocess, size).shape == (size, size, 3)
+        assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+        assert one.flexi == ("-flexibase-" in one.name)
 
 
 def test_accuracies_stand_on_the_page_with_their_preprocessing():
