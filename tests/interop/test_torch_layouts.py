@@ -246,6 +246,12 @@ def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
     assert sentence in str(error.value)
 
 
+def test_a_field_that_timm_does_not_know_is_refused(monkeypatch):
+    monkeypatch.setattr(timm_layout, "STATED", set(timm_layout.STATED) - {"qk_norm"})
+    with pytest.raises(UserError, match="the timm layout does not support qk_norm True; use --layout=ours"):
+        timm_layout.to_layout({}, models.create("ViT-mu/8", resolution=32, qk_norm=True).spec)
+
+
 @pytest.mark.slow
 def test_rotary_positions_and_swiglu_are_those_of_eva02():
     """timm 1.0.31's `eva02_tiny_patch14_224` with a block of width 24 for 2x3 patches, of random weights, in float32.

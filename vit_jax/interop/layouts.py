@@ -20,8 +20,8 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
-from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack, unstated_fields
-from vit_jax.models import Model, ModelSpec, image_size, resnet_stride
+from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
+from vit_jax.models import ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
@@ -194,12 +194,10 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
 
 def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
     """Returns what no model of the layout has, and whether this model does."""
-    value, position = Model("", spec).field, spec.position.kind
+    position = spec.position.kind
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     unsupported = {f"position embeddings of type {position}": position not in positions}
-    unsupported |= {
-        f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(STATED).items()
-    }
+    unsupported |= mapping.unstated_values(spec, STATED)
     rows = ("all",) if layout.class_row else ("all", "patches")
     unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
     return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}

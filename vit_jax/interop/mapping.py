@@ -114,6 +114,12 @@ def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in Model("", ModelSpec()).values.items() if name in names}
 
 
+def unstated_values(spec: ModelSpec, stated: Collection[str]) -> dict[str, bool]:
+    """Returns a model's values of such fields, in words, and whether each is another than the default."""
+    value = Model("", spec).field
+    return {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(stated).items()}
+
+
 def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:
     """Returns the arrays of all blocks that one of our stacked parameters consists of, from those of one block.
 

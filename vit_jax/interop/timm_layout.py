@@ -48,6 +48,14 @@ OLDER_NAMES = (
 )
 IGNORED = "mask_token"  # of DINOv2's training
 
+# What the arrays or the configuration state, or `_unsupported` judges; a model is refused if another field differs.
+STATED = (
+    *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
+    *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
+    *("activation", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
+    *("stem", "stem_epsilons", "stages"),
+)
+
 # Of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
 DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
 
@@ -168,7 +176,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np
 
 def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     """Returns what timm's model does not compute, and whether this model does."""
-    return {
+    return mapping.unstated_values(spec, STATED) | {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
         f"positions with position_place {spec.position.place}": spec.position.place != "stem",
         f"{spec.block.kind} blocks": spec.block.kind != "standard",
