@@ -46,6 +46,7 @@ VALUES: dict[str, list[Any]] = {
     "activation": ["gelu", "swiglu"],
     "layer_scale": [0.0, 0.1],
     "embed_bias": [False],
+    "pre_norm": [True],
     "image_mean": [(0.4, 0.5, 0.6)],
     "image_std": [(0.2, 0.3, 0.4)],
     "pre_logits": [True],

@@ -63,7 +63,7 @@ PARAMETER_DIMENSIONS = {
     "position(_[xy]|_prefix)?": ("tokens", "width"),
     "relative": ("offsets", "head_dim"),
     "relative_heads": ("heads", "offsets", "head_dim"),
-    r"(pooled_)?norm(\d|_proj|_qkv|_out)?/(scale|bias)": ("width",),
+    r"(pre_|pooled_)?norm(\d|_proj|_qkv|_out)?/(scale|bias)": ("width",),
     "(query|key)_norm/(scale|bias)": ("head_dim",),
     r"layer_scale\d": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),

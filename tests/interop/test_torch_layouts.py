@@ -219,8 +219,10 @@ def test_what_is_wrong_with_a_file_is_said():
     [
         ("timm", {"position": "sincos2d"}, "timm layout does not support position embeddings of type sincos2d"),
         ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "class token and mean pooled together, norm_epsilon"),
+        ("timm", {"pre_norm": True}, "timm layout does not support pre_norm True; use"),
         ("timm", {"rotary": "axial"}, "rotary positions; use --layout=ours"),
         ("huggingface", {"qk_norm": True}, "huggingface layout does not support qk_norm True"),
+        ("huggingface", {"pre_norm": True}, "huggingface layout does not support pre_norm True"),
         ("huggingface", {"pooling": "gap"}, "does not support pooling gap"),
         ("huggingface", {"pre_logits": True}, "a tanh layer before a classifier"),
         (

@@ -19,6 +19,7 @@ ALL = {
     "image_mean": (0.4, 0.5, 0.6),
     "image_std": (0.2, 0.25, 0.3),
     "embed_bias": False,
+    "pre_norm": True,
     "registers": 3,
     "position_rows": "class",
     "rotary": "axial",
@@ -33,7 +34,8 @@ ALL = {
 IMAGES = (4, 32, 24, 3)
 
 # Parameters without a head: those of facebookresearch/dinov2 (ViT-S, B and g/14 at 518 pixels) but for the mask token,
-# and the vision towers of google/siglip-base-patch16-224 and siglip-so400m-patch14-384.
+# the vision towers of google/siglip-base-patch16-224 and siglip-so400m-patch14-384, and that of
+# openai/clip-vit-base-patch32.
 DINOV2 = {"resolution": 518, "layer_scale": 1e-5, "num_classes": 0, "activation": "gelu", "norm_epsilon": 1e-6}
 SIGLIP = {"pooling": "map", "num_classes": 0}
 GIANT = {"width": 1536, "depth": 40, "num_heads": 24, "mlp_dim": 4096, "activation": "swiglu"}
@@ -44,6 +46,7 @@ COUNTS = [
     ("ViT/14", DINOV2 | GIANT, 1_136_480_768 - 1536),
     pytest.param("ViT-B/16", SIGLIP, 92_884_224, marks=pytest.mark.slow),
     ("ViT-So400m/14", SIGLIP | {"resolution": 378}, 428_225_600),
+    ("ViT-B/32", {"pre_norm": True, "embed_bias": False, "num_classes": 0}, 87_456_000),
 ]
 
 
@@ -84,6 +87,7 @@ def evaluate(params, image, grid, registers=3):
     position = params["position"]
     x = patches @ params["embed"]["kernel"].reshape(8 * 8 * 3, -1) + position[1:]
     x = np.concatenate([params["cls"][None] + position[:1], params["registers"], x])
+    x = norm(x, params["encoder"]["pre_norm"])
     blocks = params["encoder"]["blocks"]
     for layer in range(len(blocks["layer_scale1"])):
         p = jax.tree.map(lambda leaf, layer=layer: leaf[layer], blocks)

@@ -121,7 +121,7 @@ def infer_fields(
     if f"{form.prefix}pre_layrnorm.weight" in archive:
         raise UserError(
             "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
-            "which vit_jax does not compute"
+            "and whose files vit_jax does not read"
         )
     if TEACHER + "weight" in archive:
         raise UserError("it has a second head, of the distillation token, which vit_jax does not compute")

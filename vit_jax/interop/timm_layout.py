@@ -103,7 +103,7 @@ def infer_fields(
     archive = renamed(file)
     if "norm_pre.weight" in archive:
         raise UserError(
-            "its tokens are normalised before the first block (norm_pre), as in CLIP, which vit_jax does not compute"
+            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
         )
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
     if "pre_logits.fc.weight" in archive:

@@ -33,8 +33,8 @@ REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
 
 
 class Encoder(nn.Module):
-    """Blocks, then a LayerNorm (equation 4), unless that follows the pooling. The parameters of the blocks have a
-    leading layer axis.
+    """Blocks, then a LayerNorm (equation 4), unless that follows the pooling; another before them with `pre_norm`. The
+    parameters of the blocks have a leading layer axis.
     """
 
     spec: ModelSpec
@@ -58,6 +58,8 @@ class Encoder(nn.Module):
         block = BLOCKS[spec.block.kind](spec, packing, parent=None)
         layers = self.param("blocks", lambda key: _init_stacked(key, spec))
         shared = shared_positions(self, spec)
+        if spec.stem.pre_norm:
+            x = LayerNorm(spec.block.norm_epsilon, name="pre_norm")(x)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 

@@ -79,6 +79,7 @@ class StemSpec:
     # Of the ResNet's norms and of the standardisation of its weights: as the authors released it, or timm's.
     epsilons: StemEpsilons = field(default="released", metadata={"keyword": "stem_epsilons"})
     bias: bool = field(default=True, metadata={"keyword": "embed_bias"})  # of the projection
+    pre_norm: bool = False  # a LayerNorm of all tokens with their positions, before the first block (CLIP, 2103.00020)
     # Red, green and blue values in [0, 1] become (value - mean) / std; the default leaves images in [-1, 1] as given.
     mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_mean"})
     std: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_std"})
