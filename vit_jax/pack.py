@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", help="as config.data.source: folder:PATH, tfds:NAME, array_record:PATTERN or digits")
+    parser.add_argument("source", help="as config.data.source: folder:PATH, tfds:NAME, npz:PATH, ...")
     parser.add_argument("out", help="folder to write the shards and info.json into")
     parser.add_argument("--shards", type=positive, help="shards per split, at most one per image [about 256 MB each]")
     parser.add_argument("--splits", help="splits to pack, for example train,validation [all]")

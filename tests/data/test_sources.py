@@ -290,6 +290,79 @@ def test_cifar10():
     assert len(source) == 1000 and source[999]["image"].decode().shape == (32, 32, 3) and source.class_names[3] == "cat"
 
 
+def write_npz(path, **arrays):
+    """Four images for training and two for validation, each of a colour of its own, of three classes."""
+    images = np.arange(6, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 5, 7, 3), np.uint8)
+    plain = {"train_images": images[:4], "train_labels": np.array([0, 2, 1, 0])}
+    plain |= {"validation_images": images[4:], "validation_labels": np.array([2, 0], np.uint8)}
+    np.savez(path, **{name: array for name, array in (plain | arrays).items() if array is not None})
+    return f"npz:{path}"
+
+
+def test_images_in_an_npz_file(tmp_path):
+    name = write_npz(tmp_path / "few.npz")
+    source = pickle.loads(pickle.dumps(open_source(name, "val+train[1:]")))
+    assert (len(source), source.num_classes, source.class_names) == (5, 3, None)
+    assert [(int(row["image"][0, 0, 0]), row["label"]) for row in source] == [(4, 2), (5, 0), (1, 2), (2, 1), (3, 0)]
+    assert source[0]["image"].shape == (5, 7, 3) and source.example_name(0) == "val/0"
+    assert source.overlaps(open_source(name, "train[:2]")) and not source.overlaps(open_source(name, "train[:1]"))
+    assert kinds.list_splits(kinds.SourceConfig(name)) == ["train", "validation"]
+    named = write_npz(tmp_path / "named.npz", class_names=np.array(list("abcd")))
+    assert (open_source(named, "val").class_names, open_source(named, "val").num_classes) == (tuple("abcd"), 4)
+
+
+def test_a_run_keeps_the_whole_path_of_an_npz_file(tmp_path, monkeypatch):
+    write_npz(tmp_path / "few.npz")
+    monkeypatch.chdir(tmp_path)
+    config = configured("npz:few.npz", preprocess="resize({resolution})|value_range(-1,1)")
+    config.resolution = config.batch = 4
+    config.evals.test.update(split="val", preprocess=config.data.preprocess)
+    completed, info = data.complete_config(config)
+    assert completed.data.source == f"npz:{tmp_path}/few.npz" and completed.data.num_classes == 3
+    assert info.sample == ""  # its fingerprint covers the contents
+
+
+def test_the_fingerprint_of_an_npz_file_is_of_its_contents(tmp_path):
+    (tmp_path / "copy").mkdir()
+    first, copy, other = (tmp_path / name for name in ("a.npz", "copy/a.npz", "copy/b.npz"))
+    prints = [open_source(write_npz(path), "train").fingerprint for path in (first, copy)]
+    assert prints[0] == prints[1] != open_source(write_npz(other), "train").fingerprint
+    changed = np.ones((4, 5, 7, 3), np.uint8)
+    assert open_source(write_npz(first, train_images=changed), "train").fingerprint != prints[0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "split", "sentence"),
+    [
+        ({}, "test", "unknown split of .*few.npz 'test'; choose from train, validation"),
+        ({"train_labels": None}, "val", "few.npz has train_images, but no train_labels"),
+        ({"train_images": None, "validation_images": None}, "train", "has no images: a split is two arrays, such as"),
+        ({"train_labels": np.zeros(3, int)}, "train", "has 4 train_images, but 3 train_labels"),
+        ({"train_labels": np.zeros(4)}, "train", r"whole numbers \[n\] of 0 or more, not float64 \[4\]"),
+        ({"train_labels": np.full(4, -1)}, "train", "of 0 or more, not int64"),
+        ({"train_images": np.zeros((4, 5, 7), np.uint8)}, "train", r"height, width, 3\], not uint8 \[4, 5, 7\]"),
+        ({"train_images": np.zeros((4, 5, 7, 3))}, "train", "must be uint8 .*, not float64"),
+        ({"train_images": np.array(["a", None])}, "train", "cannot read .*few.npz: Object arrays cannot be loaded"),
+        ({"class_names": np.array(["a", "b"])}, "train", "has the label 2, but 2 names in class_names"),
+    ],
+)
+def test_wrong_npz_files(tmp_path, arrays, split, sentence):
+    with pytest.raises(UserError, match=sentence):
+        open_source(write_npz(tmp_path / "few.npz", **arrays), split)
+
+
+def test_files_that_are_no_npz(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "b.npz").write_text("hello")
+    for name, sentence in (
+        ("a.npy", "one array, not an .npz file"),
+        ("b.npz", "cannot read .*b.npz"),
+        ("c", "No such"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            open_source(f"npz:{tmp_path / name}", "train")
+
+
 def test_slices_of_synthetic_images():
     fields = {"num_classes": 10, "num_examples": 3000}
     whole, part = (open_source("synthetic", split, **fields) for split in ("test", "test[:16]"))
@@ -321,6 +394,7 @@ def test_synthetic_images_are_a_function_of_their_number():
         ("digits:3", "write digits alone"),
         ("folder", "say where the images lie: --config.data.source=folder:PATH"),
         ("array_record:", "say where the shards lie: --config.data.source=array_record:FOLDER"),
+        ("npz", "say where the file lies: --config.data.source=npz:PATH"),
         ("tfds", "say which dataset: --config.data.source=tfds:NAME"),
         ("/nowhere/photos", "unknown data source '/nowhere/photos'; did you mean 'folder:/nowhere/photos'"),
         ("gs://bucket/photos", "did you mean 'folder:gs://bucket/photos'"),

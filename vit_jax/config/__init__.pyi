@@ -7,6 +7,7 @@ from .durations import DURATIONS as DURATIONS
 from .durations import count_steps as count_steps
 from .durations import resolve_config as resolve_config
 from .eval_kinds import EVAL_KINDS as EVAL_KINDS
+from .evaluations import PATH_SOURCES as PATH_SOURCES
 from .evaluations import best_metrics as best_metrics
 from .evaluations import eval_fields as eval_fields
 from .evaluations import first_evaluation as first_evaluation

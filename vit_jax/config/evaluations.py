@@ -8,6 +8,8 @@ from ml_collections import ConfigDict
 from vit_jax.config.base import eval_rows
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 
+PATH_SOURCES = ("folder", "array_record", "npz")  # kinds of sources whose names are paths
+
 
 def eval_fields(kind: str) -> list[str]:
     """Returns the names of the fields of a kind of evaluation."""
@@ -45,5 +47,5 @@ def first_evaluation(config: ConfigDict) -> str:
 def source_label(source: str) -> str:
     """Returns a data source as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
     kind, colon, rest = source.partition(":")
-    rest = rest.rstrip("/").rpartition("/")[2] if kind in ("folder", "array_record") else rest
+    rest = rest.rstrip("/").rpartition("/")[2] if kind in PATH_SOURCES else rest
     return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
+from vit_jax.config import PATH_SOURCES, eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import sample_contents
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
@@ -146,7 +146,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
 def absolute_source(source: str) -> str:
     """Returns a source with an absolute path, if it has one."""
     kind, _, path = source.partition(":")
-    return f"{kind}:{filesystem.absolute_path(path)}" if kind in ("folder", "array_record") else source
+    return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:

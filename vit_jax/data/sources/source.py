@@ -27,7 +27,8 @@ class SourceConfig:
     """Where examples come from.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN` or `synthetic`.
+        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `npz:PATH` or
+            `synthetic`.
         data_dir: the folder of TFDS data.
         num_classes: of shards without info.json, and of synthetic images.
         max_labels: of shards without info.json.

@@ -1,0 +1,143 @@
+"""Images and labels in one .npz file: arrays `<split>_images`, `<split>_labels` and perhaps `class_names`."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax import UserError, user_errors
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
+from vit_jax.storage import filesystem
+
+IMAGES, LABELS, CLASSES = "_images", "_labels", "class_names"
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+
+
+class NpzFile:
+    """The images of some splits of a file, in memory, and the labels of all its splits.
+
+    Attributes:
+        images: split, as asked for -> RGB uint8 [n, height, width, 3].
+        labels: split of the file -> its labels [n].
+        class_names: of the labels, in order, if the file has them.
+        num_classes: as many as there are names; without names, up to the largest label of any split.
+        digest: of the names and contents of these splits.
+    """
+
+    def __init__(self, path: str, splits: list[str]):
+        """Reads the splits.
+
+        Raises:
+            UserError: the file cannot be read, lacks a split, or has arrays of another form.
+        """
+        with user_errors(f"cannot read {path}", *UNREADABLE), open_arrays(path) as arrays:
+            self.labels = {split: read_labels(arrays, split, path) for split in find_splits(arrays, path)}
+            self.class_names = tuple(map(str, arrays[CLASSES].tolist())) if CLASSES in arrays else None
+            largest = max((int(labels.max()) for labels in self.labels.values() if len(labels)), default=-1)
+            self.num_classes = len(self.class_names) if self.class_names else largest + 1
+            if largest >= self.num_classes:
+                raise UserError(f"{path} has the label {largest}, but {self.num_classes} names in {CLASSES}.")
+            found = {split: resolve_name(split, self.labels, f"split of {path}") for split in splits}
+            self.images = {
+                split: read_images(arrays, name, len(self.labels[name]), path) for split, name in found.items()
+            }
+        self.names = found
+        digest = hashlib.sha256()
+        for split, name in sorted(found.items()):
+            digest.update(repr((name, self.images[split].shape)).encode())
+            digest.update(np.ascontiguousarray(self.images[split]))
+            digest.update(self.labels[name].astype(np.int64).tobytes())
+        self.digest = digest.hexdigest()
+
+    def read_example(self, split: str, index: int) -> tuple[UInt8[np.ndarray, "height width 3"], int]:
+        """Returns (image, label) number `index` of a split."""
+        return self.images[split][index], self.read_label(split, index)
+
+    def read_label(self, split: str, index: int) -> int:
+        """Returns the label of an image."""
+        return int(self.labels[self.names[split]][index])
+
+
+def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens an .npz file, local or remote; its arrays are read into memory.
+
+    Raises:
+        UserError: see `NpzFile`.
+    """
+    file = NpzFile(name, split_names(split))
+    counts = {one: len(images) for one, images in file.images.items()}
+    return Source(
+        name=f"npz:{os.path.basename(name)}",
+        parts=tuple(select_examples(split, counts)),
+        read_example=file.read_example,
+        num_classes=file.num_classes,
+        class_names=file.class_names,
+        digest=file.digest,
+        read_label=file.read_label,
+        split_names=tuple(file.labels),
+    )
+
+
+def list_npz_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of an .npz file."""
+    with user_errors(f"cannot read {name}", *UNREADABLE), open_arrays(name) as arrays:
+        return find_splits(arrays, name)
+
+
+def open_arrays(path: str) -> Any:
+    """Returns the arrays of a file, each read when it is asked for.
+
+    Raises:
+        UserError: it is not an .npz file.
+    """
+    arrays = np.load(filesystem.local_copy(path), allow_pickle=False)
+    if isinstance(arrays, np.ndarray):
+        raise UserError(f"{path} is one array, not an .npz file.")
+    return arrays
+
+
+def find_splits(arrays: Mapping[str, Any], path: str) -> list[str]:
+    """Returns the names of the splits, sorted.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = sorted(name.removesuffix(IMAGES) for name in arrays if name.endswith(IMAGES))
+    if not found:
+        raise UserError(f"{path} has no images: a split is two arrays, such as train{IMAGES} and train{LABELS}.")
+    return found
+
+
+def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:
+    """Returns the labels of a split.
+
+    Raises:
+        UserError: there are none, or they are not whole numbers of 0 or more, one an image.
+    """
+    if split + LABELS not in arrays:
+        raise UserError(f"{path} has {split}{IMAGES}, but no {split}{LABELS}.")
+    labels = arrays[split + LABELS]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+        kind = f"{labels.dtype} {list(labels.shape)}"
+        raise UserError(f"{split}{LABELS} of {path} must be whole numbers [n] of 0 or more, not {kind}.")
+    return labels
+
+
+def read_images(arrays: Mapping[str, Any], split: str, count: int, path: str) -> UInt8[np.ndarray, "n height width 3"]:
+    """Returns the images of a split, of which there are as many as labels.
+
+    Raises:
+        UserError: they have another form or number.
+    """
+    images = arrays[split + IMAGES]
+    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
+        kind = f"{images.dtype} {list(images.shape)}"
+        raise UserError(f"{split}{IMAGES} of {path} must be uint8 [n, height, width, 3], not {kind}.")
+    if len(images) != count:
+        raise UserError(f"{path} has {len(images):,} {split}{IMAGES}, but {count:,} {split}{LABELS}.")
+    return images
