@@ -128,7 +128,7 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
         return
     # These import all that trains, which takes seconds; other commands do not need it.
     from vit_jax import finetune, sharding, sweeps
-    from vit_jax.config import check_config, parse_command_line
+    from vit_jax.config import PATH_SOURCES, check_config, parse_command_line
     from vit_jax.data import sources
     from vit_jax.program import model_without_data
 
@@ -147,7 +147,7 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
         if not shared_disk:
             bucket = "gs://BUCKET/FOLDER"
             _check_place("--config", _flag_value(words, "config"), "a path in the folder of the code", inside=True)
-            if kind in ("folder", "array_record"):
+            if kind in PATH_SOURCES:
                 _check_place("data.source", config.data.source, f"{kind}:{bucket}")
             if config.data.data_dir:
                 _check_place("data.data_dir", config.data.data_dir, bucket)
