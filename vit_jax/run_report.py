@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, evals, user_errors
 from vit_jax.config import get_config
 from vit_jax.results import RunFolder, fields_as_text, read_run, write_page
+from vit_jax.tree import ArrayTree
 
 PAGE = "report.html"
 
@@ -33,7 +34,7 @@ def make_page(runs: Sequence[RunFolder]) -> str:
     return load_drawing().run_page(runs, fields_as_text(get_config()))
 
 
-def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> list[str]:
+def report_end(config: ConfigDict, program: Any, folder: Any, params: ArrayTree) -> list[str]:
     """Writes the mistakes of a run that has ended, if one host has trained it, and its page; returns lines that say so.
 
     The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.

@@ -17,8 +17,9 @@ from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_memory
+from vit_jax.tree import ArrayTree
 
-Evaluator: TypeAlias = Callable[[Any, Tick, OutputCache], dict[str, float]]
+Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]]
 
 
 def make_evaluators(
@@ -52,7 +53,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
         with named_errors(name):
             check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
 
-    def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
+    def evaluate(params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
         with named_errors(name):
@@ -62,7 +63,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
 
 
 def evaluate_head(
-    name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
+    name: str, program: Any, batches: Any, params: ArrayTree, tick: Tick, cache: OutputCache
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the head's predictions, from the cache's logits if it has them."""
     if (known := cache.get(output_key("logits", batches))) is None:
@@ -72,7 +73,7 @@ def evaluate_head(
 
 
 def evaluate_predictions(
-    config: ConfigDict, name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
+    config: ConfigDict, name: str, program: Any, batches: Any, params: ArrayTree, tick: Tick, cache: OutputCache
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same.
 
@@ -140,7 +141,7 @@ def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step
     return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
 
 
-def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
+def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDtypeStruct], params: ArrayTree) -> None:
     """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
     A batch that is too large is so found before training. Evaluations run the same compiled step.
@@ -168,7 +169,7 @@ def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDt
 
 
 def run_evaluators(
-    evaluators: Mapping[str, Evaluator], params: Any, tick: Tick = lambda: None, cache: OutputCache | None = None
+    evaluators: Mapping[str, Evaluator], params: ArrayTree, tick: Tick = lambda: None, cache: OutputCache | None = None
 ) -> dict[str, float]:
     """Returns the metrics of all evaluations together.
 

@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
+from vit_jax.tree import ArrayTree
+
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # [n, width or classes] of n images, and their labels [n, ...]
 Tick: TypeAlias = Callable[[], None]
 
@@ -27,7 +29,7 @@ def output_key(kind: str, batches: Any) -> str:
 
 
 def read_outputs(
-    program: Any, kind: str, params: Any, batches: Any, cache: OutputCache, tick: Tick = lambda: None
+    program: Any, kind: str, params: ArrayTree, batches: Any, cache: OutputCache, tick: Tick = lambda: None
 ) -> Arrays:
     """Returns an output for every example, once and in the order of the source, and the labels.
 
@@ -52,7 +54,7 @@ def read_outputs(
     return found
 
 
-def _gather(step: Callable[..., Any], params: Any, batches: Any, tick: Tick) -> Arrays:
+def _gather(step: Callable[..., Any], params: ArrayTree, batches: Any, tick: Tick) -> Arrays:
     count, start, whole = len(batches.source), 0, list[np.ndarray]()
     for part in fetch_late(step(params, batch) for batch in batches):
         tick()

@@ -16,6 +16,7 @@ from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, read_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.storage import atomic_write
+from vit_jax.tree import ArrayTree
 
 OUTPUTS = ("features", "predictions", "confusion", "mistakes")
 
@@ -25,7 +26,7 @@ def save_outputs(
     folder: Path,
     config: ConfigDict,
     program: Any,
-    params: Any,
+    params: ArrayTree,
     cache: OutputCache,
     step: int | None = None,
 ) -> list[str]:
