@@ -15,9 +15,11 @@ import pytest
 
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
+from tests.evals.helpers import make_source
 from vit_jax import UserError, models, page_server, report, run_report, train
 from vit_jax.analysis import curves, run_checkpoints, run_page
 from vit_jax.config import get_config, parse_command_line, save_config
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
 from vit_jax.monitoring import read_metrics
@@ -92,12 +94,10 @@ def write_run(folder, steps=30, **fields):
 
 def mistakes(classes, images=40, shape=(8, 12, 3)):
     logits, labels = RANDOM.random((images, classes), np.float32), RANDOM.integers(-1, classes, images)
-    source = [{"image": np.full((200, 100, 3), index, np.uint8)} for index in range(images)]
-    batches = types.SimpleNamespace(source=types.SimpleNamespace(), preprocess=types.SimpleNamespace(shape=shape))
-    batches.source = type("Source", (list,), {"example_name": lambda self, index: f"{NAME}/{index}"})(source)
-    batches.preprocess.apply_ops = lambda image, rng: image[: shape[0], : shape[1]]
+    source = make_source([f"{NAME}/{index}" for index in range(images)])
+    preprocess = parse_pipe(f"central_crop(({shape[0]},{shape[1]}))|value_range(-1,1)", 0)
     names = [f"<i>class</i> {index}" for index in range(classes)]
-    found = find_mistakes(Predictions(logits, labels, names), "softmax", batches)
+    found = find_mistakes(Predictions(logits, labels, names), "softmax", source, preprocess)
     wrong = (labels >= 0) & (logits.argmax(axis=1) != labels)
     assert found["pairs"][:, 2].sum() == (labels >= 0).sum()
     assert len(found["labels"]) == min(24, wrong.sum()) and (found["labels"] != found["predictions"]).all()
