@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import threading
-import types
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
 from vit_jax.monitoring import read_metrics
-from vit_jax.results import read_run
+from vit_jax.results import RunFolder, read_run
 
 RANDOM = np.random.default_rng(0)
 NAME = "a <b> & 'c'"
@@ -302,7 +301,7 @@ def test_a_page_of_many_lines_is_small(tmp_path):
 
 def test_only_headings_are_moved_below_the_names_of_runs():
     part = '<h3>Test</h3><img src="data:image/png;base64,AA/h3AA"><code>/home/h4/run</code>'
-    found = run_page.each([types.SimpleNamespace(name=name) for name in "ab"], lambda run: part)
+    found = run_page.each([RunFolder(name, "", get_config(), [], [], None, {}) for name in "ab"], lambda run: part)
     assert found.count("<h4>Test</h4>") == 2 and found.count("AA/h3AA") == found.count("/home/h4/run") == 2
 
 
