@@ -24,6 +24,7 @@ CAPTIONS = {
     "inference": "functions of the weights",
     "loaded_model": "a model to evaluate",
     "run_report": "the page of a run",
+    "run_summary": "what a run prints first",
     "page_server": "to browsers here",
     "eval_requests": "--evals in words",
     "step": "one update",

@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from tests.test_program import build
-from vit_jax import UserError, compiler_options
-from vit_jax.monitoring import summary
+from vit_jax import UserError, compiler_options, run_summary
 from vit_jax.planning import Request, client
 
 KNOWN = "xla_cpu_enable_fast_min_max"  # what this machine's compiler knows
@@ -53,7 +52,7 @@ def test_a_given_option_precedes_the_environment_and_it_precedes_the_table(
     assert program.compiler_options == expected
     assert "the compiler option xla_nonsense=1 is omitted: No such compile option" in caplog.text
     line = "Compiler options: " + ",".join(f"{name}={value}" for name, value in expected.items())
-    assert (line in summary.banner_lines(tiny, program)) is bool(expected)
+    assert (line in run_summary.banner_lines(tiny, program)) is bool(expected)
 
 
 @pytest.mark.parametrize("text", ["xla_nope=1", f"{KNOWN}=7", "xla_backend_optimization_level=high"])

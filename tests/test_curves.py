@@ -49,7 +49,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
     model, params = load(folder / f"curve_{name}.npz", resolution=24, attention=attention)
     update = TrainStep(
         model=model,
-        task=tasks.make_task(config, 7),
+        task=tasks.make_task(config, model, 7),
         optimizer=optim.make_optimizer(config, optim.make_schedule(config)),
         schedule=optim.make_schedule(config),
         seed=0,

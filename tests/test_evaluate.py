@@ -12,6 +12,7 @@ from PIL import Image
 from benchmarks.hosts import Hosts, metrics
 from configs import base
 from tests.conftest import ROOT, write_tfds
+from tests.evals.helpers import make_source
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
 from vit_jax.config import (
     EVAL_KINDS,
@@ -315,9 +316,8 @@ def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypat
     assert sum(int(count) for row in rows[1:] for count in row[1:-1]) == 50
     assert start.with_name(f"{start.name}.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
-    source = types.SimpleNamespace(class_names=None)
-    model = types.SimpleNamespace(class_names=("a", "b"))
-    write_confusion(tmp_path / "plain", base.evaluation("classify"), source, model, np.eye(2), np.array([0, 1]))
+    model, labels = models.create("ViT-mu/8", num_classes=2), np.array([0, 1])
+    write_confusion(tmp_path / "plain", base.evaluation("classify"), make_source("ab"), model, np.eye(2), labels)
     assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
 
 

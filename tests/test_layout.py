@@ -82,13 +82,15 @@ IMPORTS = {module: internal(module) for module in FILES}
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree compiler_options page_server kernels tasks storage",
+    "streams tree compiler_options page_server kernels storage",
     "config machine sharding optim",
     "models data monitoring",
+    "tasks",
     "distributed inference step eval_requests",
     "checkpoint program kernel_check cli",
-    "interop",
-    "results analysis workdir loaded_model",
+    "interop run_summary",
+    "results workdir loaded_model",
+    "analysis",
     "evals planning",
     "run run_report",
     "train",

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, data, evals, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, evals, models, optim, run_summary, sharding, tasks, tree
 from vit_jax.config import resolve_config
-from vit_jax.monitoring import summary
 from vit_jax.program import make_program
 from vit_jax.step import TrainStep
 
@@ -70,7 +69,8 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
 def test_the_table_of_parameters_shows_what_is_frozen(tiny):
     tiny.optim.lr_multipliers = "head/.*=10,embed/.*=0"
     tiny.mesh.fsdp = 8
-    lines = {line.split()[0]: line.split("  ")[-1].strip() for line in summary.parameter_table(build(tiny, devices=8))}
+    table = run_summary.parameter_table(build(tiny, devices=8))
+    lines = {line.split()[0]: line.split("  ")[-1].strip() for line in table}
     assert lines["head/bias"] == "rate x 10" and lines["embed/kernel"] == "frozen, split over fsdp"
     assert lines["cls"] == "split over fsdp"
 
@@ -95,10 +95,10 @@ def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     tiny.base_lr, tiny.warmup_steps = 1e39, 0  # infinite in float32
     tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0
     config = resolve_config(tiny)
-    task, schedule = tasks.make_task(config, 10), optim.make_schedule(config)
+    model, schedule = models.create("ViT-mu/16"), optim.make_schedule(config)
     update = TrainStep(
-        models.create("ViT-mu/16"),
-        task,
+        model,
+        tasks.make_task(config, model, 10),
         optim.make_optimizer(config, optim.make_schedule(config)),
         schedule,
         0,

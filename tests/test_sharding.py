@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, kernels, models, sharding, tree
+from vit_jax import UserError, kernels, models, run_summary, sharding, tree
 from vit_jax.models import bit_spec, variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
-from vit_jax.monitoring import summary
 from vit_jax.planning import collectives
 
 # Name -> axes of a mesh of eight devices; those left out are 1.
@@ -296,7 +295,7 @@ def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
     assert program.batch_sharding.shard_shape((4,)) == (1,)
     kernel = program.state_shardings.params["encoder"]["blocks"]["mlp"]["dense1"]["kernel"]
     assert kernel.spec == jax.P(None, "fsdp", "tensor")
-    lines = "\n".join(summary.banner_lines(tiny, program))
+    lines = "\n".join(run_summary.banner_lines(tiny, program))
     assert "\nNot of the size ViT-mu/4, as the configuration sets depth 2 instead of 1\n" in lines
     assert "mesh slice=2 x data=2 x fsdp=1 x tensor=2" in lines and "1 per device" in lines
 

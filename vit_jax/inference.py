@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import models, sharding, tasks
 from vit_jax.compiler_options import choose_options
+from vit_jax.tree import ArrayTree
 
 Batch: TypeAlias = dict[str, jax.Array]
 
@@ -40,18 +41,18 @@ class Inference:
     mesh: Mesh
     model: models.Model
     task: tasks.Task
-    params: Any
-    params_shardings: Any
+    params: ArrayTree
+    params_shardings: ArrayTree
     batch_sharding: NamedSharding
-    predict: Callable[[Any, jax.Array], jax.Array]
-    eval_step: Callable[[Any, Batch], Batch]
-    features: Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
-    logits: Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
+    predict: Callable[[ArrayTree, jax.Array], jax.Array]
+    eval_step: Callable[[ArrayTree, Batch], Batch]
+    features: Callable[[ArrayTree, Batch], tuple[jax.Array, jax.Array]]
+    logits: Callable[[ArrayTree, Batch], tuple[jax.Array, jax.Array]]
     compiler_options: dict[str, str | bool]
 
 
 def make_inference(
-    model: models.Model, mesh: Mesh, params: Any, task: tasks.Task | None = None, compiler_options: str = ""
+    model: models.Model, mesh: Mesh, params: ArrayTree, task: tasks.Task | None = None, compiler_options: str = ""
 ) -> Inference:
     """Returns the functions of a model whose parameters have the shapes of `params`.
 
@@ -64,19 +65,19 @@ def make_inference(
     sharding.check_divides(mesh, model.spec.split_sizes)
     params_shardings, batch_sharding = sharding.state_shardings(params, mesh), sharding.batch_sharding(mesh)
 
-    def predict(params: Any, images: jax.Array, **inputs: jax.Array) -> jax.Array:
+    def predict(params: ArrayTree, images: jax.Array, **inputs: jax.Array) -> jax.Array:
         with sharding.use_mesh(mesh):
             return model.apply(params, images, **inputs)[0]
 
-    def eval_step(params: Any, batch: Batch) -> Batch:
+    def eval_step(params: ArrayTree, batch: Batch) -> Batch:
         inputs, targets = task.test_examples(batch)
         return task.metric_sums(predict(params, **inputs), targets, batch["mask"])
 
-    def features(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def features(params: ArrayTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         with sharding.use_mesh(mesh):
             return model.apply(params, batch["image"])[1]["pre_logits"].astype(jnp.float32), batch["label"]
 
-    def logits(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def logits(params: ArrayTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         return predict(params, batch["image"]), batch["label"]
 
     options = choose_options(compiler_options, mesh)

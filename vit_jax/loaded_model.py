@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from vit_jax.config import get_config, load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
+from vit_jax.tree import ArrayTree
 
 LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -37,7 +37,7 @@ class LoadedModel:
 
     config: ConfigDict
     program: Inference
-    read: Callable[[], Any]
+    read: Callable[[], ArrayTree]
     batch: int
     digest: Callable[[], str]
     step: int | None = None
@@ -86,7 +86,7 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     return LoadedModel(config, program, read, wanted, digest, int(folder.name))
 
 
-def _read_weights(folder: Path) -> Any:
+def _read_weights(folder: Path) -> ArrayTree:
     return checkpoint.read_weights(folder)[0]
 
 

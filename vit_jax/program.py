@@ -99,7 +99,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
     rate = optim.make_schedule(config)
     return TrainStep(
         model=model,
-        task=tasks.make_task(config, spec.num_classes, spec.max_labels, model),
+        task=tasks.make_task(config, model, spec.num_classes, spec.max_labels),
         optimizer=optim.make_optimizer(config, rate),
         schedule=rate,
         seed=config.seed,
@@ -222,7 +222,7 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
         )
     fields["resolution"] = resolution
     model = models.create(config.model.name, **fields)
-    task = tasks.make_task(config, spec.num_classes, spec.max_labels, model)
+    task = tasks.make_task(config, model, spec.num_classes, spec.max_labels)
     return models.create(config.model.name, **fields, **task.head)
 
 

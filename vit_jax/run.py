@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from jax.sharding import NamedSharding
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import Preempted, UserError, data, evals
 from vit_jax.distributed import Supervisor, run_on_all
 from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
+from vit_jax.step import Batch, StepMetrics, TrainState
 from vit_jax.workdir import Workdir
 
 
@@ -32,7 +33,7 @@ class Run:
         log: MetricWriter,
         evaluators: dict[str, evals.Evaluator],
         supervisor: Supervisor,
-        state: Any,
+        state: TrainState,
     ):
         """Opens the batches from the step on at which `folder` starts, with the state restored or initialised there."""
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
@@ -49,13 +50,13 @@ class Run:
         """Returns the run."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Ends the trace and the data; saves what was learnt if the run is preempted."""
         with contextlib.closing(self._batches), contextlib.closing(self._trace):
             if isinstance(error, Preempted):
                 self._save_preempted()
 
-    def steps(self) -> Iterator[tuple[int, Any]]:
+    def steps(self) -> Iterator[tuple[int, Batch]]:
         """Iterates over the steps that are left, and their batches.
 
         Raises:
@@ -68,7 +69,7 @@ class Run:
             self._supervisor.enter_phase(f"step {step}")
             yield step, batch
 
-    def record(self, step: int, state: Any, values: Any) -> None:
+    def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
         """Takes what a step returned: the state and its metrics, still on the devices.
 
         Raises:
@@ -141,7 +142,7 @@ class Run:
         self._log.write_text(f"Model: {self._folder.export(self.state)}")
         return self.metrics
 
-    def _next_batch(self, step: int) -> Any:
+    def _next_batch(self, step: int) -> Batch:
         batches, hosts = self._batches, self._supervisor.hosts
         try:
             batch = next(batches)

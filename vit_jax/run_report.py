@@ -5,19 +5,22 @@ import functools
 import logging
 import posixpath
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, evals, user_errors
 from vit_jax.config import get_config
+from vit_jax.inference import Inference
 from vit_jax.results import RunFolder, fields_as_text, read_run, write_page
+from vit_jax.tree import ArrayTree
+from vit_jax.workdir import Workdir
 
 PAGE = "report.html"
 
 
-def load_drawing() -> Any:
+def load_drawing() -> ModuleType:
     """Returns the module that draws the page.
 
     Raises:
@@ -33,15 +36,15 @@ def make_page(runs: Sequence[RunFolder]) -> str:
     return load_drawing().run_page(runs, fields_as_text(get_config()))
 
 
-def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> list[str]:
+def report_end(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
     """Writes the mistakes of a run that has ended, if one host has trained it, and its page; returns lines that say so.
 
     The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
 
     Args:
         config: of the run.
-        program: `Inference`.
-        folder: `Workdir`.
+        program: of its model.
+        folder: of the run.
         params: to evaluate, on the devices.
     """
     lines = []
@@ -53,14 +56,14 @@ def report_end(config: ConfigDict, program: Any, folder: Any, params: Any) -> li
     return lines
 
 
-def write_run_page(folder: Any) -> None:
-    """Writes the page of one run into its folder, a `Workdir`; raises UserError if it cannot be written."""
+def write_run_page(folder: Workdir) -> None:
+    """Writes the page of one run into its folder; raises UserError if it cannot be written."""
     name = posixpath.basename(folder.place)
     run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
     write_page(str(folder.path / PAGE), make_page([run]))
 
 
-def attempt(otherwise: str, work: Callable[[], Any]) -> list[str]:
+def attempt(otherwise: str, work: Callable[[], object]) -> list[str]:
     """Does some work; if it fails, returns a line that says so. The traceback of a bug goes to the log."""
     try:
         work()

@@ -38,6 +38,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
+from vit_jax.tree import ArrayTree
 
 Dimensions: TypeAlias = tuple[str, ...]  # names of an array's dimensions
 
@@ -181,7 +182,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(ACTIVATION_AXES["batch"]))
 
 
-def state_shardings(state: Any, mesh: Mesh) -> Any:
+def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Returns the sharding of every leaf of a training state (or of parameters), by the tables above.
 
     The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is.

@@ -12,9 +12,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.models import Model
 from vit_jax.tasks import Task
+from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]
 StepMetrics = dict[str, Array]  # still on the devices
+LossAndGrads = tuple[Float[Array, ""], ArrayTree]
 
 
 @jax.tree_util.register_dataclass
@@ -31,14 +33,14 @@ class TrainState:
             not finite.
     """
 
-    step: Any
-    params: Any
-    opt_state: Any
-    ema: Any
-    skips: Any
+    step: ArrayTree
+    params: ArrayTree
+    opt_state: ArrayTree
+    ema: ArrayTree | None
+    skips: ArrayTree
 
     @property
-    def eval_params(self) -> Any:
+    def eval_params(self) -> ArrayTree:
         """The parameters to evaluate and export: the moving average if it is on."""
         return self.params if self.ema is None else self.ema
 
@@ -65,9 +67,9 @@ class TrainStep:
     seed: int
     accum_steps: int
     ema_decay: float
-    freeze: Callable[[Any], Any] = lambda params: params
+    freeze: Callable[[ArrayTree], ArrayTree] = lambda params: params
 
-    def init(self, params: Any, given: dict[str, Any] | None = None) -> TrainState:
+    def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
         """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
         params = tree.unflatten(tree.flatten(params) | given) if given else params
         zero = jnp.zeros((), jnp.int32)
@@ -116,11 +118,11 @@ class TrainStep:
 
     def loss_and_grads(
         self,
-        params: Any,
+        params: ArrayTree,
         inputs: dict[str, Array],
-        targets: Any,
+        targets: ArrayTree,
         dropout_key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Any]:
+    ) -> LossAndGrads:
         """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
         Args:
@@ -130,7 +132,7 @@ class TrainStep:
             dropout_key: the random key of dropout and stochastic depth.
         """
 
-        def loss_of(params: Any, inputs: dict[str, Array], targets: Any, key: PRNGKeyArray) -> Array:
+        def loss_of(params: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
             outputs, _ = self.model.apply(self.freeze(params), **inputs, dropout_key=key)
             return self.task.losses(outputs, targets).mean()
 
@@ -144,7 +146,7 @@ class TrainStep:
         )
         keys = jax.random.split(dropout_key, self.accum_steps)
 
-        def add(total: tuple[Array, Any], part: tuple[Any, Any, Array]) -> tuple[tuple[Array, Any], None]:
+        def add(total: LossAndGrads, part: tuple[ArrayTree, ArrayTree, Array]) -> tuple[LossAndGrads, None]:
             return jax.tree.map(jnp.add, total, grad_of(params, *part)), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))

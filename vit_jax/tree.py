@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+
+ArrayTree: TypeAlias = Any  # nested containers of arrays, or of what stands for each: its shape, its sharding
 
 
 def path_name(path: tuple) -> str:
@@ -12,7 +14,7 @@ def path_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: ArrayTree) -> dict[str, Any]:
     """Returns the leaves by name."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
@@ -29,17 +31,17 @@ def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
+def map_named(function: Callable[[str, Any], Any], tree: ArrayTree) -> ArrayTree:
     """Returns the tree of `function(name, leaf)`."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
 
 
-def count(tree: Any) -> int:
+def count(tree: ArrayTree) -> int:
     """Returns the number of elements of all leaves (arrays or their shapes)."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def differences(found: Any, wanted: Any) -> list[str]:
+def differences(found: ArrayTree, wanted: ArrayTree) -> list[str]:
     """Returns a line per leaf that is missing in `found`, not in `wanted`, or of another shape or type in `found`."""
     have, want = flatten(found), flatten(wanted)
     missing = [f"missing {key}" for key in want if key not in have]

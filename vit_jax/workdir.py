@@ -10,12 +10,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, monitoring, user_errors
+from vit_jax import UserError, data, interop, monitoring, run_summary, user_errors
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
+from vit_jax.models import Model
 from vit_jax.monitoring import History, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
+from vit_jax.step import TrainState
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
 LOGS = ("metrics.jsonl", "train.log", "history.json")  # which a resumed run continues
@@ -82,7 +84,7 @@ class Workdir:
         """Returns the workdir."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Closes the workdir, and adds to an interruption what the same command does."""
         try:
             self.close()
@@ -97,7 +99,7 @@ class Workdir:
                     "nothing was saved yet; the same command will start from step 0." if step is None else resumes
                 )
 
-    def restore_or_init(self) -> tuple[Any, str]:
+    def restore_or_init(self) -> tuple[TrainState, str]:
         """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
 
         Raises:
@@ -138,14 +140,14 @@ class Workdir:
             watch,
             self._open_wandb(),
         )
-        lines = [*monitoring.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
+        lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
         log.write_text("\n".join(lines))
         if jax.process_index() == 0:
             self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
-            log.write_text("\n".join(["Parameters:", *monitoring.parameter_table(self._program)]))
+            log.write_text("\n".join(["Parameters:", *run_summary.parameter_table(self._program)]))
             classes = [f"{label}  {name}" for label, name in enumerate(self._class_names)]
             log.write_text("\n".join(["Classes:", *classes]), to_terminal=False)
         if self._changes:
@@ -173,7 +175,7 @@ class Workdir:
     def _is_complete(self) -> bool:  # then what was changed had no part in it
         return 0 < self.start == self._config.total_steps
 
-    def save(self, state: Any, step: int) -> None:
+    def save(self, state: TrainState, step: int) -> None:
         """Starts to save the state after `step`.
 
         Raises:
@@ -225,7 +227,7 @@ class Workdir:
         with self._writing():
             self._checkpoints.wait()
 
-    def export(self, state: Any) -> str:
+    def export(self, state: TrainState) -> str:
         """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
         self.wait()
         weights = jax.tree.map(GatheredArray, state.eval_params)
@@ -352,7 +354,7 @@ def load_init(
         raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
 
-def check_range(loaded: Any, config: ConfigDict) -> None:
+def check_range(loaded: Model, config: ConfigDict) -> None:
     """Compares the values of the pixels that initial weights were trained on with those of a run.
 
     Other weights adapt to other values; a warning says that they differ.

@@ -1,16 +1,17 @@
 """What readers of the pages see: names that differ, numbers on their colours, nothing flat, cut or too dark."""
 
 import re
-import types
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from vit_jax.analysis import curves, run_page
 from vit_jax.analysis.look_page import distinct_names
 from vit_jax.analysis.overlays import attended
 from vit_jax.analysis.page import STYLE
 from vit_jax.analysis.run_mistakes import evaluation_part
+from vit_jax.results import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_numbers_are_readable_on_the_darkest_cells(theme):
 
 def a_run(classes):
     rows = [(step, {"test/accuracy": 0.5 + step / 100, "test/top5": 1.0}) for step in (10, 20, 30)]
-    config = types.SimpleNamespace(data=types.SimpleNamespace(num_classes=classes))
-    return types.SimpleNamespace(name="r", last=rows[-1][1], metrics=rows, config=config, processes=[{"first": 0}])
+    config = ConfigDict({"data": {"num_classes": classes}})
+    return RunFolder("r", "", config, rows, processes=[{"first": 0}], plan=None, mistakes={})
 
 
 def test_the_top_five_of_few_classes_are_not_drawn():

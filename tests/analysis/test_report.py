@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import threading
-import types
 
 import jax
 import numpy as np
@@ -15,13 +14,15 @@ import pytest
 
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
+from tests.evals.helpers import make_source
 from vit_jax import UserError, models, page_server, report, run_report, train
 from vit_jax.analysis import curves, run_checkpoints, run_page
 from vit_jax.config import get_config, parse_command_line, save_config
+from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
 from vit_jax.monitoring import read_metrics
-from vit_jax.results import read_run
+from vit_jax.results import RunFolder, read_run
 
 RANDOM = np.random.default_rng(0)
 NAME = "a <b> & 'c'"
@@ -92,12 +93,10 @@ def write_run(folder, steps=30, **fields):
 
 def mistakes(classes, images=40, shape=(8, 12, 3)):
     logits, labels = RANDOM.random((images, classes), np.float32), RANDOM.integers(-1, classes, images)
-    source = [{"image": np.full((200, 100, 3), index, np.uint8)} for index in range(images)]
-    batches = types.SimpleNamespace(source=types.SimpleNamespace(), preprocess=types.SimpleNamespace(shape=shape))
-    batches.source = type("Source", (list,), {"example_name": lambda self, index: f"{NAME}/{index}"})(source)
-    batches.preprocess.apply_ops = lambda image, rng: image[: shape[0], : shape[1]]
+    source = make_source([f"{NAME}/{index}" for index in range(images)])
+    preprocess = parse_pipe(f"central_crop(({shape[0]},{shape[1]}))|value_range(-1,1)", 0)
     names = [f"<i>class</i> {index}" for index in range(classes)]
-    found = find_mistakes(Predictions(logits, labels, names), "softmax", batches)
+    found = find_mistakes(Predictions(logits, labels, names), "softmax", source, preprocess)
     wrong = (labels >= 0) & (logits.argmax(axis=1) != labels)
     assert found["pairs"][:, 2].sum() == (labels >= 0).sum()
     assert len(found["labels"]) == min(24, wrong.sum()) and (found["labels"] != found["predictions"]).all()
@@ -302,7 +301,7 @@ def test_a_page_of_many_lines_is_small(tmp_path):
 
 def test_only_headings_are_moved_below_the_names_of_runs():
     part = '<h3>Test</h3><img src="data:image/png;base64,AA/h3AA"><code>/home/h4/run</code>'
-    found = run_page.each([types.SimpleNamespace(name=name) for name in "ab"], lambda run: part)
+    found = run_page.each([RunFolder(name, "", get_config(), [], [], None, {}) for name in "ab"], lambda run: part)
     assert found.count("<h4>Test</h4>") == 2 and found.count("AA/h3AA") == found.count("/home/h4/run") == 2
 
 

@@ -1,9 +1,9 @@
 import json
-import types
 
 import numpy as np
 import pytest
 
+from tests.evals.helpers import make_source
 from vit_jax import UserError, models
 from vit_jax.evals.class_maps import check_names, list_class_maps, read_class_map
 from vit_jax.interop.class_names import class_names, class_wnids
@@ -17,8 +17,8 @@ def model(names=None, count=1000):
 
 
 def data(names=None, ids=None):
-    """What is asked of a source: the names of its classes."""
-    return types.SimpleNamespace(class_names=names and tuple(names), class_ids=ids and tuple(ids))
+    """A source whose classes have these names."""
+    return make_source(class_names=names, class_ids=ids)
 
 
 IMAGENET = model()

@@ -4,23 +4,11 @@ import numpy as np
 import pytest
 
 from configs import base
+from tests.evals.helpers import make_source
 from vit_jax import UserError, interop, models
 from vit_jax.evals import predictions
 
 WNIDS = interop.class_wnids(1000)
-
-
-class Source:
-    """Images with names, of classes with names."""
-
-    def __init__(self, names, class_names=None, class_ids=None):
-        self.names, self.class_names, self.class_ids = names, class_names, class_ids
-
-    def __len__(self):
-        return len(self.names)
-
-    def example_name(self, index):
-        return self.names[index]
 
 
 def score(evaluation, source, logits, labels):
@@ -35,7 +23,7 @@ def one_hot(classes, count=1000):
 
 def test_scores_of_the_labels_that_the_data_have():
     logits, labels = one_hot([0, 1, 1, 2], 3), np.array([0, 1, 2, 2], np.int32)
-    found = score(base.evaluation("predictions"), Source(["a", "b", "c", "d"]), logits, labels)
+    found = score(base.evaluation("predictions"), make_source(["a", "b", "c", "d"]), logits, labels)
     confidence = np.exp(5) / (np.exp(5) + 2)
     assert found == {
         "accuracy": 0.75,
@@ -50,7 +38,7 @@ def test_real_counts_any_label_and_leaves_out_images_without(tmp_path):
     (tmp_path / "real.json").write_text("[[], [970, 795], [230], [809]]")
     names = [f"val/ILSVRC2012_val_{number:08}.JPEG" for number in (4, 2, 1, 3)]
     evaluation = base.evaluation("predictions", labels=str(tmp_path / "real.json"))
-    found = score(evaluation, Source(names), one_hot([809, 795, 7, 1]), np.zeros(4, np.int32))
+    found = score(evaluation, make_source(names), one_hot([809, 795, 7, 1]), np.zeros(4, np.int32))
     assert (found["accuracy"], found["n"]) == (pytest.approx(2 / 3), 3) and "class_accuracy" not in found
 
 
@@ -60,7 +48,7 @@ def test_a_class_map_compares_shared_classes_only(tmp_path):
     logits = one_hot([1, 999, 10])
     logits[1, 10] = 1
     evaluation = base.evaluation("predictions", class_map=str(tmp_path / "map.json"))
-    source, labels = Source(["a", "b", "c"], class_names=("bird", "stone", "fish")), np.array([2, 0, 1], np.int32)
+    source, labels = make_source(["a", "b", "c"], class_names=("bird", "stone", "fish")), np.array([2, 0, 1], np.int32)
     found = score(evaluation, source, logits, labels)
     assert (found["accuracy"], found["class_accuracy"], found["n"]) == (1.0, 1.0, 2)
     assert (found["accuracy_all"], found["top5_all"]) == (0.5, 1.0)  # of the second image, class 999 comes first
@@ -73,7 +61,7 @@ def test_a_class_map_compares_shared_classes_only(tmp_path):
 
 def test_labels_that_do_not_suit_the_model_are_refused(tmp_path):
     (tmp_path / "real.json").write_text("[[1]]")
-    labels, source = np.zeros(1, np.int32), Source(["ILSVRC2012_val_00000001.JPEG"])
+    labels, source = np.zeros(1, np.int32), make_source(["ILSVRC2012_val_00000001.JPEG"])
     real = {"labels": str(tmp_path / "real.json")}
     with pytest.raises(UserError, match="for models with the 1,000 classes of ImageNet"):
         score(base.evaluation("predictions", **real), source, one_hot([1], 10), labels)

@@ -8,11 +8,10 @@ import scipy.special
 from tests.models.test_later_vits import norm
 from tests.models.test_models import apply, images_of, params_of, shapes_of, tiny
 from tests.test_sharding import on, trained
-from vit_jax import UserError, interop, tree
+from vit_jax import UserError, interop, run_summary, tree
 from vit_jax.models import create
 from vit_jax.models.position import relative_table
 from vit_jax.models.resampling import TABLES, resample_relative
-from vit_jax.monitoring import summary
 
 GRID, SIZE = (4, 3), (32, 24)
 BASE = {"resolution": SIZE, "registers": 1, "attention": "auto"}
@@ -251,11 +250,10 @@ def test_the_plain_form_replaces_the_kernel_of_relative_positions():
     found = {}
     for platform, kind in (("tpu", "TPU v5e"), ("gpu", "NVIDIA H100"), ("cpu", "cpu")):
         chosen = model.for_device(kind, 8)
-        device = type("Device", (), {"platform": platform})
-        found[platform] = chosen.field("attention"), summary.lacks_kernel(chosen, device)
+        found[platform] = chosen.field("attention"), run_summary.lacks_kernel(chosen, platform)
     assert found == {
-        "tpu": ("tokens_first", summary.NO_KERNEL),
-        "gpu": ("tokens_first", summary.NO_CUDNN),
+        "tpu": ("tokens_first", run_summary.NO_KERNEL),
+        "gpu": ("tokens_first", run_summary.NO_CUDNN),
         "cpu": ("heads_first", None),
     }
 

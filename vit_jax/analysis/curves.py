@@ -4,10 +4,11 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from vit_jax.results import RunFolder
 
 try:
     from bokeh.embed import components
@@ -91,8 +92,8 @@ class Plot:
     dashes: dict[str, str]
 
 
-def list_curves(runs: Sequence[Any]) -> dict[Panel, list[Curve]]:
-    """Returns the curves of each panel that has any, of runs as `RunFolder`; metrics in the order they appear in."""
+def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
+    """Returns the curves of each panel that has any; metrics in the order they appear in."""
     found: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
     for number, run in enumerate(runs):
         for metric in run.last:
@@ -120,7 +121,7 @@ def thin_out(values: Float[np.ndarray, " n"], buckets: int = BUCKETS) -> Int[np.
     return np.array(sorted(kept))
 
 
-def draw_plots(runs: Sequence[Any]) -> tuple[list[Plot], str, str]:
+def draw_plots(runs: Sequence[RunFolder]) -> tuple[list[Plot], str, str]:
     """Returns the plots of runs, the script that draws them, and what the head of their page needs for it: HTML."""
     panels = list_curves(runs)
     if not panels:
@@ -138,7 +139,7 @@ def draw_plots(runs: Sequence[Any]) -> tuple[list[Plot], str, str]:
     return plots, f"<script>{script}</script>", Resources("inline", components=["bokeh"]).render_js()
 
 
-def draw_panel(panel: Panel, runs: Sequence[Any], curves: Sequence[Curve], steps: Range1d) -> figure:
+def draw_panel(panel: Panel, runs: Sequence[RunFolder], curves: Sequence[Curve], steps: Range1d) -> figure:
     """Returns the plot of a panel over a range of steps, with a vertical line wherever a run was resumed.
 
     A colour is a run and a dash a metric; if there is one run, a colour is a metric.

@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 from vit_jax import sharding
 from vit_jax.analysis import measure
 from vit_jax.inference import Inference
+from vit_jax.tree import ArrayTree
 
 KEPT = 128  # images of which everything is kept, as many as in Figure 14
 EXAMPLES = 1024  # patches, of all images kept, whose representations are compared
@@ -66,7 +67,7 @@ def choose_batch(program: Inference, images: int) -> int:
 
 def observe(
     program: Inference,
-    params: Any,
+    params: ArrayTree,
     images: Iterable[Float[np.ndarray, "height width 3"]],
     batch: int,
     count: int,
@@ -105,7 +106,7 @@ def observe(
     return Observations(count, similarity=similarity, **whole, **{name: total / count for name, total in sums.items()})
 
 
-def make_observer(program: Inference, examples: int, saliency: bool) -> Callable[[Any, jax.Array], dict]:
+def make_observer(program: Inference, examples: int, saliency: bool) -> Callable[[ArrayTree, jax.Array], dict]:
     """Returns the jitted function from parameters and a batch to what is kept of it; images are the first axis.
 
     The attention of a block is reduced as soon as it is computed: the program never holds that of all blocks, unless
@@ -118,11 +119,11 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     def maps(weights: jax.Array) -> jax.Array:
         return measure.query_maps(weights, grid, spec.class_rows > 0)
 
-    def logits(params: Any, images: jax.Array) -> jax.Array:
+    def logits(params: ArrayTree, images: jax.Array) -> jax.Array:
         with sharding.use_mesh(program.mesh):
             return model.apply(params, images)[0]
 
-    def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+    def function(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
         with sharding.use_mesh(program.mesh):
             logits, out = model.apply(params, images, capture=("attention",))
         # The compiler drops an array of all blocks of which only single blocks are used.
@@ -139,14 +140,14 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
             "tokens": jnp.stack([block[:, -patches:][:, chosen] for block in blocks], axis=1).astype(jnp.float32),
         }
 
-    def predict_patches(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+    def predict_patches(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
         task: Any = program.task
         inputs, targets = task.test_examples({"image": images})
         with sharding.use_mesh(program.mesh):
             outputs, _ = model.apply(params, **inputs)
         return {"logits": jnp.zeros((len(images), 0))} | task.pictures(inputs, targets, outputs)
 
-    def gradients(params: Any, images: jax.Array, classes: jax.Array) -> jax.Array:
+    def gradients(params: ArrayTree, images: jax.Array, classes: jax.Array) -> jax.Array:
         return measure.class_saliency(lambda images: logits(params, images), images, classes)
 
     options = {"out_shardings": program.batch_sharding, "compiler_options": program.compiler_options}
@@ -156,7 +157,7 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     rows = (program.batch_sharding, program.batch_sharding)
     differentiate = jax.jit(gradients, in_shardings=(program.params_shardings, *rows), **options)
 
-    def run_both(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+    def run_both(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
         out = run(params, images)
         return out | {"saliency": differentiate(params, images, out["logits"].argmax(-1))}
 

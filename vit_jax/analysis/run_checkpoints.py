@@ -3,7 +3,6 @@
 import functools
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from vit_jax import UserError, interop
 from vit_jax.analysis import page
 from vit_jax.analysis.drawings import FIXED, position_table
 from vit_jax.analysis.weight_pictures import filters_picture, positions_picture
+from vit_jax.results import RunFolder
 
 PIXELS = 'class="pixels"'
 MOST = 6  # checkpoints that are shown, spread over all
@@ -27,8 +27,8 @@ PICTURES = (
 )
 
 
-def checkpoints_part(run: Any) -> str:
-    """Returns the HTML for the checkpoints of a run, a `RunFolder`."""
+def checkpoints_part(run: RunFolder) -> str:
+    """Returns the HTML for the checkpoints of a run."""
     found = [path for path in Path(run.place, "checkpoints").glob("*") if path.name.isdigit()]
     steps = sorted(int(path.name) for path in found)
     if not steps:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.config import flatten_config
+from vit_jax.results import RunFolder
 
 # What a plan says of the run that it is of -> the field of the configuration.
 PLANNED = {
@@ -29,8 +30,8 @@ WORDS = (
 )
 
 
-def cost_part(run: Any) -> str:
-    """Returns the HTML for the cost of a run, a `RunFolder`.
+def cost_part(run: RunFolder) -> str:
+    """Returns the HTML for the cost of a run.
 
     Raises:
         UserError: the plan that lies beside it is none.
@@ -68,7 +69,7 @@ def parse_plan(text: bytes, path: str) -> dict[str, Any]:
     return plan
 
 
-def plan_differences(run: Any, plan: dict[str, Any]) -> list[str]:
+def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
     """Returns in which fields a plan is not of the run beside which it lies."""
     fields = flatten_config(run.config)
     pairs = [(field, plan[name], fields[field]) for name, field in PLANNED.items() if name in plan]
@@ -79,7 +80,7 @@ def _equal(planned: Any, own: Any) -> bool:  # JSON has no tuples
     return planned == (list(own) if isinstance(own, tuple) else own)
 
 
-def list_costs(run: Any, plan: dict[str, Any]) -> list[Row]:
+def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[Row]:
     """Returns what a run took and what was planned, where each is known."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
     devices, flops = plan.get("devices", 0), 6 * plan.get("macs_per_image", 0)
@@ -105,7 +106,7 @@ def list_costs(run: Any, plan: dict[str, Any]) -> list[Row]:
     ]
 
 
-def median(run: Any, metric: str) -> float | None:
+def median(run: RunFolder, metric: str) -> float | None:
     """Returns the median of a metric's values that are finite."""
     values = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     return statistics.median(values) if values else None

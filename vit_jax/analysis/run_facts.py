@@ -1,21 +1,18 @@
-"""The parts of a report that are tables of runs side by side: how far they are, settings, environment.
-
-Runs are as `RunFolder` of vit_jax/results/run_folder.py.
-"""
+"""The parts of a report that are tables of runs side by side: how far they are, settings, environment."""
 
 import datetime
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from vit_jax import shown
+from vit_jax.results import RunFolder
 
 Row = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
 SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares
 
 
-def columns(runs: Sequence[Any], rows: Iterable[Row]) -> str:
+def columns(runs: Sequence[RunFolder], rows: Iterable[Row]) -> str:
     """Returns a table with a column for each run."""
     head = "".join(f'<th scope="col">{escape(shown(run.name))}</th>' for run in runs) if len(runs) > 1 else ""
     lines = [f"<thead><tr><td></td>{head}</tr></thead>"] if head else []
@@ -25,7 +22,7 @@ def columns(runs: Sequence[Any], rows: Iterable[Row]) -> str:
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
-def summary(runs: Sequence[Any]) -> str:
+def summary(runs: Sequence[RunFolder]) -> str:
     """Returns how far the runs are and what they have reached."""
     return columns(
         runs,
@@ -42,25 +39,25 @@ def summary(runs: Sequence[Any]) -> str:
     )
 
 
-def describe_state(run: Any) -> str:
+def describe_state(run: RunFolder) -> str:
     """Returns how many steps a run has made."""
     total, epochs = run.config.total_steps, run.step * run.config.batch / max(run.config.data.num_examples or 0, 1)
     passes = f", {epochs:.3g} epochs" if run.config.data.num_examples else ""
     return f"{'complete: ' if run.is_complete else ''}{run.step:,} of {total:,} steps{passes}"
 
 
-def describe_restarts(run: Any) -> str:
+def describe_restarts(run: RunFolder) -> str:
     """Returns after which steps a run was resumed."""
     steps = ", ".join(f"{process['first']:,}" for process in run.processes[1:])
     return f"after step {steps}" if steps else "never"
 
 
-def best_metrics(runs: Sequence[Any]) -> list[str]:
+def best_metrics(runs: Sequence[RunFolder]) -> list[str]:
     """Returns the metrics by which the best checkpoints are kept, and the loss."""
     return list(dict.fromkeys([*(run.config.checkpoint.best_metric for run in runs), "train/loss"]))
 
 
-def format_best(run: Any, metric: str) -> str:
+def format_best(run: RunFolder, metric: str) -> str:
     """Returns the last value of a metric, and the best, where larger is better or it is a loss."""
     found = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     if not found:
@@ -75,7 +72,7 @@ def format_metric(name: str, value: float) -> str:
     return f"{value:.2%}" if name.endswith(SHARE) else f"{value:.4g}"
 
 
-def count_nonfinite(run: Any) -> str:
+def count_nonfinite(run: RunFolder) -> str:
     """Returns which metrics were not finite, and in how many steps."""
     counts: dict[str, int] = {}
     for _, row in run.metrics:
@@ -90,7 +87,7 @@ def format_time(seconds: float) -> str:
     return f"{datetime.timedelta(seconds=round(seconds))}"
 
 
-def configuration(runs: Sequence[Any], defaults: dict[str, str]) -> str:
+def configuration(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
     """Returns the fields in which the runs differ, or one run from the defaults, and then all fields."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     rows = [(name, [run.fields.get(name, "absent") for run in runs]) for name in names]
@@ -104,7 +101,7 @@ def configuration(runs: Sequence[Any], defaults: dict[str, str]) -> str:
     return f"<h3>{title}</h3>{differs}<details><summary>All {len(rows)} fields</summary>{everything}</details>"
 
 
-def environment(runs: Sequence[Any]) -> str:
+def environment(runs: Sequence[RunFolder]) -> str:
     """Returns the processes that trained the runs: when, on what, with which code."""
     head = ("run", "steps", "time (h:min:s)", "hardware", "vit_jax", "commit", "jax", "Python")
     lines = []

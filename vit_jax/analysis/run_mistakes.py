@@ -12,6 +12,7 @@ from jaxtyping import Int
 from vit_jax import UserError, shown, user_errors
 from vit_jax.analysis import page
 from vit_jax.analysis.plot import confusion, encode_figure, encode_pixels, theme
+from vit_jax.results import RunFolder
 
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
 FEW, MANY = 20, 1000  # classes: up to FEW the matrix is a table, up to MANY a picture
@@ -19,8 +20,8 @@ WORST = 20  # classes whose accuracy is shown, and pairs of classes that are con
 SMALL = 64  # pixels: smaller pictures are encoded without loss
 
 
-def mistakes_part(run: Any) -> str:
-    """Returns the HTML for the mistakes of a run, a `RunFolder`.
+def mistakes_part(run: RunFolder) -> str:
+    """Returns the HTML for the mistakes of a run.
 
     Raises:
         UserError: a file cannot be read.

@@ -4,7 +4,6 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
 from vit_jax.analysis.run_checkpoints import checkpoints_part
 from vit_jax.analysis.run_cost import WORDS, cost_part
 from vit_jax.analysis.run_mistakes import mistakes_part
+from vit_jax.results import RunFolder
 
 # The browser fetches nothing, whatever the scripts in the page would like to.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -34,11 +34,11 @@ code { overflow-wrap: anywhere }
 """
 
 
-def run_page(runs: Sequence[Any], defaults: dict[str, str]) -> str:
+def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
     """Returns the page of runs.
 
     Args:
-        runs: one or more `RunFolder`.
+        runs: one or more.
         defaults: of all fields, as text; what differs from them is shown if there is one run.
     """
     title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
@@ -59,7 +59,7 @@ def run_page(runs: Sequence[Any], defaults: dict[str, str]) -> str:
     return page.document(title, "\n".join(parts), f"{policy}<style>{STYLE}</style>{head}")
 
 
-def each(runs: Sequence[Any], part: Callable[[Any], str]) -> str:
+def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
     """Returns a part of the page for each run; for one that cannot be read, why: the rest of the page can."""
     found = []
     for run in runs:
@@ -74,7 +74,7 @@ def each(runs: Sequence[Any], part: Callable[[Any], str]) -> str:
     return "".join(found)
 
 
-def curves_part(plots: Sequence[Plot], runs: Sequence[Any]) -> str:
+def curves_part(plots: Sequence[Plot], runs: Sequence[RunFolder]) -> str:
     """Returns the plots, each with its numbers as a table."""
     if not plots:
         return "<p>No metrics have been logged yet.</p>"
@@ -87,7 +87,7 @@ def curves_part(plots: Sequence[Plot], runs: Sequence[Any]) -> str:
     return f'<p>{words}</p>{colour_key(runs)}<div class="plots">{figures}</div>'
 
 
-def colour_key(runs: Sequence[Any]) -> str:
+def colour_key(runs: Sequence[RunFolder]) -> str:
     """Returns which colour stands for which of several runs."""
     keys = [
         f'<span><span class="plot" style="color: {colour}">&#9632;</span> {escape(shown(run.name))}</span>'
@@ -96,7 +96,7 @@ def colour_key(runs: Sequence[Any]) -> str:
     return f'<p class="key">{" ".join(keys)}</p>' if len(runs) > 1 else ""
 
 
-def plot_figure(plot: Plot, runs: Sequence[Any]) -> str:
+def plot_figure(plot: Plot, runs: Sequence[RunFolder]) -> str:
     """Returns a plot, with the numbers for readers who do not see it."""
     panel = plot.panel
     head = "".join(f'<th scope="col" class="number">{name}</th>' for name in ("last", "lowest", "highest", "points"))
@@ -112,7 +112,7 @@ def plot_figure(plot: Plot, runs: Sequence[Any]) -> str:
     )
 
 
-def curve_line(curve: Curve, runs: Sequence[Any]) -> str:
+def curve_line(curve: Curve, runs: Sequence[RunFolder]) -> str:
     """Returns a line of the table of a plot."""
     finite = curve.values[np.isfinite(curve.values)]
     numbers = [finite[-1], finite.min(), finite.max()] if len(finite) else []

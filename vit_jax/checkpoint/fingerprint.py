@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
+from vit_jax.tree import ArrayTree
 
 ZERO = np.uint32(0)
 LIMIT = 2**32  # positions that one unsigned word tells apart
@@ -41,7 +42,7 @@ class Fingerprint(NamedTuple):
     finite: bool
 
 
-def fingerprints(state: Any) -> dict[str, Fingerprint]:
+def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
     """Returns the fingerprint of every array of a tree by its name; arrays on a mesh in one call, NumPy's one by one.
 
     Nothing is gathered: each device adds up what it holds, and the sums are added. Every process must call it.

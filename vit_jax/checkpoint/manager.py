@@ -18,6 +18,7 @@ from vit_jax.checkpoint.manifest import add_checksum, describe_arrays, list_name
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.checkpoint.restore import Restored, restore_newest
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
+from vit_jax.tree import ArrayTree
 
 
 class Checkpoints:
@@ -91,7 +92,7 @@ class Checkpoints:
                 for step in self._older:
                     self._name_score(step)
 
-    def save(self, state: Any, step: int, about: dict[str, Any]) -> None:
+    def save(self, state: ArrayTree, step: int, about: dict[str, Any]) -> None:
         """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is saved.
 
         Raises:
@@ -130,7 +131,7 @@ class Checkpoints:
         self._tasks.wait()
 
     def restore(
-        self, wanted: Any, shardings: Any, accept: Callable[[dict[str, Any]], object] = bool
+        self, wanted: ArrayTree, shardings: ArrayTree, accept: Callable[[dict[str, Any]], object] = bool
     ) -> Restored | None:
         """Returns the newest state that is intact, or None if there is no checkpoint; see `restore_newest`."""
         restored = restore_newest(self._directory, self.steps, self._coordinator, wanted, shardings, accept)

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from vit_jax import UserError, shown, tree
 from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.checkpoint.fingerprint import fingerprints
+from vit_jax.tree import ArrayTree
 
 MOST = 8  # names listed of many
 
 ArrayTable = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
 
 
-def describe_arrays(state: Any) -> tuple[ArrayTable, list[str]]:
+def describe_arrays(state: ArrayTree) -> tuple[ArrayTable, list[str]]:
     """Returns what a manifest holds of every array of a state, and the names of the arrays that are not finite. Every
     process must call it.
     """
@@ -48,7 +49,7 @@ def parse_manifest(text: bytes, step: int | None = None) -> dict[str, Any]:
     return manifest
 
 
-def check_program(manifest: dict[str, Any], wanted: Any, where: str) -> None:
+def check_program(manifest: dict[str, Any], wanted: ArrayTree, where: str) -> None:
     """Compares what an intact checkpoint says it holds with the state of the program.
 
     Raises:
@@ -61,7 +62,7 @@ def check_program(manifest: dict[str, Any], wanted: Any, where: str) -> None:
         )
 
 
-def check_metadata(manifest: dict[str, Any], metadata: Any, prefix: str = "") -> None:
+def check_metadata(manifest: dict[str, Any], metadata: ArrayTree, prefix: str = "") -> None:
     """Compares the table with the shapes and types that Orbax finds written, to which it would cast silently.
 
     Raises:
@@ -71,7 +72,7 @@ def check_metadata(manifest: dict[str, Any], metadata: Any, prefix: str = "") ->
         raise DamagedCheckpoint(f"its arrays are not described as they were saved: {list_names(wrong)}")
 
 
-def check_arrays(manifest: dict[str, Any], state: Any, prefix: str = "") -> None:
+def check_arrays(manifest: dict[str, Any], state: ArrayTree, prefix: str = "") -> None:
     """Compares the fingerprints of arrays with those saved. Every process must call it.
 
     Raises:

@@ -12,6 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
+from vit_jax.checkpoint.retention import Retention
+from vit_jax.tree import ArrayTree
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
 _LEAVES = ocp.type_handlers.create_type_handler_registry(
@@ -23,7 +25,7 @@ _LEAVES = ocp.type_handlers.create_type_handler_registry(
 class OrbaxWriter:
     """Writes checkpoints into a folder, one at a time, and removes those that a policy does not preserve."""
 
-    def __init__(self, path: str, preservation_policy: Any):
+    def __init__(self, path: str, preservation_policy: Retention):
         """Opens the folder and removes what was left unfinished there."""
         options = ocp.CheckpointManagerOptions(
             preservation_policy=preservation_policy,
@@ -33,7 +35,7 @@ class OrbaxWriter:
         )
         self._manager = ocp.CheckpointManager(path, options=options, item_handlers=_handlers())
 
-    def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
+    def save(self, step: int, state: ArrayTree, manifest: dict[str, Any]) -> None:
         """Copies the state off the devices and starts to write it, with its manifest."""
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(manifest))
         self._manager.save(step, args=items)
@@ -55,7 +57,9 @@ def wait_for_hosts(*, key: str, timeout_ms: int) -> None:
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
-def read_state(path: str, check_metadata: Callable[[Any], None], wanted: Any, shardings: Any) -> Any:
+def read_state(
+    path: str, check_metadata: Callable[[ArrayTree], None], wanted: ArrayTree, shardings: ArrayTree
+) -> ArrayTree:
     """Returns the state of a checkpoint, its arrays placed by `shardings`.
 
     Args:
@@ -75,7 +79,7 @@ def read_state(path: str, check_metadata: Callable[[Any], None], wanted: Any, sh
         return jax.block_until_ready(reader.restore(path, args=item).state)
 
 
-def read_subtree(path: Path, check_metadata: Callable[[Any], None], which: str) -> dict[str, Any]:
+def read_subtree(path: Path, check_metadata: Callable[[ArrayTree], None], which: str) -> dict[str, Any]:
     """Returns one part of a state, such as `params`, as NumPy arrays; `check_metadata` is as for `read_state`.
 
     Raises:
@@ -110,7 +114,7 @@ def _reader() -> Iterator[ocp.Checkpointer]:
         yield reader
 
 
-def _metadata(reader: ocp.Checkpointer, path: str) -> Any:
+def _metadata(reader: ocp.Checkpointer, path: str) -> ArrayTree:
     state = reader.metadata(path).item_metadata.state
     if state is None:
         raise DamagedCheckpoint("its state is empty")

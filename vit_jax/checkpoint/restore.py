@@ -15,6 +15,7 @@ from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_prog
 from vit_jax.checkpoint.orbax_io import read_state, read_subtree
 from vit_jax.checkpoint.reader import list_others
 from vit_jax.distributed import Coordinator, run_on_all
+from vit_jax.tree import ArrayTree
 
 Accept = Callable[[dict[str, Any]], object]
 
@@ -31,7 +32,7 @@ class Restored:
     """
 
     step: int
-    state: Any
+    state: ArrayTree
     about: dict[str, Any]
     set_aside: list[str]
 
@@ -40,8 +41,8 @@ def restore_newest(
     directory: CheckpointDirectory,
     steps: Iterable[int],
     coordinator: Coordinator,
-    wanted: Any,
-    shardings: Any,
+    wanted: ArrayTree,
+    shardings: ArrayTree,
     accept: Accept,
 ) -> Restored | None:
     """Returns the newest state that is intact, its arrays placed by `shardings`, or None if there is no checkpoint.
@@ -78,8 +79,13 @@ def restore_newest(
 
 
 def _read(
-    directory: CheckpointDirectory, step: int, coordinator: Coordinator, wanted: Any, shardings: Any, accept: Accept
-) -> tuple[Any, dict[str, Any]]:
+    directory: CheckpointDirectory,
+    step: int,
+    coordinator: Coordinator,
+    wanted: ArrayTree,
+    shardings: ArrayTree,
+    accept: Accept,
+) -> tuple[ArrayTree, dict[str, Any]]:
     """Returns a state and its manifest.
 
     Raises:

@@ -1,10 +1,13 @@
+from .pipeline import EvalBatches as EvalBatches
 from .pipeline import eval_batches as eval_batches
 from .pipeline import load_image as load_image
 from .pipeline import sample_images as sample_images
 from .pipeline import train_batches as train_batches
+from .preprocess import Preprocessor as Preprocessor
 from .preprocess import value_range_of as value_range_of
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec
+from .setup import Opened as Opened
 from .setup import complete_config as complete_config
 from .setup import describe_evals as describe_evals
 from .setup import eval_batch_size as eval_batch_size

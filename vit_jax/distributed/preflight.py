@@ -10,7 +10,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from vit_jax.config import flatten_config
 from vit_jax.distributed.agreement import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 from vit_jax.storage import versions
+from vit_jax.tree import ArrayTree
 
 LIBRARIES = (*versions.COMPILERS, "flax", "optax", "orbax-checkpoint", "grain", *versions.IMAGE_LIBRARIES)
 DISK_DELAY = 5.0  # seconds that a shared disk may take to show a file to another host
@@ -33,7 +33,7 @@ def preflight_checks(
     config: ConfigDict,
     info: data.DataInfo,
     batch_sharding: NamedSharding,
-    state: Any,
+    state: ArrayTree,
     place: str,
 ) -> Iterator[None]:
     """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the `with`.
@@ -135,7 +135,7 @@ def check_shared(coordinator: Coordinator, folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_disk_space(config: ConfigDict, state: Any, workdir: Path) -> None:
+def check_disk_space(config: ConfigDict, state: ArrayTree, workdir: Path) -> None:
     """Raises UserError if the disk of a local workdir has no space for the checkpoints that are kept and one more."""
     folder = workdir.absolute()
     while not folder.exists():

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from vit_jax import Preempted
 from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
@@ -49,7 +48,7 @@ class Supervisor:
         limit = self._monitor.watched.watchdog.stall_limit
         self._monitor.join(watch_group(join_cluster(), self._clock, limit))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Ends, and lets the other hosts know how."""
         try:
             if self.hosts > 1:

@@ -15,12 +15,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
 from vit_jax import UserError, choose, interop, shown, user_errors
+from vit_jax.data.sources import Source
+from vit_jax.models import Model
 
 FOLDER = Path(__file__).parent
 WITHOUT_FILE = ("names", "order")
@@ -78,13 +80,13 @@ def list_class_maps() -> tuple[str, ...]:
     return (*sorted(path.stem for path in FOLDER.glob("*.json")), *WITHOUT_FILE)
 
 
-def read_class_map(name: str, model: Any, source: Any) -> ClassMap:
+def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     """Returns the class map of a name, or of a JSON file.
 
     Args:
         name: one of `list_class_maps` but `order`, or a path that ends in `.json`.
-        model: whose classes are mapped, `models.Model`.
-        source: whose classes are mapped, `data.sources.Source`.
+        model: whose classes are mapped.
+        source: whose classes are mapped.
 
     Raises:
         UserError: there is no such map, the file is none, it has a class that the model lacks, or a name that it needs
@@ -132,19 +134,15 @@ def _check_unique(needed: Set[str], **named: Names) -> None:
             )
 
 
-def model_wnids(model: Any) -> Names | None:
+def model_wnids(model: Model) -> Names | None:
     """Returns the WordNet ids of a model's classes, if they are those of ImageNet or ImageNet-21k."""
     return interop.class_wnids(model.field("num_classes"), model.class_names)
 
 
-def same_names(model: Any, source: Any) -> tuple[Names, Names] | None:
+def same_names(model: Model, source: Source) -> tuple[Names, Names] | None:
     """Returns the names of a model's classes and of a data set's: of both kinds that each has, those most alike.
 
     Kinds are words and ids, such as WordNet's. Returns None if either has no names; numbers that count are none.
-
-    Args:
-        model: `models.Model`.
-        source: `data.sources.Source`.
     """
     of_model = _without_numbers(model_wnids(model), model.class_names)
     of_data = _without_numbers(source.class_ids, source.class_names)
@@ -152,7 +150,7 @@ def same_names(model: Any, source: Any) -> tuple[Names, Names] | None:
     return max(pairs, key=lambda pair: (pair[0] == pair[1], len(set(pair[0]) & set(pair[1]))), default=None)
 
 
-def check_names(model: Any, source: Any, evaluation: str, where: str) -> None:
+def check_names(model: Model, source: Source, evaluation: str, where: str) -> None:
     """Compares the classes of a model's head with those of the data that it is evaluated on.
 
     Raises:

@@ -2,19 +2,19 @@
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from vit_jax import UserError
+from vit_jax.tree import ArrayTree
 
-EvalStep = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
+EvalStep = Callable[[ArrayTree, dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 def evaluate(
-    step: EvalStep, batches: Iterable[dict[str, jax.Array]], name: str, params: Any, tick: Callable[[], None]
+    step: EvalStep, batches: Iterable[dict[str, jax.Array]], name: str, params: ArrayTree, tick: Callable[[], None]
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the task and `<name>/n` over all batches; counts are added exactly, on the host.
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,28 +11,29 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
+from vit_jax.data.sources import Source
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_memory
+from vit_jax.inference import Batch, Inference
+from vit_jax.tree import ArrayTree
 
-Evaluator: TypeAlias = Callable[[Any, Tick, OutputCache], dict[str, float]]
+Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]]
 
 
-def make_evaluators(
-    config: ConfigDict, program: Any, opened: Mapping[tuple[str, str], Any] | None = None
-) -> dict[str, Evaluator]:
+def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened | None = None) -> dict[str, Evaluator]:
     """Returns, by name, functions from parameters to metrics `<name>/<metric>`.
 
-    They call their second argument after each batch, and keep what the model gives in the third. `program` is an
-    `Inference`, `opened` is as for `data.eval_batches`.
+    They call their second argument after each batch, and keep what the model gives in the third. `opened` is as for
+    `data.eval_batches`.
     """
     return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
-def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[tuple[str, str], Any]) -> Evaluator:
+def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.Opened) -> Evaluator:
     """Returns the evaluator of one evaluation; see `make_evaluators`."""
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
@@ -52,7 +53,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
         with named_errors(name):
             check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
 
-    def evaluate(params: Any, tick: Tick, cache: OutputCache) -> dict[str, float]:
+    def evaluate(params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
         with named_errors(name):
@@ -62,7 +63,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Any, opened: Mapping[
 
 
 def evaluate_head(
-    name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
+    name: str, program: Inference, batches: data.EvalBatches, params: ArrayTree, tick: Tick, cache: OutputCache
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the head's predictions, from the cache's logits if it has them."""
     if (known := cache.get(output_key("logits", batches))) is None:
@@ -72,7 +73,13 @@ def evaluate_head(
 
 
 def evaluate_predictions(
-    config: ConfigDict, name: str, program: Any, batches: Any, params: Any, tick: Tick, cache: OutputCache
+    config: ConfigDict,
+    name: str,
+    program: Inference,
+    batches: data.EvalBatches,
+    params: ArrayTree,
+    tick: Tick,
+    cache: OutputCache,
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same.
 
@@ -85,7 +92,7 @@ def evaluate_predictions(
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
-def check_labels(config: ConfigDict, name: str, program: Any, source: Any) -> None:
+def check_labels(config: ConfigDict, name: str, program: Inference, source: Source) -> None:
     """Compares the labels of a source with what an evaluation needs.
 
     Raises:
@@ -126,7 +133,7 @@ def named_errors(name: str) -> Iterator[None]:
         raise UserError(f"in evals.{name}: {error}") from None
 
 
-def choose_step(program: Any, kind: str) -> Callable[..., Any]:
+def choose_step(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:
     """Returns the function of a batch that a kind of evaluation runs."""
     if kind == "predictions":
         return program.logits
@@ -140,7 +147,9 @@ def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step
     return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
 
 
-def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDtypeStruct], params: Any) -> None:
+def check_fits(
+    config: ConfigDict, program: Inference, batch: Mapping[str, jax.ShapeDtypeStruct], params: ArrayTree
+) -> None:
     """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
     A batch that is too large is so found before training. Evaluations run the same compiled step.
@@ -168,7 +177,7 @@ def check_fits(config: ConfigDict, program: Any, batch: Mapping[str, jax.ShapeDt
 
 
 def run_evaluators(
-    evaluators: Mapping[str, Evaluator], params: Any, tick: Tick = lambda: None, cache: OutputCache | None = None
+    evaluators: Mapping[str, Evaluator], params: ArrayTree, tick: Tick = lambda: None, cache: OutputCache | None = None
 ) -> dict[str, float]:
     """Returns the metrics of all evaluations together.
 

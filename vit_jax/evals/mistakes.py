@@ -1,18 +1,19 @@
 """What a classifier takes for what, and the images that it gets wrong with most confidence, as a small file."""
 
-from typing import Any
-
 import numpy as np
 
 from vit_jax import UserError
+from vit_jax.data import Preprocessor
 from vit_jax.data.images import resize_pixels
+from vit_jax.data.sources import Source
 from vit_jax.evals import scores
+from vit_jax.evals.predictions import Predictions
 
 MOST = 24  # images that are kept
 SIDE = 128  # pixels: the largest side of a kept image
 
 
-def find_mistakes(counted: Any, loss: str, batches: Any) -> dict[str, np.ndarray]:
+def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: Preprocessor) -> dict[str, np.ndarray]:
     """Returns the arrays of the file; images without a label are left out.
 
     `pairs` are rows of label, prediction and number of images, and `names` those of the classes. Of the wrong images
@@ -20,9 +21,10 @@ def find_mistakes(counted: Any, loss: str, batches: Any) -> dict[str, np.ndarray
     as the model reads them; `labels`, `predictions` and `confidences`, the probabilities of the predictions.
 
     Args:
-        counted: `Predictions` of all images.
+        counted: of all images.
         loss: of the training, from which probabilities follow.
-        batches: `data.eval_batches` of the images.
+        source: of the images.
+        preprocess: what the model reads of them.
 
     Raises:
         UserError: images have several labels, or one cannot be read.
@@ -35,8 +37,8 @@ def find_mistakes(counted: Any, loss: str, batches: Any) -> dict[str, np.ndarray
     pairs, numbers = np.unique(np.stack([labels, predictions], axis=1)[known], axis=0, return_counts=True)
     wrong = np.flatnonzero(known & (predictions != labels))
     wrong = wrong[np.argsort(-confidences[wrong], kind="stable")][:MOST]
-    source, shape = batches.source, (len(wrong), *small_size(*batches.preprocess.shape[:2]), 3)
-    pixels = [read_small(batches, index) for index in wrong.tolist()]
+    shape = (len(wrong), *small_size(*preprocess.shape[:2]), 3)
+    pixels = [read_small(source, preprocess, index) for index in wrong.tolist()]
     return {
         "pairs": np.column_stack([pairs, numbers]).astype(np.int32),
         "names": np.array(counted.names, str),
@@ -48,10 +50,9 @@ def find_mistakes(counted: Any, loss: str, batches: Any) -> dict[str, np.ndarray
     }
 
 
-def read_small(batches: Any, index: int) -> np.ndarray:
+def read_small(source: Source, preprocess: Preprocessor, index: int) -> np.ndarray:
     """Returns an image as the model reads it, but not larger than `SIDE`."""
-    ops, image = batches.preprocess.apply_ops, batches.source[index]["image"]
-    pixels = np.asarray(ops(image, np.random.default_rng(0)))
+    pixels = np.asarray(preprocess.apply_ops(source[index]["image"], np.random.default_rng(0)))
     return resize_pixels(pixels, *small_size(*pixels.shape[:2]), "area", antialias=False)
 
 

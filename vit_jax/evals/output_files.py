@@ -5,13 +5,15 @@ import hashlib
 import logging
 import zipfile
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from vit_jax import UserError, user_errors
+from vit_jax.models import Model
 from vit_jax.storage import cache, versions
+from vit_jax.tree import ArrayTree
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # as of an `OutputCache`
 PACKAGE = Path(__file__).parents[1]
@@ -26,7 +28,7 @@ class OutputFiles:
     why, and nothing more is read or written there.
     """
 
-    def __init__(self, model: Any, weights: Any):
+    def __init__(self, model: Model, weights: ArrayTree):
         """Takes the model on the devices of this process, and its weights as NumPy arrays."""
         self._model, self._weights = model, weights
         self._known, self._is_usable = dict[str, Arrays](), True

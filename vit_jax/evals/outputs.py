@@ -1,10 +1,14 @@
 """What a model gives for the images of a data set, read once for all evaluations: frozen features, or logits."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
+
+from vit_jax.data import EvalBatches
+from vit_jax.inference import Batch, Inference
+from vit_jax.tree import ArrayTree
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # [n, width or classes] of n images, and their labels [n, ...]
 Tick: TypeAlias = Callable[[], None]
@@ -21,23 +25,28 @@ class OutputCache(Protocol):
         """Keeps the outputs for some images."""
 
 
-def output_key(kind: str, batches: Any) -> str:
-    """Returns what identifies the outputs of a kind for the images of `data.eval_batches`, given the weights."""
+def output_key(kind: str, batches: EvalBatches) -> str:
+    """Returns what identifies the outputs of a kind for some images, given the weights."""
     return f"{kind} {batches.identity}"
 
 
 def read_outputs(
-    program: Any, kind: str, params: Any, batches: Any, cache: OutputCache, tick: Tick = lambda: None
+    program: Inference,
+    kind: str,
+    params: ArrayTree,
+    batches: EvalBatches,
+    cache: OutputCache,
+    tick: Tick = lambda: None,
 ) -> Arrays:
     """Returns an output for every example, once and in the order of the source, and the labels.
 
     Every host has all of them. They are kept in the cache, and taken from there if they are in it.
 
     Args:
-        program: `Inference`.
+        program: of the model.
         kind: features, its float32 `pre_logits`; or logits.
         params: the parameters, on the devices.
-        batches: `data.eval_batches` of the examples.
+        batches: of the examples.
         cache: of these parameters.
         tick: called after each batch that is dispatched.
 
@@ -52,7 +61,9 @@ def read_outputs(
     return found
 
 
-def _gather(step: Callable[..., Any], params: Any, batches: Any, tick: Tick) -> Arrays:
+def _gather(
+    step: Callable[[ArrayTree, Batch], tuple[jax.Array, jax.Array]], params: ArrayTree, batches: EvalBatches, tick: Tick
+) -> Arrays:
     count, start, whole = len(batches.source), 0, list[np.ndarray]()
     for part in fetch_late(step(params, batch) for batch in batches):
         tick()
@@ -64,7 +75,7 @@ def _gather(step: Callable[..., Any], params: Any, batches: Any, tick: Tick) -> 
     return outputs, labels
 
 
-def fetch_late(results: Iterator[Any]) -> Iterator[Any]:
+def fetch_late(results: Iterator[ArrayTree]) -> Iterator[ArrayTree]:
     """Yields results on the host, each once the next is dispatched, so that the devices need not wait."""
     pending = next(results)
     for result in results:

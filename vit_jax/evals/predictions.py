@@ -1,16 +1,18 @@
 """The head's predictions of all images, scored on the host: other labels, other classes, calibration."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
+from vit_jax.data.sources import Source
 from vit_jax.evals import scores
 from vit_jax.evals.class_maps import model_wnids, read_class_map
 from vit_jax.evals.real import read_real_labels, select_labels
+from vit_jax.models import Model
 
 MOST_CLASSES = 2000  # of a confusion matrix that is written whole
 
@@ -33,8 +35,8 @@ class Predictions(NamedTuple):
 
 def score_predictions(
     eval_config: ConfigDict,
-    source: Any,
-    model: Any,
+    source: Source,
+    model: Model,
     logits: Float[np.ndarray, "n classes"],
     labels: Int[np.ndarray, " n *most"],
 ) -> dict[str, float]:
@@ -45,8 +47,8 @@ def score_predictions(
 
     Args:
         eval_config: of the evaluation.
-        source: of the images, `data.sources.Source`.
-        model: that predicts, `models.Model`.
+        source: of the images.
+        model: that predicts.
         logits: of the model's classes.
         labels: as the source has them.
 
@@ -72,7 +74,7 @@ def score_predictions(
     return metrics | {"n": int(present.sum())}
 
 
-def check_predictions(eval_config: ConfigDict, source: Any, model: Any) -> None:
+def check_predictions(eval_config: ConfigDict, source: Source, model: Model) -> None:
     """Raises UserError, before anything is computed, if `map_predictions` would."""
     logits: np.ndarray = np.zeros((0, model.field("num_classes")), np.float32)
     map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
@@ -95,8 +97,8 @@ def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label pred
 
 def map_predictions(
     eval_config: ConfigDict,
-    source: Any,
-    model: Any,
+    source: Source,
+    model: Model,
     logits: Float[np.ndarray, "n classes"],
     labels: Int[np.ndarray, " n *most"],
 ) -> Predictions:

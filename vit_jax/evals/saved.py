@@ -4,7 +4,7 @@ import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
@@ -12,10 +12,14 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, user_errors
 from vit_jax.config import EVAL_KINDS
+from vit_jax.data.sources import Source
 from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, read_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions
+from vit_jax.inference import Inference
+from vit_jax.models import Model
 from vit_jax.storage import atomic_write
+from vit_jax.tree import ArrayTree
 
 OUTPUTS = ("features", "predictions", "confusion", "mistakes")
 
@@ -24,8 +28,8 @@ def save_outputs(
     what: str,
     folder: Path,
     config: ConfigDict,
-    program: Any,
-    params: Any,
+    program: Inference,
+    params: ArrayTree,
     cache: OutputCache,
     step: int | None = None,
 ) -> list[str]:
@@ -41,7 +45,7 @@ def save_outputs(
         what: features; or predictions, confusion or mistakes: of evaluations of the head.
         folder: to write to; made if it does not exist.
         config: with the evaluations.
-        program: `Inference`.
+        program: of the model.
         params: on the devices.
         cache: of these parameters.
         step: of the run, if they are of one.
@@ -67,7 +71,7 @@ def save_outputs(
             written += write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
         elif what == "mistakes":
             counted = map_predictions(config.evals[name], batches.source, program.model, outputs, labels)
-            found = find_mistakes(counted, program.model.loss, batches)
+            found = find_mistakes(counted, program.model.loss, batches.source, batches.preprocess)
             arrays = found | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
             written += write_arrays(f"{start}.npz", arrays)
         else:
@@ -76,7 +80,7 @@ def save_outputs(
 
 
 def write_confusion(
-    start: Path, eval_config: ConfigDict, source: Any, model: Any, logits: np.ndarray, labels: np.ndarray
+    start: Path, eval_config: ConfigDict, source: Source, model: Model, logits: np.ndarray, labels: np.ndarray
 ) -> list[str]:
     """Writes a confusion matrix to `<start>.csv` and, where matplotlib is installed, to `<start>.png`; returns which.
 
@@ -99,7 +103,7 @@ def write_arrays(path: str, arrays: dict[str, Any]) -> list[str]:
     return write_file(path, lambda file: np.savez(file, **arrays))
 
 
-def write_file(path: str, write: Callable[[Any], Any]) -> list[str]:
+def write_file(path: str, write: Callable[[BinaryIO], object]) -> list[str]:
     """Writes a file, whole or not at all, and returns its path in a list.
 
     Raises:
@@ -110,13 +114,13 @@ def write_file(path: str, write: Callable[[Any], Any]) -> list[str]:
     return [path]
 
 
-def list_names(source: Any) -> dict[str, np.ndarray]:
+def list_names(source: Source) -> dict[str, np.ndarray]:
     """Returns the `names` of the images of a source and, if they are known, its `class_names`."""
     names = {"names": np.array([source.example_name(index) for index in range(len(source))])}
     return names | ({"class_names": np.array(source.class_names)} if source.class_names else {})
 
 
-def list_parts(config: ConfigDict, program: Any, what: str) -> dict[tuple[str, str], Any]:
+def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[str, str], data.EvalBatches]:
     """Returns the batches to read, by evaluation and split."""
     parts = {}
     for name, eval_config in config.evals.items():

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from vit_jax.kernels import Packing
@@ -14,9 +14,10 @@ from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.spec import ModelSpec, PositionSpec, Remat
 from vit_jax.sharding import constrain
-from vit_jax.tree import flatten, unflatten
+from vit_jax.tree import ArrayTree, flatten, unflatten
 
 _POLICIES = jax.checkpoint_policies
+BlockStep = Callable[[Rows, ArrayTree, Array | int, Array], tuple[Rows, dict[str, Array]]]
 _ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns
 
 # What the backward pass need not compute again, from all to nothing; names are those of `checkpoint_name`. For a token
@@ -63,7 +64,7 @@ class Encoder(nn.Module):
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
 
-        def step(x: Rows, layer: Any, index: Any, rate: Any) -> tuple[Rows, dict[str, Array]]:
+        def step(x: Rows, layer: ArrayTree, index: Array | int, rate: Array) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
             x, weights = block.apply({"params": layer}, x, rate, shared, rngs=rngs)
             return x, {"blocks": packing.unpack(x)} | ({"attention": weights} if "attention" in capture else {})
@@ -79,7 +80,9 @@ class Encoder(nn.Module):
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
 
 
-def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array, dtype: str) -> tuple[Rows, dict[str, Array]]:
+def _run_unrolled(
+    step: BlockStep, x: Rows, layers: ArrayTree, rates: Array, dtype: str
+) -> tuple[Rows, dict[str, Array]]:
     columns = {
         name: _split(leaf, dtype if name.endswith("kernel") else leaf.dtype) for name, leaf in flatten(layers).items()
     }
@@ -90,7 +93,7 @@ def _run_unrolled(step: Any, x: Rows, layers: Any, rates: Array, dtype: str) -> 
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def _split(stacked: Array, dtype: Any) -> list[Array]:
+def _split(stacked: Array, dtype: DTypeLike) -> list[Array]:
     """Returns the parameter of each layer.
 
     Those that are cast become arrays of their own: TPUs then move each to the chip's fast memory before its product.

@@ -1,4 +1,4 @@
-"""What a run reports: metrics, logs, a summary, profiles."""
+"""What a run reports: metrics, logs, profiles."""
 
 import lazy_loader
 

@@ -6,7 +6,5 @@ from .metrics_file import METRICS as METRICS
 from .metrics_file import last_logged_step as last_logged_step
 from .metrics_file import read_metrics as read_metrics
 from .profiler import Trace as Trace
-from .summary import banner_lines as banner_lines
-from .summary import parameter_table as parameter_table
 from .train_metrics import TrainMetrics as TrainMetrics
 from .wandb_run import WandbRun as WandbRun

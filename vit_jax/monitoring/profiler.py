@@ -4,11 +4,11 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from vit_jax import reason
+from vit_jax.tree import ArrayTree
 
 
 class Trace:
@@ -27,7 +27,7 @@ class Trace:
                 jax.profiler.start_trace(self._folder)
                 self._running = True
 
-    def after(self, step: int, result: Any) -> None:
+    def after(self, step: int, result: ArrayTree) -> None:
         """Stops the trace once `result` is computed, if it is that of the last step to be traced."""
         if self._running and step == self._last:
             jax.block_until_ready(result)

@@ -1,7 +1,6 @@
 """Training metrics, fetched from the devices one step late, so that the devices never wait for it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -10,7 +9,7 @@ from vit_jax import NonFiniteLoss
 from vit_jax.monitoring.metric_writer import MetricWriter
 
 
-def fetch_metrics(values: Any) -> dict[str, float]:
+def fetch_metrics(values: dict[str, jax.Array]) -> dict[str, float]:
     """Waits for the metrics of a step and returns them as numbers."""
     return {name: float(value) for name, value in jax.device_get(values).items()}
 
@@ -21,10 +20,10 @@ class TrainMetrics:
     def __init__(self, config: ConfigDict, log: MetricWriter, waited: Callable[[], float]):
         """Writes to `log`; `waited` returns the seconds spent waiting for data so far."""
         self._config, self._log, self._waited = config, log, waited
-        self._pending: tuple[int, Any] | None = None
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._started = False
 
-    def __call__(self, step: int, values: Any) -> None:
+    def __call__(self, step: int, values: dict[str, jax.Array]) -> None:
         """Adds the metrics of a step that was just dispatched.
 
         Raises:

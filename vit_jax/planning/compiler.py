@@ -18,6 +18,7 @@ from vit_jax.compiler_options import Options
 from vit_jax.planning import compiled, flops, schedules, serialization
 from vit_jax.planning.records import Executable, StepReport, is_topology
 from vit_jax.storage import atomic_write, cache, versions
+from vit_jax.tree import ArrayTree
 
 # What is to be known of a function: the memory that it needs; also its cycles; also the schedule of every operation.
 Measure = Literal["memory", "estimate", "schedule"]
@@ -27,8 +28,8 @@ class Function(NamedTuple):
     """A jitted function of a program, the shapes of its arguments, the shardings of the first of them, its options."""
 
     jitted: Any
-    arguments: tuple[Any, ...]
-    shardings: Any
+    arguments: tuple[ArrayTree, ...]
+    shardings: ArrayTree
     options: Options
 
 
@@ -99,7 +100,7 @@ def _cache_path(mesh: Mesh, target: str, measure: Measure, options: Options, tex
     return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def device_bytes(shapes: Any, shardings: Any) -> int:
+def device_bytes(shapes: ArrayTree, shardings: ArrayTree) -> int:
     """Returns the bytes of a tree of arrays that lie on one device."""
     sizes = jax.tree.map(
         lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize, shapes, shardings

@@ -1,25 +1,25 @@
 """Which task a configuration describes, and which one a model has learnt."""
 
 import re
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
+from vit_jax.models import Model
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.masked_patches import MaskedPatches
 from vit_jax.tasks.patch_targets import TARGETS
 from vit_jax.tasks.task import Task
 
 
-def make_task(config: ConfigDict, num_classes: int, max_labels: int | None = None, model: Any = None) -> Task:
+def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: int | None = None) -> Task:
     """Returns the objective that `config.task` describes.
 
     Args:
         config: of the run.
+        model: with any head.
         num_classes: of the data.
         max_labels: of an image in multi-label data.
-        model: `models.Model` with any head; classification does not need it.
 
     Raises:
         UserError: softmax is used with a single class, or with several labels an image; masked patches do not suit the
@@ -44,7 +44,7 @@ def make_task(config: ConfigDict, num_classes: int, max_labels: int | None = Non
     )
 
 
-def _make_masked_patches(config: ConfigDict, model: Any) -> MaskedPatches:
+def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
     target, masked, swapped = config.task.target, config.task.masked, config.task.swapped
     if model.field("stem") != "patches":
         raise UserError(f"masked patches are pixels, but {model.name} has none; choose a ViT without a ResNet.")
@@ -63,7 +63,7 @@ def _make_masked_patches(config: ConfigDict, model: Any) -> MaskedPatches:
     return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
 
 
-def task_of_model(model: Any) -> Task:
+def task_of_model(model: Model) -> Task:
     """Returns the task of a model whose run is not known, by its head: classification by the loss that the model
     states, or masked patches as in the paper.
 

@@ -2,18 +2,19 @@
 
 import math
 import platform
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
+from vit_jax.models import Model
+from vit_jax.program import Program
 
 NO_KERNEL = "the kernel, which is faster, computes neither qk_norm nor rotary or relative positions"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
 
 
-def banner_lines(config: ConfigDict, program: Any) -> list[str]:
+def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     """Returns the lines that describe a run."""
     mesh, devices = program.mesh, program.mesh.devices.size
     first = mesh.devices.flat[0]
@@ -35,22 +36,26 @@ def banner_lines(config: ConfigDict, program: Any) -> list[str]:
         f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
         f"{model.field('dtype')}",
         *([f"Not of the size {model.name}, as the configuration sets {resized}"] if resized else []),
-        *([f"Attention: {model.field('attention')}; {reason}"] if (reason := lacks_kernel(model, first)) else []),
+        *(
+            [f"Attention: {model.field('attention')}; {reason}"]
+            if (reason := lacks_kernel(model, first.platform))
+            else []
+        ),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
     ]
 
 
-def lacks_kernel(model: Any, device: Any) -> str | None:
+def lacks_kernel(model: Model, platform: str) -> str | None:
     """Returns why the model's attention is a plain form where that of others is a kernel."""
     relative = model.field("position") == "relative"
-    if device.platform == "tpu" and (relative or model.field("qk_norm") or model.field("rotary") == "axial"):
+    if platform == "tpu" and (relative or model.field("qk_norm") or model.field("rotary") == "axial"):
         return NO_KERNEL
-    return NO_CUDNN if device.platform == "gpu" and relative else None
+    return NO_CUDNN if platform == "gpu" and relative else None
 
 
-def parameter_table(program: Any) -> list[str]:
+def parameter_table(program: Program) -> list[str]:
     """Returns a line per parameter (name, shape, count, learning-rate multiplier, placement) and one for the total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
