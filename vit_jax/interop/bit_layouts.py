@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf
 from vit_jax.models import BitSpec, image_size
 
@@ -152,7 +153,7 @@ def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
                     yield f"stage{stage}/unit{unit}/{ours}", f"{their_unit}/{theirs}"
 
 
-def read_layout(archive: Any, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -177,7 +178,7 @@ def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.
     )
 
 
-def infer_fields(archive: Any, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
+def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
     """Returns the layout and the fields of the model whose arrays have these shapes.
 
     Args:

@@ -13,8 +13,8 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
@@ -111,7 +111,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(request, response, code, message, headers, address)
 
 
-def _write_file(address: str, path: Path, size: str | None, response: Any, seconds: float) -> None:
+def _write_file(address: str, path: Path, size: str | None, response: http.client.HTTPResponse, seconds: float) -> None:
     """Writes the content of a response.
 
     Raises:
@@ -131,26 +131,26 @@ def _version_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.version")
 
 
-def _version(headers: Any) -> str:
+def _version(headers: Message) -> str:
     """Returns what a server says of the version of a file; empty if it says nothing."""
     told = [headers.get(name) for name in ("ETag", "x-goog-generation", "Last-Modified")]
     return " ".join([*filter(None, told), headers.get("Content-Length") or ""]) if any(told) else ""
 
 
-def _is_version(path: Path, headers: Any) -> bool:
+def _is_version(path: Path, headers: Message) -> bool:
     """Returns whether a file that is here is the version that a server has."""
     with contextlib.suppress(OSError):
         return bool(_version(headers)) and _version_file(path).read_text() == _version(headers)
     return False
 
 
-def _write_version(path: Path, headers: Any) -> None:
+def _write_version(path: Path, headers: Message) -> None:
     with cache.write_errors(path.parent), atomic_write(_version_file(path)) as temporary:
         temporary.write_text(_version(headers))
 
 
 @contextlib.contextmanager
-def _open_address(address: str, path: Path, seconds: float) -> Iterator[Any]:
+def _open_address(address: str, path: Path, seconds: float) -> Iterator[http.client.HTTPResponse]:
     """Yields the response to the request for a file; the environment may name a proxy.
 
     Raises:
@@ -173,7 +173,9 @@ def _open_address(address: str, path: Path, seconds: float) -> Iterator[Any]:
         yield response
 
 
-def _checked_chunks(address: str, size: str | None, response: Any, seconds: float) -> Iterator[bytes]:
+def _checked_chunks(
+    address: str, size: str | None, response: http.client.HTTPResponse, seconds: float
+) -> Iterator[bytes]:
     """Yields the content of a response as it arrives, and shows the progress.
 
     Raises:
@@ -201,7 +203,7 @@ def _checked_chunks(address: str, size: str | None, response: Any, seconds: floa
         raise UserError("the download is damaged: its MD5 is not the one that the server sent; try again.")
 
 
-def _announced_length(response: Any) -> int | None:
+def _announced_length(response: http.client.HTTPResponse) -> int | None:
     """Returns the number of bytes that a server announces, if it does.
 
     Raises:
@@ -214,7 +216,7 @@ def _announced_length(response: Any) -> int | None:
     return None if text is None else int(text)
 
 
-def _read_chunk(response: Any, seconds: float) -> bytes:
+def _read_chunk(response: http.client.HTTPResponse, seconds: float) -> bytes:
     advice = "try again."
     with (
         user_errors("the download was cut short", OSError, http.client.HTTPException, advice=advice),

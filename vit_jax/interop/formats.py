@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vit_jax import UserError, choose
 from vit_jax.interop import google_files, own_layout, torch_files
+from vit_jax.interop.archives import Archive
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -19,7 +20,7 @@ FORMATS = {
 }
 
 
-def detect_format(archive: Any) -> tuple[str, Any]:
+def detect_format(archive: Archive) -> tuple[str, Any]:
     """Returns the name of the layout of a file, and which form of it the file has."""
     forms = ((name, layout.detect(archive)) for name, layout in FORMATS.items())
     return next((name, form) for name, form in forms if form is not None)

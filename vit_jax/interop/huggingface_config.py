@@ -23,6 +23,7 @@ from vit_jax.interop.published_config import (
     whole,
     word,
 )
+from vit_jax.models import Model
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation
@@ -151,7 +152,7 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
     return None
 
 
-def describing_files(name: str, model: Any) -> dict[str, str]:
+def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of both files for a model that `huggingface_layout` can write.
 
     Raises:
@@ -187,7 +188,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     return {"config.json": json_text(config), PREPROCESSOR_FILE: json_text(_preprocessor(model))}
 
 
-def _dinov2_keys(model: Any) -> dict[str, Any]:
+def _dinov2_keys(model: Model) -> dict[str, Any]:
     value = model.field
     width, mlp_dim, swiglu = value("width"), value("mlp_dim"), value("activation") == "swiglu"
 
@@ -201,7 +202,7 @@ def _dinov2_keys(model: Any) -> dict[str, Any]:
     return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
 
 
-def _preprocessor(model: Any) -> dict[str, Any]:
+def _preprocessor(model: Model) -> dict[str, Any]:
     height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
@@ -222,11 +223,13 @@ def _preprocessor(model: Any) -> dict[str, Any]:
         "image_std": std,
     }
     if prepared.resize is not None:
-        result["size"] = {"shortest_edge": prepared.resize} if shorter else _sides(prepared.resize)
+        result["size"] = (
+            {"shortest_edge": prepared.resize} if isinstance(prepared.resize, int) else _sides(prepared.resize)
+        )
     if prepared.crop is not None:
         result["crop_size"] = _sides(prepared.crop)
     return result
 
 
-def _sides(size: Any) -> dict[str, int]:
+def _sides(size: tuple[int, int]) -> dict[str, int]:
     return {"height": size[0], "width": size[1]}

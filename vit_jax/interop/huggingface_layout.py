@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping, torch_fields
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.huggingface_families import (
     CLASSIFIER,
     CLS,
@@ -102,7 +103,7 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
 
 
 def infer_fields(
-    file: Mapping[str, Any], form: Form, resolution: Any = None, stated: tuple[int, int] | None = None
+    file: Archive, form: Form, resolution: Any = None, stated: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
 
@@ -136,7 +137,7 @@ def infer_fields(
     return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
 
 
-def _is_gated(form: Form, file: Mapping[str, Any]) -> bool:
+def _is_gated(form: Form, file: Archive) -> bool:
     """Tells whether the MLPs of a file have SwiGLU."""
     first = f"{form.prefix}{form.names.blocks}0."
     return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
@@ -158,7 +159,7 @@ def _names(form: Form, gated: bool) -> torch_fields.Names:
     )
 
 
-def renamed(file: Mapping[str, Any], form: Form) -> RenamedArchive:
+def renamed(file: Archive, form: Form) -> RenamedArchive:
     """Returns a file's arrays by the names of the table, without those that the model does not need."""
     unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
     if f"{CLASSIFIER}weight" in file:
@@ -166,7 +167,7 @@ def renamed(file: Mapping[str, Any], form: Form) -> RenamedArchive:
     return RenamedArchive(file, (), "|".join(unused))
 
 
-def read_layout(file: Mapping[str, Any], form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:

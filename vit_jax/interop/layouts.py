@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, mapping
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
 from vit_jax.models import ModelSpec, image_size, resnet_stride
 
@@ -147,7 +148,7 @@ def _stacked(part: Part, depth: int, scanned: bool) -> Part:
     return Stack(0, [of_block(part, f"encoderblock_{index}", 1) for index in range(depth)])
 
 
-def read_layout(archive: Any, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:

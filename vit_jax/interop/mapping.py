@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.config import Affects, model_fields
+from vit_jax.interop.archives import Archive
 from vit_jax.models import Model, ModelSpec
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
@@ -40,7 +41,7 @@ ParameterTable = dict[str, Part]  # our name -> the arrays of the file
 Shapes = dict[str, tuple[int, ...]]
 
 
-def read_parameters(archive: Any, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
+def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
     """Returns our parameters by name, in float32. Each value is copied once, from the file to its final place.
 
     Args:

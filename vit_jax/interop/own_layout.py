@@ -5,20 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.interop import mapping
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import Format, ModelDescription, description_file, description_text, read_description
+from vit_jax.models import BitSpec, Model, ModelSpec
 
 
-def detect_form(archive: Any) -> str:
+def detect_form(archive: Archive) -> str:
     """Returns the only form: any file may be ours, since the model decides the names."""
     return "ours"
 
 
-def describe_file(archive: Any, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
+def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
     """Returns the form and the model that the JSON file beside an archive describes; raises as `read_description`."""
     return form, read_description(path)
 
 
-def read_layout(archive: Any, form: str, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a file; `shapes` are theirs.
 
     Raises:
@@ -27,12 +29,12 @@ def read_layout(archive: Any, form: str, spec: Any, shapes: mapping.Shapes) -> d
     return mapping.read_parameters(archive, {name: mapping.Leaf(name) for name in shapes}, shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: Any) -> dict[str, Any]:
+def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, Any]:
     """Returns the arrays of a file: the parameters themselves."""
     return params
 
 
-def describing_files(name: str, model: Any) -> dict[str, str]:
+def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of the JSON file for a file with this name."""
     return {description_file(Path(name)).name: description_text(model)}
 

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.models import Model
+
 PLAIN = "vit_base_patch16_224"
 FORMS = {  # patterns of the names by what `model_args` cannot change
     "plain": r"vit_[a-z]+_patch{0}_\d+",
@@ -39,7 +41,7 @@ def find_architecture(name: str) -> Architecture | None:
     return _read_table().get(name.partition(".")[0])
 
 
-def nearest_name(model: Any) -> str:
+def nearest_name(model: Model) -> str:
     """Returns the name of an architecture with the sizes of a ViT; `PLAIN` if none has them.
 
     A model differs from it only in what timm's `model_args` can state.

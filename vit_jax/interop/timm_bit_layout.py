@@ -12,8 +12,10 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.torch_arrays import convolution, norm_leaves
+from vit_jax.models import BitSpec
 
 ROOT, HEAD = "stem.conv.weight", "head.fc."
 UNIT = r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\."
@@ -49,7 +51,7 @@ def _outputs(archive: Mapping[str, Any], name: str) -> int:
     return archive[name].shape[0] if name in archive and archive[name].shape else 0
 
 
-def read_layout(archive: Any, spec: Any, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a model by our names; `shapes` are theirs.
 
     Raises:
@@ -58,7 +60,7 @@ def read_layout(archive: Any, spec: Any, shapes: mapping.Shapes) -> dict[str, An
     return mapping.read_parameters(archive, parameter_table(spec), shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
+def to_layout(params: dict[str, Any], spec: BitSpec) -> dict[str, np.ndarray]:
     """Returns the arrays of a file in this layout.
 
     Raises:
@@ -70,7 +72,7 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
     return mapping.file_views(parameter_table(spec), params, prefix="")
 
 
-def parameter_table(spec: Any) -> ParameterTable:
+def parameter_table(spec: BitSpec) -> ParameterTable:
     """Returns the arrays of the layout that the parameters of a model consist of."""
     table = norm_leaves("norm", "norm.")
     table["root/conv/kernel"] = Leaf(ROOT, arrange=convolution)

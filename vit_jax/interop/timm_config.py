@@ -25,6 +25,7 @@ from vit_jax.interop.published_config import (
     word,
 )
 from vit_jax.interop.timm_architectures import find_architecture, nearest_name
+from vit_jax.models import Model
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
@@ -107,7 +108,7 @@ def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None
     if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
         return None
     rows, columns = (math.floor(side / crop) for side in (height, width))
-    resize: Any = (rows, columns) if mode == "squash" else rows
+    resize: int | tuple[int, int] = (rows, columns) if mode == "squash" else rows
     if mode not in ("squash", "center") or (mode == "center" and rows != columns):
         return None
     return pipes.write_pipe(pipes.Preparation(resize, (height, width), method))
@@ -125,7 +126,7 @@ def _read_names(content: Mapping[str, Any]) -> list[str] | None:
     return described if len(set(described)) == len(described) else listed
 
 
-def describing_files(name: str, model: Any) -> dict[str, str]:
+def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of `config.json` for a model that `timm_layout` can write.
 
     Raises:
@@ -139,7 +140,7 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
     args: dict[str, Any] = {
         "img_size": [height, width],
-        "patch_size": model.spec.stem.kernel_size,  # of a hybrid in features
+        "patch_size": model.vit.stem.kernel_size,  # of a hybrid in features
         "embed_dim": value("width"),
         "depth": value("depth"),
         "num_heads": value("num_heads"),
@@ -165,14 +166,14 @@ def describing_files(name: str, model: Any) -> dict[str, str]:
     return _files(model, architecture, pooling, args, value("width"))
 
 
-def _bit_files(model: Any) -> dict[str, str]:
+def _bit_files(model: Model) -> dict[str, str]:
     name = models.model_name(model.values)  # of these sizes, which the model's own name may not be
     if name not in BITS:
         raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
     return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
 
 
-def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
+def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
     value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
@@ -188,7 +189,7 @@ def _files(model: Any, architecture: str, pooling: str, args: dict[str, Any], fe
     return {"config.json": json_text(config)}
 
 
-def _pretrained_cfg(model: Any) -> dict[str, Any]:
+def _pretrained_cfg(model: Model) -> dict[str, Any]:
     height, width = model.image_size
     prepared = pipes.Preparation((height, width), None, "bicubic")
     if model.preprocess is not None:
@@ -215,7 +216,7 @@ def _pretrained_cfg(model: Any) -> dict[str, Any]:
     }
 
 
-def _colours(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _colours(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return model.field("image_mean") or STANDARD, model.field("image_std") or STANDARD
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.interop import mapping, timm_bit_layout, torch_fields
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.torch_arrays import (
     RenamedArchive,
@@ -71,13 +72,13 @@ def detect_layout(names: Mapping[str, Any]) -> bool:
     return wanted <= {rename(name, OLDER_NAMES) for name in names}
 
 
-def width_of(file: Mapping[str, Any]) -> int:
+def width_of(file: Archive) -> int:
     """Returns the width of a file of a ViT."""
     return torch_fields.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
 
 
 def infer_fields(
-    file: Mapping[str, Any],
+    file: Archive,
     form: str = "vit",
     resolution: Any = None,
     num_heads: int | None = None,
@@ -140,14 +141,12 @@ def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"patch_size": size * resnet_stride(stages)}
 
 
-def renamed(file: Mapping[str, Any]) -> RenamedArchive:
+def renamed(file: Archive) -> RenamedArchive:
     """Returns a file's arrays by their current names."""
     return RenamedArchive(file, OLDER_NAMES, IGNORED)
 
 
-def read_layout(
-    file: Mapping[str, Any], form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes
-) -> dict[str, Any]:
+def read_layout(file: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns the parameters of a ViT or of a BiT by our names; `shapes` are theirs.
 
     Raises:

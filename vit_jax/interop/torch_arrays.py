@@ -1,7 +1,6 @@
 """How PyTorch arranges the axes of our parameters, and archives whose names changed between versions."""
 
 import re
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def patch_leaves(theirs: str, bias: bool) -> ParameterTable:
 class RenamedArchive(Archive):
     """The arrays of another archive by other names; `read_array` reads them from it."""
 
-    def __init__(self, archive: Any, renaming: Renaming, ignored: str):
+    def __init__(self, archive: Archive, renaming: Renaming, ignored: str):
         """Args:
         archive: with the names of a file.
         renaming: replacements in names, in order.

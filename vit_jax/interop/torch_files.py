@@ -6,10 +6,12 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import class_names, huggingface_config, huggingface_layout, timm_config, timm_layout
+from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import Format, ModelDescription
+from vit_jax.interop.published_config import PublishedConfig
 
 
-def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
+def describe_timm(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
     """Returns the form and the model of a timm file.
 
     Raises:
@@ -23,7 +25,7 @@ def describe_timm(archive: Any, form: str, path: Path, given: Mapping[str, Any])
     return form, _description(fields, _for_form(stated, form))
 
 
-def _for_form(stated: Any, form: str) -> Any:
+def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
     """Returns what a configuration states of a model of this form: nothing but its use, if that is a BiT.
 
     Raises:
@@ -37,7 +39,7 @@ def _for_form(stated: Any, form: str) -> Any:
 
 
 def describe_huggingface(
-    archive: Any, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
+    archive: Archive, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
 ) -> tuple[huggingface_layout.Form, ModelDescription]:
     """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
     stated = huggingface_config.read_folder(path.parent)
@@ -53,7 +55,7 @@ def _require(form: huggingface_layout.Form, stated: Mapping[str, Any], given: Ma
         raise UserError(f"its config.json must be in the same folder; without it, give {words}")
 
 
-def _description(fields: dict[str, Any], stated: Any) -> ModelDescription:
+def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
     """Returns the model: what the configuration states, else what follows from the arrays."""
     stated.check_sizes(_comparable(fields))
     gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
