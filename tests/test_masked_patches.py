@@ -179,7 +179,7 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     assert last["patches/loss"] < np.log(512) - 0.3 and 0 < last["patches/accuracy"] < 1 and "train/loss" in first
     model, params = interop.load(tmp_path / "pre")
     assert model.field("head") == "patches" and model.class_names is None and params["mask"].any()
-    with pytest.raises(UserError, match="the google layout does not support .*head patches"):
+    with pytest.raises(UserError, match=r"the google layout does not support .*head patches"):
         interop.save(tmp_path / "model.npz", model, params, layout="google")
 
     fine, info, program = prepare(smoke.get_config())
