@@ -32,10 +32,12 @@ RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest", "no extras": "hig
 SHOWN = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 HEADER = ["Python", "versions", *SHOWN, "smoke", "digits", "digits, resumed", "extras", "tests"]
 VERSIONS = "import platform; from importlib.metadata import version as v; print(platform.python_version(), *map(v, {}))"
+DATA = "--config.data.num_classes=10 --config.data.num_examples=1438"
+PLAN = f"vit_jax.plan --config=configs/smoke.py {DATA} --topology=v5e:2x2"
 # What needs an extra -> the extra, which it must name if it is missing.
 NEEDS = {
-    "vit_jax.plan --config=configs/smoke.py --topology=v5e:2x2": "plan",
-    "vit_jax.plan --config=configs/smoke.py --topology=v5e:2x2 --html=plan.html": "plot",
+    PLAN: "plan",
+    f"{PLAN} --html=plan.html": "plot",
     "vit_jax.look smoke photos/test --out=look": "plot",
     "vit_jax.report smoke": "plot",
     "vit_jax.main --config=configs/smoke.py --config.wandb=project --workdir=wandb": "wandb",
