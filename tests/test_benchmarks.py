@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import loader, overhead, plans, screenshots, tpu
+from benchmarks import dependencies, loader, overhead, plans, screenshots, tpu
 from configs import smoke
 from tests.conftest import write_tfds
 from tests.planning.builders import EXECUTABLE, make_compilation
@@ -67,6 +67,22 @@ def test_without_a_browser_there_are_no_screenshots(tmp_path, monkeypatch):
         screenshots.main(["screenshots", str(tmp_path / "page.html"), f"--out={tmp_path / 'shots'}"])
     with pytest.raises(UserError, match="there is no page"):
         screenshots.main(["screenshots", "absent.html", f"--out={tmp_path / 'shots'}"])
+
+
+def test_dependencies_that_cannot_be_installed_are_a_line_of_the_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        dependencies.main(["dependencies"])
+    assert "uv makes the environments: pip install uv" in capsys.readouterr().err
+    (tmp_path / "uv").write_text("#!/bin/sh\necho there is no Python 3.9 >&2\nexit 2\n")
+    (tmp_path / "uv").chmod(0o755)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- dependencies -->\n<!-- /dependencies -->\n")
+    assert dependencies.main(["dependencies", "--python", "3.9", "--only=est", f"--write={page}"]) == 1
+    lines = [f"| 3.9 | {kind} | BROKEN: there is no Python 3.9 |\n" for kind in ("oldest", "newest")]
+    assert page.read_text().endswith("".join([*lines, "<!-- /dependencies -->\n"]))
+    needs = {**dependencies.NEEDS, **dependencies.NEEDS_AND_NETWORK}
+    assert set(needs.values()) < set(dependencies.EXTRAS.split(","))
 
 
 def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):

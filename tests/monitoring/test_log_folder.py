@@ -5,7 +5,7 @@ import os
 import struct
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import jax
 import pytest
@@ -113,6 +113,13 @@ def test_a_terminal_that_takes_nothing_is_left_alone(tmp_path, where):
     os.close(ends[1])
     assert (ended.returncode, ended.stdout) == (0, b"done\n")
     assert len(read_metrics((tmp_path / "metrics.jsonl").read_bytes(), "")) == 10
+
+
+def test_the_folder_of_an_earlier_log_is_no_library(tmp_path, monkeypatch):
+    """Python takes a folder `wandb` in the current directory for a package, if the library is not installed."""
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    with pytest.raises(UserError, match=r"wandb is not installed: pip install -e '\.\[wandb\]'"):
+        WandbRun("project", "workdir", tmp_path, {})
 
 
 def test_what_a_library_refuses_beside_the_training_is_a_warning(tmp_path, monkeypatch, caplog):

@@ -28,15 +28,15 @@ class WandbRun:
             UserError: the library is not installed, or does not start.
         """
         try:
-            import wandb
+            from wandb import errors, init  # by name: without the library, a folder wandb is an empty package
         except ImportError as error:
             raise UserError("config.wandb is set, but wandb is not installed: pip install -e '.[wandb]'.") from error
         self._told = False
         run = hashlib.sha256(place.encode()).hexdigest()[:16]
         name = place.rstrip("/").rpartition("/")[2]
         try:
-            self._run = wandb.init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")
-        except (wandb.errors.Error, OSError) as error:
+            self._run = init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")
+        except (errors.Error, OSError) as error:
             advice = "log in with `wandb login`, or set WANDB_MODE=offline"
             raise UserError(f"Weights & Biases does not start: {reason(error)}; {advice}.") from error
         # Our steps, as its own may not go back when a run resumes from an earlier checkpoint.
