@@ -125,6 +125,6 @@ def check(config, call, photos):
 
 @pytest.mark.slow
 @given(config=configurations(), call=st.integers(1, 3))
-@settings(max_examples=10, **SOME)
+@settings(max_examples=6, **SOME)
 def test_many_runs(config, call, photos):
     check(config, call, photos)

@@ -154,11 +154,11 @@ def test_a_flipped_bit_is_never_silent(quick, written, tmp_path, state):
 
 
 @pytest.mark.slow
-def test_200_flipped_bits_are_never_silent(quick, written, tmp_path, state):
-    outcomes = [flipped(quick, written, tmp_path, state, seed) for seed in range(200)]
+def test_flipped_bits_are_never_silent(quick, written, tmp_path, state):
+    outcomes = [flipped(quick, written, tmp_path, state, seed) for seed in range(60)]
     counts = {word: sum(found.startswith(word) for _, found in outcomes) for word in ("reported", "harmless", "silent")}
     assert counts["silent"] == 0 and counts["reported"] > 0, counts
-    outcomes = [flipped(quick, written, tmp_path, state, seed, ARRAYS)[1] for seed in range(50)]
+    outcomes = [flipped(quick, written, tmp_path, state, seed, ARRAYS)[1] for seed in range(20)]
     assert "silent" not in outcomes and "reported" in outcomes, outcomes
 
 

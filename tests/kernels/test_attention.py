@@ -18,10 +18,11 @@ QUICK = [
     (2, 50, 3, 64, "bfloat16"),  # two share 104 rows; a group of heads does not fill its lanes
     (1, 197, 1, 80, "float32"),
 ]
+PAIRS = ((1, 9), (8, 50), (2, 196), (1, 197), (8, 257))  # images, tokens
 SLOW = [
     (3, 9, 3, 8, "float32"),  # alone, three in a step of the grid
     (8, 5, 3, 8, "float32"),  # fewer tokens than a tile of memory has rows
-    *((batch, tokens, 3, 64, dtype) for batch in (1, 2, 8) for tokens in (9, 50, 196, 197, 257) for dtype in LIMITS),
+    *((batch, tokens, 3, 64, dtype) for batch, tokens in PAIRS for dtype in LIMITS),
     *((2, 50, heads, size, dtype) for heads, size in ((5, 8), (5, 24), (3, 80), (2, 88), (3, 104)) for dtype in LIMITS),
     *((1, 197, heads, 128, dtype) for heads in (1, 2) for dtype in LIMITS),
     *((1, 577, heads, 64, dtype) for heads in (3, 6) for dtype in LIMITS),

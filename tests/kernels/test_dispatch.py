@@ -66,8 +66,8 @@ def test_several_slices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v6e:2x2"])
 def test_every_kind_of_chip(topology):
-    """A v4 has too little memory for the larger ones, a v5p for the largest."""
-    cases = SHAPES + {"v4:2x2x1": (), "v5p:2x2x1": LARGE[:-1]}.get(topology, LARGE)
+    """A v4 has too little memory for the larger ones."""
+    cases = SHAPES + (() if topology == "v4:2x2x1" else LARGE)
     assert compile_for(topology, *cases) == {case: {"kernels": BOTH} for case in cases}
