@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.test_layout import FACES, FILES, IMPORTS, SOURCES
+from benchmarks.imports import FACES, FILES, IMPORTS, SOURCES
 
 CAPTIONS = {
     "commands": "main, evaluate, predict, ...",

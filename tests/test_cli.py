@@ -139,6 +139,7 @@ def test_libtpu_is_asked_only_where_a_tpu_may_be(here, platforms, asked, monkeyp
     assert replaced == ({} if asked else {"tpu": cli.no_tpu})
 
 
+@pytest.mark.slow
 def test_warnings_begin_alike_whatever_a_library_has_chosen():
     code = "from vit_jax import cli, main; cli.quiet_libraries(); import logging; logging.getLogger('a').warning('odd')"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr

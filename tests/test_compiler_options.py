@@ -85,6 +85,7 @@ def test_no_option_assumes_that_numbers_are_finite():
         assert not [name for name in options if "nan" in name or "fast_math" in name or "finite" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_a_plan_says_which_option_the_compiler_rejects():
     data = ("--config.data.num_classes=10", "--config.data.num_examples=640")

@@ -275,6 +275,7 @@ def test_it_measures_the_run_by_name_and_by_kind(run, passes):
     assert passes == ["train", "test", "test"]  # images that were seen once are not read again
 
 
+@pytest.mark.slow
 def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passes, tmp_path, monkeypatch):
     words = {"source": "digits", "requests": ["knn", "classify"], "save": "features", "save_dir": tmp_path / "saved"}
     first = evaluate.evaluate(run / "model.npz", **words)

@@ -91,6 +91,7 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
     assert metrics["train/skips"] == 0 and np.isfinite(metrics["train/loss"])
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_not_applied(tiny, monkeypatch):
     tiny.base_lr, tiny.warmup_steps = 1e39, 0  # infinite in float32
     tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0

@@ -61,6 +61,7 @@ def test_a_mistake_in_a_file_that_a_recipe_imports_is_told_there(tmp_path):
         read(folder, "from configs import parts_of_mine\n" + BODY.format("parts_of_mine.change(config)"))
 
 
+@pytest.mark.slow
 def test_a_package_of_ones_own_that_hides_the_recipes_is_named(tmp_path):
     (folder := tmp_path / "configs").mkdir()
     (folder / "__init__.py").touch()

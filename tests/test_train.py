@@ -406,6 +406,7 @@ def test_metrics_are_read_one_step_late(quick, tmp_path, monkeypatch):
     assert events[-1] == ("read", 20)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(quick, tmp_path, monkeypatch):
     quick.mesh.data = 8
     quick.eval_every = quick.checkpoint_every = 5
@@ -472,6 +473,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monk
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_interruption_tells_from_where_the_same_command_goes_on(quick, tmp_path):
     def interrupt(step, values):
         if step == 5:

@@ -184,6 +184,7 @@ def test_the_model_of_a_run_stays_until_there_is_a_newer_checkpoint(finished, mo
     jax.tree.map(np.testing.assert_array_equal, params, newest)
 
 
+@pytest.mark.slow
 def test_a_model_stays_though_its_checkpoint_was_lost(finished):
     model = (finished / "model.npz").read_bytes()
     shutil.rmtree(finished / "checkpoints" / "10")
@@ -298,6 +299,7 @@ def test_settings_with_which_no_step_was_made_are_not_those_of_the_run(whole, tm
     assert (workdir / "config.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_an_interruption_of_the_last_save_says_what_is_saved(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         failing(patch, Checkpoints, "close", KeyboardInterrupt(), call=1)

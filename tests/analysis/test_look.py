@@ -136,6 +136,7 @@ def test_every_figure_is_a_png_and_an_svg(written):
     assert measures["distance"].shape == (3, 2) and measures["images"][0] == NAME
 
 
+@pytest.mark.slow
 def test_what_a_model_does_not_have_is_said(tmp_path):
     fields = {"pooling": "gap", "position": "sincos2d", "num_classes": 0, "resolution": 32}
     model = models.create("R+ViT-mu/16", **fields)

@@ -91,6 +91,7 @@ def test_nor_on_workers():
     assert_same(take(3, workers=2), take(3))
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_the_signals_to_its_job_but_not_the_kernels():
     batches = loader.local_train_batches(Numbers(30), PIPE, rows=np.arange(BATCH), batch=BATCH, seed=3, workers=1)
     with ThreadPoolExecutor(1) as pool:

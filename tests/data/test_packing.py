@@ -142,6 +142,7 @@ def test_multi_label_data_is_packed_anew(tmp_path):
     assert everything(again, "train") == everything(where, "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [("3,1", [3, 1]), ("0-4", [0, 1, 2, 3, 4]), ("8-9,2,0-0", [8, 9, 2, 0]), ("0-9", list(range(10)))],

@@ -216,6 +216,7 @@ def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
     assert (tmp_path / workdir_lock.FILE).read_text() == OTHER
 
 
+@pytest.mark.slow
 def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(workdir_lock, "BEAT", 0.05)
     quick.mesh.data, quick.log_every, quick.checkpoint_every = 8, 1, 100

@@ -103,6 +103,7 @@ def start(code):
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_hang_ends_the_process_with_every_stack_and_where_it_was():
     began = time.monotonic()
     process = start(HANGS)

@@ -103,6 +103,7 @@ def test_blocks_of_rows_give_the_same_loss_and_gradient(monkeypatch):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-4), other, found[0])
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_fit_does_not_grow_with_the_logits(monkeypatch):
     monkeypatch.setattr(probe, "BLOCK", 50 * 256)
 

@@ -165,6 +165,7 @@ def test_the_loss_of_the_head_is_kept(target, loss, tmp_path, capsys):
     assert "assumed" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["google", "big_vision"])
 def test_a_loss_that_a_file_cannot_state_is_told(layout, tmp_path, capsys):
     model = models.create("ViT-mu/4", num_classes=3, resolution=16, loss="sigmoid")

@@ -151,7 +151,8 @@ def test_exact_gelu_is_exact():
     assert 1e-4 < np.abs(exact - tanh).max() < 1e-2
 
 
-@pytest.mark.parametrize("pooling", ["gap", pytest.param("map", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["gap", "map"])
 def test_pooling_reads_patches_only(pooling):
     """Without attention between tokens, prefix tokens change nothing."""
     model = tiny(pooling=pooling, class_token="always", registers=2, depth=1)

@@ -259,6 +259,7 @@ def test_the_attention_kernel_equals_the_plain_form(pooling):
     chex.assert_trees_all_close(*(jax.tree.map(np.divide, each, scales) for each in (grads, expected_grads)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_capture_leaves_the_logits_of_the_kernel_as_they_are():
     """To the digit; the weights are those of the plain form."""
     model = tiny(attention="fused")
@@ -376,7 +377,8 @@ def test_remat_computes_again_what_its_name_says():
     assert counts("full") == (products + 3, 3)
 
 
-@pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [False, True])
 def test_unreturned_intermediates_cost_nothing(scan):
     """The program of the gradient does not grow when the loss function receives intermediates and drops them."""
     model = tiny(scan=scan, depth=3)
