@@ -165,6 +165,8 @@ def test_wrong_numbers_are_answered_before_anything_is_read():
         look.look("model.npz", [], "look")
     with pytest.raises(UserError, match="top must be at least 1, not 0"):
         look.look("model.npz", ["photo.png"], "look", top=0)
+    with pytest.raises(UserError, match=r"model\.npz"):  # one is enough
+        look.look("model.npz", ["photo.png"], "look", top=1)
 
 
 @pytest.mark.slow

@@ -143,6 +143,9 @@ def test_a_folder_states_names_and_preprocessing(pipe, layout, tmp_path):
     vit_jax.save(tmp_path / "x", model, params, layout=layout)
     again, _ = vit_jax.load(tmp_path / "x")
     assert (again.spec, again.preprocess, again.class_names) == (model.spec, pipe, model.class_names)
+    if layout == "huggingface":
+        stated = json.loads((tmp_path / "x" / "preprocessor_config.json").read_text())
+        assert stated["do_rescale"] and stated["do_normalize"]
 
 
 def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):

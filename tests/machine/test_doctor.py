@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.machine.helpers import marks, touch
 from vit_jax import doctor
 from vit_jax.machine import Finding, check_cluster, check_kernel, check_space, packages
@@ -24,7 +25,7 @@ def test_a_real_run_in_good_health(capsys):
     assert messages["devices"] == "8 x cpu (cpu)"
     shown = {*packages.ALWAYS_SHOWN, *packages.FEATURES, "Python", "vit_jax", "memory", "cache"}
     assert shown <= messages.keys()
-    assert messages["pictures"] == "[plot]"
+    assert messages["pictures"] == "[plot]" and messages["vit_jax"].endswith(f", {ROOT / 'vit_jax'}")
 
 
 def test_what_is_broken_ends_with_code_2_and_states_the_remedy(capsys):
