@@ -485,6 +485,7 @@ def test_metrics_go_to_weights_and_biases_too(few, run, tmp_path, monkeypatch):
     """By a stand-in for the library, which the tests do not need."""
     logged, begun = [], []
     module = types.ModuleType("wandb")
+    module.errors = types.SimpleNamespace(Error=RuntimeError)
     module.init = lambda **options: (
         begun.append(options)
         or types.SimpleNamespace(
