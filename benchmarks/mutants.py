@@ -164,20 +164,16 @@ def find(name: str, tree: Path, slow: bool) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "-p", "no:rerunfailures", *kind]
     try:
         target.write_text(mutants[name])
-        for some in (near, [file for file in files if file not in near]):
-            done = (
-                subprocess.run(
-                    [*command, *(str(file.relative_to(ROOT)) for file in some)],
-                    cwd=tree,
-                    env=os.environ | {"PYTHONPATH": str(tree)},
-                    timeout=SECONDS,
-                    capture_output=True,
-                    text=True,
-                )
-                if some
-                else None
+        for some in filter(None, (near, [file for file in files if file not in near])):
+            done = subprocess.run(
+                [*command, *(str(file.relative_to(ROOT)) for file in some)],
+                cwd=tree,
+                env=os.environ | {"PYTHONPATH": str(tree)},
+                timeout=SECONDS,
+                capture_output=True,
+                text=True,
             )
-            if done and done.returncode not in (0, 5):  # 5: it has no such test
+            if done.returncode not in (0, 5):  # 5: it has no such test
                 told = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.M)
                 return told[1] if told else "import"
         return ""
@@ -209,7 +205,13 @@ def main() -> None:
             with args.write.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([("mutant", "found by"), *rows.items()])
     kinds = Counter(
-        "slow" if found.startswith("slow: ") else "none" if found in ("none", LIVES) else "default"
+        found
+        if found in ("none", LIVES)
+        else "slow"
+        if found.startswith("slow: ")
+        else "default"
+        if found
+        else "not run"
         for found in rows.values()
     )
     print(", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
