@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from typing import Any
 
 from vit_jax import UserError
@@ -24,6 +25,7 @@ def call_without_signals(call: Callable[[], Any]) -> Any:
 
     Processes that it starts take none either: a signal to the whole job would end them before `set_up_worker`.
     """
+    resource_tracker.ensure_running()  # its start unblocks the signals of the thread that starts it
     pool = ThreadPoolExecutor(1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, STOPS))
     try:
         return pool.submit(call).result()
