@@ -55,6 +55,7 @@ TESTS = {
     "record": ["evaluate", "results"],
     "report": ["analysis/test_report"],
     "run": ["train", "workdir"],
+    "run_end": ["train", "analysis/test_report"],
     "run_report": ["train", "workdir"],
     "step": ["program", "sharding"],
     "streams": ["train", "program"],

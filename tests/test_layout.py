@@ -22,6 +22,8 @@ LAYERS = (
     "analysis",
     "evals planning",
     "run run_report",
+    "run_end",
+    "run_end",
     "train",
     "sweeps",
     "doors",

@@ -18,6 +18,7 @@ from vit_jax.config import (
     source_label,
 )
 
+OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # that can be saved beside
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 

@@ -26,7 +26,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, data, evals, tell
-from vit_jax.eval_requests import choose_evaluations
+from vit_jax.eval_requests import OUTPUTS, choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 
 
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
-    parser.add_argument("--save", choices=evals.OUTPUTS, help="also write features, logits, confusion or mistakes")
+    parser.add_argument("--save", choices=OUTPUTS, help="also write features, logits, confusion or mistakes")
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     args = parser.parse_args(argv[1:])

@@ -1,21 +1,11 @@
-"""The page of runs, and the files that a run writes for it at its end."""
+"""The page of runs."""
 
-import dataclasses
-import functools
-import logging
-import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
-import jax
-from ml_collections import ConfigDict
-
-from vit_jax import UserError, evals, user_errors
+from vit_jax import user_errors
 from vit_jax.config import get_config
-from vit_jax.inference import Inference
-from vit_jax.results import RunFolder, fields_as_text, read_run, write_page
-from vit_jax.tree import ArrayTree
-from vit_jax.workdir import Workdir
+from vit_jax.results import RunFolder, fields_as_text
 
 PAGE = "report.html"
 
@@ -34,42 +24,3 @@ def load_drawing() -> ModuleType:
 def make_page(runs: Sequence[RunFolder]) -> str:
     """Returns the page of runs; raises UserError as `load_drawing` does."""
     return load_drawing().run_page(runs, fields_as_text(get_config()))
-
-
-def report_end(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
-    """Writes the mistakes of a run that has ended, if one host has trained it, and its page; returns lines that say so.
-
-    The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
-
-    Args:
-        config: of the run.
-        program: of its model.
-        folder: of the run.
-        params: to evaluate, on the devices.
-    """
-    lines = []
-    if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
-        work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})
-        lines += attempt("the report has no mistakes", lambda: work(config.total_steps))
-    if jax.process_index() == 0:
-        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.place}/{PAGE}"]
-    return lines
-
-
-def write_run_page(folder: Workdir) -> None:
-    """Writes the page of one run into its folder; raises UserError if it cannot be written."""
-    name = posixpath.basename(folder.place)
-    run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
-    write_page(str(folder.path / PAGE), make_page([run]))
-
-
-def attempt(otherwise: str, work: Callable[[], object]) -> list[str]:
-    """Does some work; if it fails, returns a line that says so. The traceback of a bug goes to the log."""
-    try:
-        work()
-    except UserError as error:
-        return [f"{otherwise}: {error}"]
-    except Exception as error:
-        logging.getLogger(__name__).warning("%s", otherwise, exc_info=True)
-        return [f"{otherwise}: {type(error).__name__}: {error}"]
-    return []

@@ -12,7 +12,8 @@ from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
 from vit_jax.run import Run
-from vit_jax.run_report import load_drawing, report_end
+from vit_jax.run_end import report_end
+from vit_jax.run_report import load_drawing
 from vit_jax.storage import check_workdir
 from vit_jax.workdir import Workdir
 

@@ -15,7 +15,7 @@ import pytest
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
-from vit_jax import UserError, models, page_server, report, run_report, train
+from vit_jax import UserError, models, page_server, report, run_end, run_report, train
 from vit_jax.analysis import curves, run_checkpoints, run_page
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
@@ -309,13 +309,11 @@ def test_a_report_that_fails_is_a_line():
     def fail(error):
         raise error
 
-    assert run_report.attempt("there is no report", lambda: None) == []
-    assert run_report.attempt("there is no report", lambda: fail(UserError("the disk is full."))) == [
+    assert run_end.attempt("there is no report", lambda: None) == []
+    assert run_end.attempt("there is no report", lambda: fail(UserError("the disk is full."))) == [
         "there is no report: the disk is full."
     ]
-    assert run_report.attempt("there is no report", lambda: fail(IndexError(3))) == [
-        "there is no report: IndexError: 3"
-    ]
+    assert run_end.attempt("there is no report", lambda: fail(IndexError(3))) == ["there is no report: IndexError: 3"]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -5,7 +5,6 @@ from .evaluators import make_evaluators as make_evaluators
 from .evaluators import run_evaluators as run_evaluators
 from .output_files import OutputFiles as OutputFiles
 from .outputs import OutputCache as OutputCache
-from .saved import OUTPUTS as OUTPUTS
 from .saved import save_outputs as save_outputs
 from .vtab import TaskResult as TaskResult
 from .vtab import format_tasks as format_tasks

@@ -21,8 +21,6 @@ from vit_jax.models import Model
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 
-OUTPUTS = ("features", "predictions", "confusion", "mistakes")
-
 
 def save_outputs(
     what: str,

@@ -1,3 +1,4 @@
+from . import events as events
 from .history import History as History
 from .history import read_history as read_history
 from .metric_writer import MetricsCallback as MetricsCallback

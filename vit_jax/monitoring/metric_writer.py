@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import user_errors
-from vit_jax.monitoring import events
+from vit_jax import monitoring, user_errors
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
 from vit_jax.monitoring.terminal import Terminal
@@ -68,7 +67,7 @@ class MetricWriter:
         self.start_clock(start)
         if not self._writes:
             return
-        path, self._events = workdir / METRICS, events.event_file_name()
+        path, self._events = workdir / METRICS, monitoring.events.event_file_name()
         with user_errors(f"cannot write the logs in {workdir}"):
             for name in (LOG, METRICS, self._events):
                 (workdir / name).touch()
@@ -77,7 +76,7 @@ class MetricWriter:
             for step, metrics in read_metrics(path.read_bytes(), str(path)):
                 watch(step, metrics)
         self._logs = LogFolder(workdir)
-        self._logs.append(self._events, events.first_record(start))
+        self._logs.append(self._events, monitoring.events.first_record(start))
         self._terminal = Terminal(watch is not None, start, total)
 
     def write_text(self, text: str, to_terminal: bool = True) -> None:
@@ -129,7 +128,7 @@ class MetricWriter:
             return
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._logs.append(METRICS, (json.dumps({"step": step, **finite}) + "\n").encode())
-        self._logs.append(self._events, events.metrics_record(step, metrics))
+        self._logs.append(self._events, monitoring.events.metrics_record(step, metrics))
         if self._wandb:
             self._wandb.write_metrics(step, metrics)
         self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
