@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,9 @@ RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.tas
 RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
 RANDOM += ["--config.total_steps=40"]
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # runs of the same small programs follow each other
+QUICK = "--xla_backend_optimization_level=0"  # what runs for a second should not be optimized for long
+if version("jaxlib").startswith("0.10."):  # later versions do not have this flag
+    QUICK += " --xla_cpu_use_fusion_emitters=false"  # the older emitters take half the time
 SLOWLY = 0.05  # seconds that a step takes longer: a signal takes a second to reach all hosts
 
 

@@ -5,16 +5,14 @@ import io
 import json
 import os
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
+
+from benchmarks.hosts import QUICK
 
 ROOT = Path(__file__).parent.parent
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What runs for a second should not be optimized for long.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-if version("jaxlib").startswith("0.10."):  # later versions do not have this flag
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # the older emitters take half the time
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK}"
 # Many tests and processes compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
