@@ -252,10 +252,12 @@ def test_mistakes_on_the_command_line(words, sentence):
 
 def test_a_letter_too_few_leads_to_the_field():
     fields = flatten_config(base.get_config())
+    names = {field.rpartition(".")[2] for field in fields}
     for field in fields:
         for place in range(1, len(field) - 1):  # without the last letter it may be one of two
             word = field[:place] + field[place + 1 :]
-            assert word in fields or nearest(word, fields, SYNONYMS) == field, word
+            if word.rpartition(".")[2] not in names:  # such as border
+                assert nearest(word, fields, SYNONYMS) == field, word
 
 
 def test_the_names_of_other_trainers_lead_to_ours():

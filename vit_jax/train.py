@@ -8,6 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax import evals
+from vit_jax.config import keep_order
 from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
@@ -47,7 +48,9 @@ def train(
     if config.report:
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
-        config, info, program = prepare(config, functools.partial(check_kernels, coordinator=supervisor))
+        config, info, program = prepare(
+            keep_order(config, place), functools.partial(check_kernels, coordinator=supervisor)
+        )
 
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding

@@ -42,7 +42,8 @@ class Field:
         kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
         defaults: kind of evaluation -> its default, where it is another.
         renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
-        since: the version that introduced it; a `config.json` of an earlier one, which lacks it, means the default.
+        since: the version that introduced it; a `config.json` of an earlier one, which lacks it, means `before`.
+        before: what earlier versions did; None: the default.
         synonyms: what timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE call it.
     """
 
@@ -60,6 +61,7 @@ class Field:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed_from: str | None = None
     since: str = "0.1"
+    before: Any = None
     synonyms: str = ""
 
     @property

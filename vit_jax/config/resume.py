@@ -8,6 +8,8 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config.field import OnResume
 from vit_jax.config.names import flatten_config, resume_rule
+from vit_jax.config.stored import parse_config
+from vit_jax.storage import filesystem
 
 WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
@@ -31,6 +33,21 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
         advice = f"restore them or choose a new --workdir{hint}."
         raise UserError(f"the workdir {place} contains a run with other settings ({changes}); {advice}")
     return list(lines.values())
+
+
+def keep_order(config: ConfigDict, place: str) -> ConfigDict:
+    """Returns the configuration with the order of images that the run in a workdir chose at its first start, if it did.
+
+    Raises:
+        UserError: the workdir cannot be read.
+    """
+    path = filesystem.join_path(place, "config.json")
+    if config.data.order != "auto" or not filesystem.exists(path):
+        return config
+    stored = parse_config(filesystem.read_bytes(path), path).data
+    kept = config.copy_and_resolve_references()
+    kept.data.update({"order": stored.order, "readers": kept.data.readers or stored.readers})
+    return kept
 
 
 def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:

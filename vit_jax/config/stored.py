@@ -46,7 +46,7 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
         rename_fields(fields)
         for name, field in known.items():
             if field.later:
-                _set_missing(fields, name.split("."), field.default)
+                _set_missing(fields, name.split("."), field.default if field.before is None else field.before)
         evaluations = fields["evals"].values() if "evals" in fields else ()
         for group in (fields, fields["model"], *evaluations):
             group |= {name: tuple(value) for name, value in group.items() if isinstance(value, list)}

@@ -13,11 +13,12 @@ STRETCHES, LENGTH = 8, 32  # of consecutive examples, so that few shards are ope
 READERS = 16
 
 
-def sample_contents(source: Source) -> str:
+def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
     """Returns a short text that differs between data of the same fingerprint if one of 256 examples differs.
 
-    They are the same ones each time, and all if there are no more. Copies of the data give the same text, whatever
-    their times and places. It is empty for data whose fingerprint covers the contents.
+    They are the same ones each time, and all if there are no more; of less than 8 `stretches`, fewer. Copies of the
+    data give the same text, whatever their times and places. It is empty for data whose fingerprint covers the
+    contents.
 
     Raises:
         UserError: a file or a store cannot be read.
@@ -25,15 +26,15 @@ def sample_contents(source: Source) -> str:
     if source.file_stamp is None:
         return ""
     with ThreadPoolExecutor(READERS) as pool:
-        digests = pool.map(lambda index: digest_example(source, index), sample_indices(len(source)))
+        digests = pool.map(lambda index: digest_example(source, index), sample_indices(len(source), stretches))
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
-def sample_indices(count: int) -> list[int]:
-    """Returns which of `count` examples are sampled: stretches at fixed random places, one in each eighth."""
-    if count <= STRETCHES * LENGTH:
+def sample_indices(count: int, stretches: int = STRETCHES) -> list[int]:
+    """Returns which of `count` examples are sampled: stretches at fixed random places, one in each part."""
+    if count <= stretches * LENGTH:
         return list(range(count))
-    ends = [count * number // STRETCHES for number in range(STRETCHES + 1)]
+    ends = [count * number // stretches for number in range(stretches + 1)]
     random = np.random.default_rng(count)
     starts = [random.integers(start, max(end - LENGTH, start) + 1) for start, end in itertools.pairwise(ends)]
     return [int(start) + offset for start in starts for offset in range(LENGTH)]

@@ -25,6 +25,8 @@ from jaxtyping import Int64
 from vit_jax import UserError, round_up
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import Preprocessor
+from vit_jax.data.shard_fetcher import ShardFetcher, ShardWindow
+from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
@@ -87,11 +89,13 @@ class ExampleReader:
         preprocess: applied to the image, except for its last op: uint8 is a quarter of the bytes to transfer.
         on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
             without suggesting `replace`.
+        order: in which the examples are streamed, where they are; then the next example is one of the same shard.
     """
 
     source: ExampleSource
     preprocess: Preprocessor
     on_bad: str
+    order: StreamOrder | None = None
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns `image` uint8 [height, width, 3], `label` int32 and `bad`: the index that was replaced, or -1.
@@ -101,7 +105,7 @@ class ExampleReader:
         """
         for skipped in range(min(MAX_SKIPPED, len(self.source))):
             try:
-                example = self.source[(index + skipped) % len(self.source)]
+                example = self.source[self._next(index, skipped)]
                 image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
                 return {"image": image, "label": label, "bad": np.int64(index if skipped else -1)}
             except DecodeError as error:
@@ -111,6 +115,9 @@ class ExampleReader:
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
         raise UserError(f"{MAX_SKIPPED} images in a row are unreadable; the data may be damaged")
 
+    def _next(self, index: int, distance: int) -> int:
+        return self.order.neighbour(index, distance) if self.order else (index + distance) % len(self.source)
+
 
 class RowGroups:
     """The data source of grain: element k is the k-th group of local rows, batch after batch.
@@ -118,8 +125,16 @@ class RowGroups:
     Rows after the last example are zeros; `mask` is 0 there and 1 elsewhere.
     """
 
-    def __init__(self, examples: grain.MapDataset, shape: tuple[int, ...], batch: int, rows: Rows):
-        """Divides the rows of a process into groups of at most GROUP."""
+    def __init__(
+        self,
+        examples: grain.MapDataset,
+        shape: tuple[int, ...],
+        batch: int,
+        rows: Rows,
+        on_batch: Callable[[int], None] | None = None,
+    ):
+        """Divides the rows of a process into groups of at most GROUP; `on_batch` is given the number of each batch."""
+        self.on_batch = on_batch
         self.examples, self.shape, self.batch = examples, shape, batch
         self.groups = np.array_split(rows, math.ceil(len(rows) / GROUP))
         self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
@@ -137,6 +152,8 @@ class RowGroups:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Returns arrays [group, ...]."""
         number, group = divmod(index, len(self.groups))
+        if self.on_batch:
+            self.on_batch(number)
         positions = [number * self.batch + int(row) for row in self.groups[group]]
         rows = [self.examples[at] for at in positions if at < len(self.examples)]
         label = rows[0]["label"] if rows else self.examples[0]["label"]
@@ -158,7 +175,16 @@ class LocalBatches:
         replaced: the indices of the unreadable examples met so far.
     """
 
-    def __init__(self, row_groups: RowGroups, source: ExampleSource, *, start: int, workers: int, max_bad: float = 0.0):
+    def __init__(
+        self,
+        row_groups: RowGroups,
+        source: ExampleSource,
+        *,
+        start: int,
+        workers: int,
+        max_bad: float = 0.0,
+        window: ShardWindow | None = None,
+    ):
         """Begins to read ahead, in threads or in worker processes.
 
         Args:
@@ -167,7 +193,9 @@ class LocalBatches:
             start: number of the first batch.
             workers: worker processes; 0: threads of this process.
             max_bad: the largest fraction of the examples that may be replaced.
+            window: of the shards from which the examples are streamed, where they are.
         """
+        self.batch, self.fetcher = start, ShardFetcher(window, start) if window else None
         self.replaced: set[int] = set()
         self.source, self.max_bad = source, max_bad
         self.groups, self.workers = row_groups.groups, workers
@@ -203,6 +231,9 @@ class LocalBatches:
             for _ in self.groups:
                 parts.append(read() if self.started else call_without_signals(read))
                 self.started = True
+        self.batch += 1
+        if self.fetcher:
+            self.fetcher.advance(self.batch)
         rows = sum(len(group) for group in self.groups)
         batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
         for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
@@ -233,6 +264,8 @@ class LocalBatches:
         """Stops the threads or processes."""
         if self.iterator is not None:
             self.iterator.close()
+        if self.fetcher:
+            self.fetcher.close()
         self.iterator = None  # grain's iterators print errors if they outlive their module
 
 
@@ -247,6 +280,7 @@ def local_train_batches(
     workers: int = 0,
     on_bad: str = "fail",
     max_bad: float = 0.0,
+    window: ShardWindow | None = None,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -260,11 +294,17 @@ def local_train_batches(
         workers: processes that read and decode; 0: threads of this process.
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
         max_bad: the largest fraction of the examples that may be replaced.
+        window: of the shards from which the examples are streamed, in its order; None: all are shuffled.
     """
-    indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
-    examples = indices.random_map(ExampleReader(source, preprocess, on_bad))
-    row_groups = RowGroups(examples, preprocess.shape, batch, rows)
-    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad)
+    if window:
+        order, on_batch = window.order, window.close_others
+        indices = grain.MapDataset.source(order).seed(seed)
+    else:
+        order, on_batch = None, None
+        indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
+    examples = indices.random_map(ExampleReader(source, preprocess, on_bad, order))
+    row_groups = RowGroups(examples, preprocess.shape, batch, rows, on_batch)
+    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, window=window)
 
 
 def local_eval_batches(

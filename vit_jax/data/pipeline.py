@@ -14,8 +14,17 @@ from ml_collections import ConfigDict
 from vit_jax import choose
 from vit_jax.data import images, loader, sources
 from vit_jax.data.headers import check_headers
+from vit_jax.data.order import stream_order
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.setup import Opened, eval_batch_size, eval_keys, open_eval_source, train_preprocessor
+from vit_jax.data.setup import (
+    Opened,
+    eval_batch_size,
+    eval_keys,
+    open_eval_source,
+    open_training,
+    train_preprocessor,
+)
+from vit_jax.data.shard_fetcher import ShardWindow
 
 NOTHING: Opened = MappingProxyType({})
 
@@ -70,8 +79,10 @@ def train_batches(
     """
     rows = loader.local_rows(sharding, config.batch)
     preprocess = train_preprocessor(config)
+    source = opened.get(("", config.data.split)) or open_training(config)
+    shards = source.shards if config.data.order == "stream" else None
     local = loader.local_train_batches(
-        opened.get(("", config.data.split)) or sources.open_source(config, config.data.split),
+        source.streamed() if shards else source,
         preprocess,
         batch=config.batch,
         rows=rows,
@@ -80,6 +91,7 @@ def train_batches(
         workers=config.data.workers,
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
+        window=ShardWindow(stream_order(config, shards), shards, rows) if shards else None,
     )
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
     return loader.DevicePrefetcher(

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
 from vit_jax.config import PATH_SOURCES, eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import sample_contents
+from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
 
@@ -94,22 +96,9 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         UserError: a source, a split or a preprocessing is wrong or missing, or disagrees with the config.
     """
     preprocess = train_preprocessor(config)
-    source = sources.open_source(config, config.data.split)
-    split = f"{config.data.source} {config.data.split}"
-    counts = {
-        "num_classes": agreed_value("num_classes", config.data.num_classes, source.num_classes, config.data.source),
-        "max_labels": agreed_value("max_labels", config.data.max_labels, source.max_labels, config.data.source),
-        "num_examples": agreed_value("num_examples", config.data.num_examples, len(source), split),
-    }
-    if config.batch > len(source):
-        words = (
-            "a batch has %d images, but %s has only %d, so a step sees some of them more than once; lower "
-            "--config.batch"
-        )
-        logging.getLogger(__name__).warning(words, config.batch, split, len(source))
-
+    source = open_training(config)
     completed = config.copy_and_resolve_references()
-    completed.data.update(counts)
+    completed.data.update(agreed_counts(config, source))
     # Absolute, so that the run can be evaluated from any folder.
     completed.data.source = absolute_source(config.data.source)
     for eval_config in completed.evals.values():
@@ -120,6 +109,9 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     for name in completed.evals:
         eval_preprocessor(completed, name, preprocess.shape, preprocess.value_range)
         opened |= open_eval_sources(completed, name, opened, source)
+    beside = sum(one.shards.remote_bytes for one in opened.values() if one is not source and one.shards)
+    order = choose_order(completed, source, beside, jax.process_count())
+    completed.data.update(order.fields)
     fingerprint: dict[str, str | int] = {
         "data set": source.name,
         "split": ", ".join(f"{name}[{rows.start}:{rows.stop}]" for name, rows in source.parts),
@@ -129,18 +121,49 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         "preprocessing": preprocess.text + (" fast" if config.data.fast else ""),
         "seed": config.seed,
         "batch": config.batch,
+        **({"order": order.identity} if order.identity else {}),
     }
-    samples = {key: sample_contents(one) for key, one in opened.items()}
+    # Of streamed images a single stretch is sampled, since most shards are not here.
+    samples = {
+        key: sample_contents(one.streamed(), 1) if one is source and order.identity else sample_contents(one)
+        for key, one in opened.items()
+    }
     evals = {
         name: described
         | identify_contents([(opened[key].fingerprint, samples[key]) for key in eval_keys(completed, name)])
         for name, described in describe_evals(config).items()
     }
-    notes = (*itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened))
+    notes = (order.note, *itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened))
     pipe = evals[first_evaluation(config)]["preprocess"]
     parts = {name: len(eval_keys(completed, name)) for name in evals}
-    sample, notes = samples["", config.data.split], tuple(dict.fromkeys(notes))
+    sample, notes = samples["", config.data.split], tuple(dict.fromkeys(filter(None, notes)))
     return completed, DataInfo(source.class_names, fingerprint, sample, pipe, evals, parts, opened, notes)
+
+
+def agreed_counts(config: ConfigDict, source: sources.Source) -> dict[str, int | None]:
+    """Returns the fields of `config.data` that the training images state; raises UserError if the config disagrees."""
+    split = f"{config.data.source} {config.data.split}"
+    agreed = {
+        "num_classes": agreed_value("num_classes", config.data.num_classes, source.num_classes, config.data.source),
+        "max_labels": agreed_value("max_labels", config.data.max_labels, source.max_labels, config.data.source),
+        "num_examples": agreed_value("num_examples", config.data.num_examples, len(source), split),
+    }
+    if config.batch > len(source):
+        words = (
+            "a batch has %d images, but %s has only %d, so a step sees some of them more than once; lower "
+            "--config.batch"
+        )
+        logging.getLogger(__name__).warning(words, config.batch, split, len(source))
+    return agreed
+
+
+def open_training(config: ConfigDict) -> sources.Source:
+    """Opens the training images, which need not fit into the cache if they are streamed.
+
+    Raises:
+        UserError: the source is wrong or missing, or has no such split.
+    """
+    return sources.open_source(config, config.data.split, streams=config.data.order != "global")
 
 
 def absolute_source(source: str) -> str:
@@ -254,6 +277,8 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
         found = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
+        for source in found.values():
+            source.check_cache_room()  # training may stream the same images, an evaluation cannot
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated = found[keys[0]]

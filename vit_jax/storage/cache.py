@@ -57,30 +57,42 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
     Raises:
         UserError: the content does not fit beside what is in use, or cannot be written.
     """
+    place = root() / "files" / key
+    if place not in _locks:
+        _, lock = borrow_folder(key, what, size, fill)
+        _locks.setdefault(place, lock)
+    with write_errors():
+        os.utime(place)
+    return place
+
+
+def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> tuple[Path, IO[str]]:
+    """Returns the folder that is cached under a key, and its lock: the folder stays until that is closed.
+
+    Takes and raises what `cached_folder` does.
+    """
     folder = root() / "files"
     place = folder / key
     with write_errors():
         folder.mkdir(exist_ok=True)
-        while place not in _locks:
+        while True:
             lock = _open_lock(place)
-            try:
+            with contextlib.ExitStack() as failed:
+                failed.callback(lock.close)
                 with _locked(folder):
                     exists = place.exists()
                     acquired = _try_lock(lock, fcntl.LOCK_SH if exists else fcntl.LOCK_EX)
-                    if exists and acquired:
-                        _locks[place] = lock
-                    elif acquired:
+                    if acquired and not exists:
                         _make_room(place, what, size)
                         _record_size(lock, size)
                 if not acquired:
-                    fcntl.flock(lock, fcntl.LOCK_SH)  # another process is copying it: wait, then look again
-                elif not exists:
+                    fcntl.flock(lock, fcntl.LOCK_SH)  # another is copying it: wait, then look again
+                    continue
+                if not exists:
                     _make_copy(place, lock, fill)
-            finally:
-                if _locks.get(place) is not lock:
-                    lock.close()
-        os.utime(place)
-    return place
+                os.utime(place)
+                failed.pop_all()
+                return place, lock
 
 
 def lock_folder(folder: Path) -> bool:
@@ -150,7 +162,6 @@ def _make_copy(place: Path, lock: IO[str], fill: Callable[[Path], None]) -> None
             _record_size(lock, sum(path.stat().st_size for path in unfinished.rglob("*") if path.is_file()))
             unfinished.rename(place)
             fcntl.flock(lock, fcntl.LOCK_SH)
-            _locks[place] = lock
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

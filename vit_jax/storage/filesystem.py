@@ -158,6 +158,21 @@ def local_copy(path: str, *beside: str) -> str:
     return os.path.join(_copy_to_cache(folder, infos), name)
 
 
+def borrow_copy(path: str) -> tuple[str, Callable[[], None]]:
+    """Returns a local path of a file, as `local_copy` does, and a function that gives it back.
+
+    Until then, a copy stays; what is open then can be read to its end.
+
+    Raises:
+        UserError: as `local_copy`.
+    """
+    if not is_remote(path):
+        return path, lambda: None
+    folder, name = posixpath.split(path)
+    place, lock = cache.borrow_folder(*_cached_content(folder, {name: _info(path)}))
+    return str(place / name), lock.close
+
+
 def local_copy_of_folder(folder: str, wanted: Callable[[str], bool] = lambda name: True) -> str:
     """Returns a local folder with copies of files of a remote folder, cached as those of `local_copy`.
 
@@ -276,6 +291,11 @@ def _listing(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _copy_to_cache(folder: str, infos: dict[str, dict[str, Any]]) -> str:
+    return str(cache.cached_folder(*_cached_content(folder, infos)))
+
+
+def _cached_content(folder: str, infos: dict[str, dict[str, Any]]) -> tuple[str, str, int, Callable[[Path], None]]:
+    """Returns what `cache.cached_folder` takes, of some files of a remote folder."""
     versions = [(name, _version(info)) for name, info in sorted(infos.items())]
     key = hashlib.sha256(repr((folder, versions)).encode()).hexdigest()[:32]
     size = sum(info["size"] or 0 for info in infos.values())
@@ -287,7 +307,7 @@ def _copy_to_cache(folder: str, infos: dict[str, dict[str, Any]]) -> str:
             if info["size"] is not None and (place / name).stat().st_size != info["size"]:
                 raise UserError(f"{join_path(folder, name)} was truncated or changed while it was copied; try again.")
 
-    return str(cache.cached_folder(key, what, size, fill))
+    return key, what, size, fill
 
 
 def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress], Any]) -> Any:

@@ -31,7 +31,7 @@ def find_emptied(
             for row in range(entry.records):
                 if not missing:
                     break
-                missing -= set(files.read_record(shard, row)[1])
+                missing -= set(files.read_record(files.cached_reader(shard), row)[1])
         if missing:
             emptied[split] = sorted(missing)
     return emptied

@@ -5,15 +5,15 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from vit_jax.storage import atomic_write, cache, filesystem
+from vit_jax.storage import atomic_write, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
@@ -23,6 +23,8 @@ MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which the
 # 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # as ArrayRecord recommends for random access
+
+_streamed: dict[str, ArrayRecordReader] = {}  # path of a shard that comes and goes -> its reader
 
 
 class Shard(NamedTuple):
@@ -127,22 +129,6 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     return shards
 
 
-def check_cache_room(shards: Iterable[Shard]) -> None:
-    """Raises UserError if the copies of all remote shards among these exceed the bound of the cache.
-
-    A copy stays while the process runs; without this check, a run would end when it first reads a shard that does not
-    fit.
-    """
-    remote = {shard.path: shard.size or 0 for shard in shards if filesystem.is_remote(shard.path)}
-    size = sum(remote.values())
-    if remote and size > cache.max_bytes():
-        raise UserError(
-            f"the {len(remote)} shards to read, such as {next(iter(remote))}, need {size / 1e9:.3g} GB, more than the "
-            f"{cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB={round_up(size / 1e9, 3)} "
-            "or more, and VIT_JAX_CACHE to a folder with enough room"
-        )
-
-
 def stated_totals(names: Iterable[str]) -> list[int]:
     """Returns the total numbers of shards that their names state."""
     return sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
@@ -158,13 +144,12 @@ def check_file_size(path: str, expected: int | None) -> None:
         raise UserError(f"{path} has {size} bytes, but {MANIFEST_NAME} says {expected}; copy or pack it again")
 
 
-def open_reader(path: str, size: int | None = None) -> ArrayRecordReader:
-    """Opens a shard.
+def open_reader(path: str, local: str, size: int | None = None) -> ArrayRecordReader:
+    """Opens a shard, or its local copy.
 
     Raises:
         UserError: the file is truncated or not an ArrayRecord file.
     """
-    local = local_path(path)
     check_file_size(local, size)
     reader = ArrayRecordReader(local, READER_OPTIONS)
     if not reader.ok():
@@ -176,9 +161,17 @@ def open_reader(path: str, size: int | None = None) -> ArrayRecordReader:
     return reader
 
 
+def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
+    """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
+    reader = open_reader(shard.path, local, shard.size)
+    if reader.num_records() != shard.records:
+        raise UserError(f"{shard.path} has {reader.num_records()} records, but {MANIFEST_NAME} says {shard.records}")
+    return reader
+
+
 def count_records(path: str, size: int | None = None) -> int:
     """Returns the number of records of a shard; raises UserError as `open_reader` does."""
-    return open_reader(path, size).num_records()
+    return open_reader(path, local_path(path), size).num_records()
 
 
 @functools.cache
@@ -194,20 +187,38 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
     Raises:
         UserError: the file is damaged, or has another number of records than stated.
     """
-    reader = open_reader(shard.path, shard.size)
-    if reader.num_records() != shard.records:
-        raise UserError(f"{shard.path} has {reader.num_records()} records, but {MANIFEST_NAME} says {shard.records}")
-    return reader
+    return open_shard(shard, local_path(shard.path))
 
 
-def read_record(shard: Shard, row: int) -> tuple[bytes, list[int]]:
+def streamed_reader(shard: Shard) -> ArrayRecordReader:
+    """Returns the reader of a shard, which stays open until `close_streamed`; any number of threads may use it.
+
+    A copy is not kept for it: what is open can be read to its end.
+
+    Raises:
+        UserError: as `cached_reader`.
+    """
+    if shard.path not in _streamed:
+        local, give_back = filesystem.borrow_copy(shard.path)
+        try:
+            _streamed.setdefault(shard.path, open_shard(shard, local))
+        finally:
+            give_back()
+    return _streamed[shard.path]
+
+
+def close_streamed(keep: Collection[str]) -> None:
+    """Closes the readers that `streamed_reader` has opened in this process, but those of some paths."""
+    for path in set(_streamed).difference(keep):
+        _streamed.pop(path, None)  # closed once no thread reads from it
+
+
+def read_record(reader: ArrayRecordReader, row: int) -> tuple[bytes, list[int]]:
     """Returns the image and the labels of a record.
 
     Raises:
-        UserError: the file is damaged.
         ValueError: the record is damaged, or lacks one of the features.
     """
-    reader = cached_reader(shard)
     try:
         [record] = reader.read([row])
     except RuntimeError as error:

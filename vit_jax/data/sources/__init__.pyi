@@ -3,6 +3,8 @@ from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
 from .source import Label as Label
+from .source import ShardRun as ShardRun
+from .source import Shards as Shards
 from .source import Source as Source
 from .source import SourceConfig as SourceConfig
 from .source import label_list as label_list

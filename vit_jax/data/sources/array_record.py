@@ -26,7 +26,9 @@ import bisect
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -34,7 +36,7 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
+from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
@@ -85,8 +87,10 @@ class ArrayRecords:
         identity = json.dumps([packed_identity(found), None if manifest else counts, self.max_labels], sort_keys=True)
         self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
-    def read_example(self, split: str, index: int) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
-        """Returns (image, label) number `index` of a split.
+    def read_example(
+        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+    ) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
+        """Returns (image, label) number `index` of a split; `open_shard` returns the reader of its shard.
 
         In multi-label data the label is an array [max_labels]: each label once, padded with -1.
 
@@ -98,7 +102,7 @@ class ArrayRecords:
         shard, row = self.shards[split][number], index - self.starts[split][number]
         name = f"record {row} of {shard.path}"
         try:
-            image, labels = shards.read_record(shard, row)
+            image, labels = shards.read_record(open_shard(shard), row)
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
         return EncodedImage(image, name), self.check_labels(labels, name)
@@ -111,10 +115,13 @@ class ArrayRecords:
         """Returns a short text that changes when shards of a split are replaced."""
         return stamp_files(shard.path for shard in self.shards[split])
 
-    def check_cache_room(self, parts: Iterable[tuple[str, range]]) -> None:
-        """Raises UserError if the remote shards that contain these rows of splits do not fit into the cache."""
-        ends = [(name, self.shard_number(name, rows[0]), self.shard_number(name, rows[-1])) for name, rows in parts]
-        shards.check_cache_room(shard for name, first, last in ends for shard in self.shards[name][first : last + 1])
+    def shard_runs(self, parts: Iterable[tuple[str, range]]) -> Iterator[ShardRun]:
+        """Yields the shards that contain these rows of splits, each with how many of the rows."""
+        for split, rows in parts:
+            for shard, start in zip(self.shards[split], self.starts[split], strict=True):
+                contained = min(rows.stop, start + shard.records) - max(rows.start, start)
+                if contained > 0:
+                    yield ShardRun(shard.path, contained, shard.size)
 
     def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Checks the labels of a record, and returns them in the form that `read_example` returns.
@@ -141,7 +148,6 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `ArrayRecords`. The EXIF orientation is not applied, as in published results."""
     records = ArrayRecords(name, split_names(split), source_config.num_classes, source_config.max_labels)
     parts = tuple(select_examples(split, records.counts))
-    records.check_cache_room(parts)
     return Source(
         name=f"array_record:{records.name}",
         parts=parts,
@@ -151,6 +157,11 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         digest=records.digest,
         max_labels=records.max_labels,
         file_stamp=records.file_stamp,
+        shards=Shards(
+            tuple(records.shard_runs(parts)),
+            partial(records.read_example, open_shard=shards.streamed_reader),
+            shards.close_streamed,
+        ),
     )
 
 

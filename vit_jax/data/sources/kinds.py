@@ -46,7 +46,7 @@ KINDS = {
 }
 
 
-def open_source(config: ConfigDict, split: str, source: str | None = None) -> Source:
+def open_source(config: ConfigDict, split: str, source: str | None = None, streams: bool = False) -> Source:
     """Opens a split of the data that the config names, or of another source; see `open_split`."""
     other = source is not None and source not in (config.data.source, "synthetic")
     source_config = SourceConfig(
@@ -58,17 +58,25 @@ def open_source(config: ConfigDict, split: str, source: str | None = None) -> So
         train_split=config.data.split,
         resolution=config.resolution,
     )
-    return open_split(source_config, split)
+    return open_split(source_config, split, streams)
 
 
-def open_split(source_config: SourceConfig, split: str) -> Source:
+def open_split(source_config: SourceConfig, split: str, streams: bool = False) -> Source:
     """Opens a split such as `train[:98%]+test`; see `splits`.
 
+    Args:
+        source_config: where it is.
+        split: as written.
+        streams: whether its shards need not be here all at once.
+
     Raises:
-        UserError: the source is unknown or missing, or has no such split.
+        UserError: the source is unknown or missing, has no such split, or does not fit into the cache.
     """
     kind, name = parse_source(source_config.source)
-    return KINDS[kind].open(source_config, name, split)
+    source = KINDS[kind].open(source_config, name, split)
+    if not streams:
+        source.check_cache_room()
+    return source
 
 
 def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list[str]:

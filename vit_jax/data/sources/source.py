@@ -7,17 +7,17 @@ them.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError
+from vit_jax import UserError, round_up
 from vit_jax.data import images
 from vit_jax.data.sources import splits
-from vit_jax.storage import filesystem
+from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
@@ -46,6 +46,39 @@ class SourceConfig:
     resolution: int | None = None
 
 
+class ShardRun(NamedTuple):
+    """Examples that follow each other in one file.
+
+    Attributes:
+        path: of the file, local or remote.
+        examples: their number.
+        size: of the file, in bytes; None: not stated.
+    """
+
+    path: str
+    examples: int
+    size: int | None
+
+
+class Shards(NamedTuple):
+    """How examples are read that lie in shards, some shards at a time.
+
+    Attributes:
+        runs: of all examples of the source, in its order.
+        read_example: as that of the source; the copy of a remote shard need not stay.
+        close: (paths) -> None: closes the shards that this process has opened so, but these.
+    """
+
+    runs: tuple[ShardRun, ...]
+    read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
+    close: Callable[[Collection[str]], None]
+
+    @property
+    def remote_bytes(self) -> int:
+        """The bytes of all shards that are remote and state their size."""
+        return sum({run.path: run.size or 0 for run in self.runs if filesystem.is_remote(run.path)}.values())
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """The examples of a split.
@@ -67,6 +100,7 @@ class Source:
         class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
         split_names: of the whole splits with labels, as the data name them, where they are known.
         notes: lines for the user on what was read and what was skipped.
+        shards: in which the examples lie, where they do; else None.
     """
 
     name: str
@@ -83,6 +117,7 @@ class Source:
     class_ids: tuple[str, ...] | None = None
     split_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    shards: Shards | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -110,6 +145,26 @@ class Source:
         """Returns the name of an example: that of its image in the data, or else `<whole split>/<index in it>`."""
         split, row = splits.locate_example(self.parts, index)
         return self.read_name(split, row) if self.read_name else f"{split}/{row}"
+
+    def streamed(self) -> "Source":
+        """Returns the source of examples in shards, which holds none of them longer than it is asked to."""
+        assert self.shards
+        return dataclasses.replace(self, read_example=self.shards.read_example)
+
+    def check_cache_room(self) -> None:
+        """Raises UserError if the copies of all remote shards exceed the bound of the cache.
+
+        A copy stays while the process runs; without this check, a run would end when it first reads a shard that does
+        not fit.
+        """
+        size = self.shards.remote_bytes if self.shards else 0
+        if self.shards and size > cache.max_bytes():
+            remote = dict.fromkeys(run.path for run in self.shards.runs if filesystem.is_remote(run.path))
+            raise UserError(
+                f"the {len(remote)} shards to read, such as {next(iter(remote))}, need {size / 1e9:.3g} GB, more than "
+                f"the {cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set "
+                f"VIT_JAX_CACHE_GB={round_up(size / 1e9, 3)} or more, and VIT_JAX_CACHE to a folder with enough room"
+            )
 
     def overlaps(self, other: "Source") -> bool:
         """Returns whether two splits of the same data share examples."""

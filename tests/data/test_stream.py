@@ -1,0 +1,222 @@
+"""The streamed order: each epoch is every example once, on any hosts; and what it needs of the cache and of a store."""
+
+import pickle
+import random
+import time
+
+import fsspec
+import numpy as np
+import pytest
+
+from configs.base import get_config
+from tests.data.test_array_record import write_set
+from tests.data.test_loader import assert_same
+from vit_jax import UserError, data
+from vit_jax.config import check_resumes, keep_order, save_config
+from vit_jax.data import loader
+from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.shard_fetcher import AHEAD, ShardFetcher, ShardWindow
+from vit_jax.data.sources import SourceConfig, open_split
+from vit_jax.data.stream_order import StreamOrder
+from vit_jax.storage import cache, filesystem
+
+PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
+BATCH, READERS, WINDOW = 8, 4, 2
+COUNT, SHARDS = 190, 24
+ORDER = [0, 4, 1, 3, 23, 22, 18, 20, 9, 7, 2, 10, 16, 17, 19, 21]  # which a resumed run must find again
+
+
+def some_order(chance: random.Random) -> StreamOrder:
+    readers, lengths = chance.choice([1, 2, 3, 4, 8]), [chance.randint(0, 9) for _ in range(chance.randint(1, 12))]
+    lengths[0] += readers
+    return StreamOrder(lengths, readers * chance.randint(1, 6), readers, chance.randint(1, 5), chance.randint(0, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_epoch_is_every_example_once_and_the_uses_of_shards_are_stated(seed):
+    stream = some_order(random.Random(seed))
+    batch, readers, count = stream.batch, stream.readers, stream.count
+    slots = {}
+    for position in range((3 * count // batch + 1) * batch):
+        number, row = divmod(position, batch)
+        reader, k = divmod(row, batch // readers)
+        slots[number * batch + k * readers + reader] = stream[position]
+    for epoch in range(3):
+        own = range(epoch * count, (epoch + 1) * count)
+        assert sorted(slots[slot] for slot in own) == list(range(count))
+        for reader in range(readers):
+            read = [(stream.shard_of(slots[slot]), slot // batch) for slot in own if slot % readers == reader]
+            uses = stream.uses(epoch, reader)
+            assert uses.first.tolist() == sorted(uses.first)
+            assert set(uses.shards.tolist()) == {shard for shard, _ in read}
+            for shard, first, last in zip(*uses, strict=True):
+                batches = [number for one, number in read if one == shard]
+                assert (batches[0], batches[-1]) == (first, last)
+    assert [pickle.loads(pickle.dumps(stream))[at] for at in range(9)] == [stream[at] for at in range(9)]
+
+
+def test_a_reader_needs_its_window_of_shards_and_mixes_them():
+    stream = StreamOrder([50] * 64, 64, 8, 4, 0)
+    shards, first, last = stream.uses(0, 3)
+    live = [int(np.sum((first <= number) & (last >= number))) for number in range(50)]
+    # Within a batch of eight examples one shard may end and the next begin, of a range that begins within a shard.
+    assert len(shards) in (8, 9) and max(live) <= 4 + 1 and np.mean(live[10:40]) > 3.5
+    read = [stream.shard_of(stream[number * 64 + 3 * 8 + k]) for number in range(20, 30) for k in range(8)]
+    assert len(set(read)) >= 4 and sorted(read) != read
+
+
+def test_the_order_is_that_of_the_seed_and_of_this_version():
+    stream = StreamOrder([5, 7, 3, 9], 8, 2, 2, seed=3)
+    assert [stream[at] for at in range(16)] == ORDER
+    assert [StreamOrder([5, 7, 3, 9], 8, 2, 2, seed=4)[at] for at in range(16)] != ORDER
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Some images in shards of eight, in a bucket in memory; the cache is of the test's own."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    write_set(tmp_path / "set", [[row % 4] for row in range(COUNT)], SHARDS)
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+    for path in (tmp_path / "set").iterdir():
+        store.pipe(f"memory://b/set/{path.name}", path.read_bytes())
+    yield "array_record:memory://b/set"
+    cache_files = tmp_path / "cache" / "files"
+    for path in cache_files.glob("*.lock"):
+        cache.unlock_folder(path.with_suffix(""))
+
+
+def shard_bytes(where: str) -> list[int]:
+    return [run.size for run in open_split(SourceConfig(where), "train").shards.runs]
+
+
+def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, watch=lambda: None):
+    """Labels and first pixels of batches."""
+    source = open_split(SourceConfig(where), "train", streams=True)
+    rows = np.arange(BATCH) if rows is None else rows
+    lengths = [run.examples for run in source.shards.runs]
+    window = ShardWindow(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
+    batches = loader.local_train_batches(
+        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, window=window
+    )
+    taken = []
+    for _ in range(count):
+        taken.append(next(batches))
+        watch()
+    batches.close()
+    return taken
+
+
+def test_batches_do_not_depend_on_hosts_workers_starts_or_where_the_shards_lie(shards, tmp_path):
+    whole = stream(shards, 30)
+    images = [int(image[0, 0, 0]) for batch in whole for image in batch["image"]]
+    assert set(images) == set(range(COUNT)) and images[:COUNT] != sorted(images[:COUNT])
+    assert_same(stream(f"array_record:{tmp_path}/set", 30), whole)
+    assert_same(stream(shards, 9, start=21), whole[21:])
+    for hosts in (2, 4, 8):
+        for host in range(hosts):
+            rows = np.array_split(np.arange(BATCH), hosts)[host]
+            part = [{name: array[rows] for name, array in batch.items()} for batch in whole]
+            assert_same(stream(shards, 30, rows), part)
+
+
+def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp_path, monkeypatch):
+    rows = np.arange(2)  # of one reader
+    need = (WINDOW + 1 + 2) * max(shard_bytes(shards))  # a batch reads two of the eight images of a shard
+    assert need < sum(shard_bytes(shards)) / 4
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str(need / 1e9))
+    sampled = []
+
+    def sample():
+        time.sleep(0.05)
+        files = list((tmp_path / "cache").rglob("*.array_record"))
+        sampled.append(sum(path.stat().st_size for path in files if path.exists()))
+
+    assert len(stream(shards, 60, rows, watch=sample)) == 60
+    assert max(sampled) <= need and len(set(sampled)) > 1
+    with cache._locked(tmp_path / "cache" / "files"):  # nothing is held once the loader is closed
+        time.sleep(0.2)
+        for path in (tmp_path / "cache" / "files").glob("*.lock"):
+            with path.open() as lock:
+                assert path.name == "lock" or cache._try_lock(lock, 6)
+
+
+def test_a_host_copies_the_shards_of_its_readers_alone(shards, tmp_path, monkeypatch):
+    copied = []
+    plain = filesystem.download
+
+    def download(folder, names, target):
+        copied.extend(names)
+        plain(folder, names, target)
+
+    monkeypatch.setattr(filesystem, "download", download)
+    steps = COUNT // BATCH - AHEAD
+    stream(shards, steps, np.arange(2))
+    assert len(copied) == len(set(copied)) <= SHARDS / READERS + 3  # its share, a shard at each end, and the next
+
+
+def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, tmp_path):
+    source = open_split(SourceConfig(shards), "train", streams=True)
+    lengths = [run.examples for run in source.shards.runs]
+    window = ShardWindow(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, np.arange(2))
+    fetcher = ShardFetcher(window, 0)
+    try:
+        for number in (0, 3, 9):
+            fetcher.advance(number)
+            deadline = time.monotonic() + 20
+            while set(fetcher._held) != set(window.paths(number)):
+                assert time.monotonic() < deadline, (number, fetcher._held)
+                time.sleep(0.01)
+    finally:
+        fetcher.close()
+
+
+def config_of(where: str, **fields):
+    config = get_config()
+    config.batch, config.resolution = 8, 4
+    config.data.source, config.data.split = where, "train"
+    config.data.preprocess = config.evals.test.preprocess = "resize(4)|value_range(-1,1)"
+    config.evals.test.split = "train[:3]"
+    config.data.update(fields)
+    return config
+
+
+def test_the_order_is_chosen_once_and_told(shards, tmp_path, monkeypatch):
+    complete = data.complete_config
+    chosen, info = complete(config_of(shards))
+    assert (chosen.data.order, chosen.data.readers, info.notes) == ("global", None, ())
+    assert "order" not in info.fingerprint
+    total = sum(shard_bytes(shards))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str(0.5 * total / 1e9))
+    chosen, info = complete(config_of(shards, window=1))
+    assert (chosen.data.order, chosen.data.readers) == ("stream", 2)
+    assert "streamed, readers=2 with window=1 shards each" in info.notes[0] and "all shards need" in info.notes[0]
+    assert info.fingerprint["order"].startswith(f"2 readers, window 1, {SHARDS} shards ")
+    save_config(chosen, tmp_path / "config.json")
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "50")
+    kept, _ = complete(keep_order(config_of(shards, window=1), str(tmp_path)))
+    assert kept.data == chosen.data
+    assert not check_resumes(chosen, kept, "run")
+    with pytest.raises(UserError, match="data.order: stream -> global"):
+        check_resumes(chosen, complete(config_of(shards, order="global"))[0], "run")
+    assert keep_order(config_of(shards), str(tmp_path / "none")).data.order == "auto"
+    text = (tmp_path / "config.json").read_text()
+    names = ("order", "readers", "window")
+    older = [line for line in text.splitlines() if not any(f'"{name}"' in line for name in names)]
+    (tmp_path / "config.json").write_text("\n".join(older))
+    assert keep_order(config_of(shards), str(tmp_path)).data.order == "global"
+
+
+def test_what_cannot_be_streamed_is_refused_in_a_sentence(shards, monkeypatch):
+    for where, fields, sentence in [
+        (shards, {"readers": 3}, r"data\.readers=3 must divide the batch of 8 and .* set --config\.data\.readers=8"),
+        ("digits", {}, "the training images are not in shards; pack them"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            data.complete_config(config_of(where, order="stream", **fields))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str(0.5 * sum(shard_bytes(shards)) / 1e9))
+    with pytest.raises(
+        UserError, match=r"readers=8 with data\.window=4 shards each need about \S+ GB of the cache .* \(1 needs \S+\)"
+    ):
+        data.complete_config(config_of(shards, order="stream", readers=8))

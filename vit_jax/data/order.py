@@ -1,0 +1,107 @@
+"""Which order a run reads its training images in: all of them shuffled, or streamed from a few shards at a time."""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, round_up
+from vit_jax.data.shard_fetcher import AHEAD
+from vit_jax.data.sources import Shards, Source
+from vit_jax.data.stream_order import StreamOrder
+from vit_jax.storage import cache, filesystem
+
+MAX_READERS = 64  # that are chosen for a user who sets none
+
+
+class Order(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+        fields: of `config.data`.
+        identity: a text that differs when the streamed order does; empty: it is the global one.
+        note: a line for the user; empty: there is nothing to say.
+    """
+
+    fields: dict[str, str | int]
+    identity: str = ""
+    note: str = ""
+
+
+def stream_order(config: ConfigDict, shards: Shards) -> StreamOrder:
+    """Returns the order of a config whose `data.order` is stream."""
+    lengths = [run.examples for run in shards.runs]
+    return StreamOrder(lengths, config.batch, config.data.readers, config.data.window, config.seed)
+
+
+def disk_need(shards: Shards, batch: int, readers: int, window: int, hosts: int) -> int:
+    """Returns about how many bytes of shards a host holds at a time: those in its readers' windows, and those ahead."""
+    sizes = [run.size or 0 for run in shards.runs if filesystem.is_remote(run.path)]
+    if not sizes:
+        return 0
+    examples = sum(run.examples for run in shards.runs) / len(shards.runs)  # of a shard
+    ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
+    return min(sum(sizes), math.ceil(readers / hosts) * (window + ahead) * max(sizes))
+
+
+def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) -> Order:
+    """Returns the order of training, as the config says or, if `data.order` is auto, as the cache has room.
+
+    Args:
+        config: of the run.
+        source: the training images.
+        beside: bytes of the cache that the evaluations need.
+        hosts: that read.
+
+    Raises:
+        UserError: the images are not in shards, the readers do not divide the batch, or the cache has no room.
+    """
+    shards, order, room = source.shards, config.data.order, cache.max_bytes()
+    large = shards is not None and shards.remote_bytes > room
+    if order == "auto":
+        order = "stream" if large else "global"
+    if order == "global":
+        source.check_cache_room()
+        return Order({"order": order})
+    if shards is None:
+        raise UserError(
+            "data.order=stream reads shards, but the training images are not in shards; pack them with python -m "
+            "vit_jax.pack, or set --config.data.order=global."
+        )
+    readers, window = config.data.readers, config.data.window
+    needs = {
+        number: disk_need(shards, config.batch, number, window, hosts) for number in _possible_readers(config, source)
+    }
+    if readers is None:
+        readers = max((number for number, need in needs.items() if need + beside <= room), default=min(needs))
+    if readers not in needs:
+        raise UserError(
+            f"data.readers={readers} must divide the batch of {config.batch} and not exceed the {len(source)} images; "
+            f"unset it, or set --config.data.readers={max(needs)}."
+        )
+    if needs[readers] + beside > room:
+        needed, least = (round_up((need + beside) / 1e9, 3) for need in (needs[readers], min(needs.values())))
+        raise UserError(
+            f"data.readers={readers} with data.window={window} shards each need about {needed} GB of the cache on a "
+            f"host, which may hold {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 needs "
+            f"{least}) or a smaller window."
+        )
+    identity = f"{readers} readers, window {window}, {_digest(shards)}"
+    reason = f"; all shards need {shards.remote_bytes / 1e9:.3g} GB, the cache may hold {room / 1e9:.3g}"
+    disk = f", about {needs[readers] / 1e9:.3g} GB on a host" if needs[readers] else ""
+    note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason if large else ''}."
+    return Order({"order": order, "readers": readers}, identity, note)
+
+
+def _possible_readers(config: ConfigDict, source: Source) -> list[int]:
+    """Returns the powers of two that may be chosen, and the number that is set if it is possible."""
+    powers = [2**power for power in range(int(math.log2(MAX_READERS)) + 1)]
+    stated = [config.data.readers] if config.data.readers else []
+    return [number for number in {*powers, *stated} if config.batch % number == 0 and number <= len(source)]
+
+
+def _digest(shards: Shards) -> str:
+    """Returns a short text that differs when the numbers of examples in the shards do."""
+    lengths = [run.examples for run in shards.runs]
+    return f"{len(lengths)} shards {hashlib.sha256(repr(lengths).encode()).hexdigest()[:16]}"

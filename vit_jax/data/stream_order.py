@@ -1,0 +1,139 @@
+"""The streamed order: each of some readers goes through its own shards, and shuffles a few of them at a time.
+
+Row r of batch n is read by reader j = r // (batch / R), as its k-th, k = r mod (batch / R). Its slot in the run is
+q = n * batch + k * R + j, and its epoch q // examples. In each epoch the shards are permuted and laid end to end, and
+the line is cut into R ranges, of as many examples as each reader has slots in the epoch. So an epoch contains each
+example once, a batch may contain the end of one epoch and the beginning of the next, and n alone determines everything.
+
+A reader takes each example of the i-th shard of its range at a time of its own, uniform in [i, i + window).
+So at any time it needs `window` shards at most, and one more ahead. Times are drawn from (seed, epoch, reader).
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+Slots: TypeAlias = Int64[np.ndarray, " slots"]
+ENDLESS = 2**52  # positions
+
+
+class ShardUses(NamedTuple):
+    """When a reader needs its shards of an epoch.
+
+    Attributes:
+        shards: their numbers, in the order in which they are first needed.
+        first: the batch in which each is needed first.
+        last: the batch in which it is needed last.
+    """
+
+    shards: Int64[np.ndarray, " shards"]
+    first: Int64[np.ndarray, " shards"]
+    last: Int64[np.ndarray, " shards"]
+
+
+class _Pass(NamedTuple):
+    """What a reader reads in an epoch: slot of the reader -> example; and when it needs which shard."""
+
+    epoch: int
+    examples: Slots
+    uses: ShardUses
+
+
+class StreamOrder:
+    """Position in the run, n * batch + row -> index of the example. Can be pickled; threads may share it."""
+
+    def __init__(self, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int):
+        """Takes what decides the order.
+
+        Args:
+            shard_lengths: examples in each shard, in the order of the source.
+            batch: rows of a global batch; the readers divide it.
+            readers: R.
+            window: shards that a reader shuffles at a time.
+            seed: of the order.
+        """
+        self.lengths = np.array(shard_lengths, np.int64)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.count = int(self.lengths.sum())
+        self.batch, self.readers, self.window, self.seed = batch, readers, window, seed
+        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a worker process needs; it draws its own passes."""
+        return vars(self) | {"_passes": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Sets up the copy of a worker process."""
+        vars(self).update(state, _lock=threading.Lock())
+
+    def __len__(self) -> int:
+        """Returns a number larger than any run has positions: the epochs do not end."""
+        return ENDLESS
+
+    def __getitem__(self, position: int) -> int:
+        """Returns the index of an example."""
+        number, row = divmod(position, self.batch)
+        reader, k = divmod(row, self.batch // self.readers)
+        slot = number * self.batch + k * self.readers + reader
+        epoch = slot // self.count
+        return int(self._pass(epoch, reader).examples[(slot - epoch * self.count) // self.readers])
+
+    def shard_of(self, index: int) -> int:
+        """Returns which shard contains an example."""
+        return int(np.searchsorted(self.starts, index, side="right")) - 1
+
+    def neighbour(self, index: int, distance: int) -> int:
+        """Returns the example that lies some places after another in its shard, which goes round."""
+        shard = self.shard_of(index)
+        start, length = int(self.starts[shard]), int(self.lengths[shard])
+        return start + (index - start + distance) % length
+
+    def uses(self, epoch: int, reader: int) -> ShardUses:
+        """Returns when a reader needs which shards in an epoch."""
+        return self._pass(epoch, reader).uses
+
+    def epochs_of(self, batch: int) -> range:
+        """Returns the epochs of which a batch contains examples."""
+        return range(batch * self.batch // self.count, ((batch + 1) * self.batch - 1) // self.count + 1)
+
+    def _pass(self, epoch: int, reader: int) -> _Pass:
+        """Returns the pass of a reader over its range; of each reader the last even and the last odd one are kept."""
+        with self._lock:
+            found = self._passes.get((epoch % 2, reader))
+            if found is None or found.epoch != epoch:
+                found = self._passes[epoch % 2, reader] = self._draw(epoch, reader)
+            return found
+
+    def _draw(self, epoch: int, reader: int) -> _Pass:
+        offsets: Slots = (np.arange(self.readers) - epoch * self.count) % self.readers  # first slot of each reader
+        counts: Slots = (self.count - 1 - offsets) // self.readers + 1
+        start, first, count = int(counts[:reader].sum()), int(offsets[reader]), int(counts[reader])
+        line = np.argsort(_draw_uniform(len(self.lengths), self.seed, epoch), kind="stable")  # shards, end to end
+        ends = np.cumsum(self.lengths[line])
+        places = np.arange(start, start + count)
+        along: Slots = np.searchsorted(ends, places, side="right")  # number along the line of the shard of each example
+        shards = line[along]
+        examples: Slots = self.starts[shards] + places - (ends[along] - self.lengths[shards])
+        times = along + self.window * _draw_uniform(count, self.seed, epoch, reader)
+        order = np.argsort(times, kind="stable")
+        batches: Slots = (epoch * self.count + first + np.arange(count) * self.readers) // self.batch
+        used = line[along[0] : along[-1] + 1]
+        return _Pass(epoch, examples[order], _uses(used, along[order] - along[0], batches))
+
+
+def _draw_uniform(count: int, *key: int) -> Float64[np.ndarray, " count"]:
+    """Returns numbers in [0, 1); by the bits of the generator, which NumPy's later versions keep."""
+    return (np.random.PCG64(key).random_raw(count) >> np.uint64(11)) * 2.0**-53
+
+
+def _uses(shards: Int64[np.ndarray, " shards"], numbers: Slots, batches: Slots) -> ShardUses:
+    """Returns the uses of shards, given the number among them, and the batch, of each slot."""
+    first, last = np.full(len(shards), -1), np.full(len(shards), -1)
+    last[numbers] = np.arange(len(numbers))
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    order = np.argsort(first)[np.sum(first < 0) :]  # without empty shards
+    return ShardUses(shards[order], batches[first[order]], batches[last[order]])
