@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -45,6 +46,7 @@ class Hosts:
         faults: dict[int, str] | None = None,
         slow: float = SLOWLY,
         lines: int | None = None,
+        variables: Callable[[int], dict[str, str]] = lambda host: {},
     ):
         """Starts them.
 
@@ -57,6 +59,7 @@ class Hosts:
             faults: of single hosts, as `benchmarks.inject` knows them.
             slow: seconds that each step takes longer.
             lines: after how many lines their terminals are closed.
+            variables: host -> more of its environment.
         """
         self.workdir, self.hosts = workdir, hosts
         command = [f"--config={ROOT}/configs/smoke.py", f"--workdir={workdir}", *RANDOM, *words]
@@ -73,7 +76,7 @@ class Hosts:
                     cwd=ROOT,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=environment[host] | CACHE,
+                    env=environment[host] | CACHE | variables(host),
                     start_new_session=True,
                 )
                 if process.stdout:

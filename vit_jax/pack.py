@@ -36,6 +36,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", help="as config.data.source: folder:PATH, tfds:NAME, npz:PATH, ...")
     parser.add_argument("out", help="folder to write the shards and info.json into")
     parser.add_argument("--shards", type=positive, help="shards per split, at most one per image [about 256 MB each]")
+    parser.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="pack in a random order, in shards of 64 MB: to be streamed from a bucket [the source's order]",
+    )
     parser.add_argument("--splits", help="splits to pack, for example train,validation [all]")
     parser.add_argument("--classes", metavar="NAME,0-4", help="pack only these classes, labelled in this order [all]")
     parser.add_argument(
@@ -81,6 +87,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"cannot pack into {args.out}: pack into a local folder, then copy it there")
     if args.quality > 100:
         raise UserError(f"--quality={args.quality} must be at most 100")
+    if (args.shuffle or 0) < 0:
+        raise UserError(f"--shuffle={args.shuffle} must be at least 0")
     start = time.monotonic()
     packing = shards.plan_packing(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
@@ -90,6 +98,7 @@ def main(argv: list[str]) -> None:
         without=args.without or (),
         max_distance=args.max_distance,
         shards=args.shards,
+        shuffle=args.shuffle,
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
     )

@@ -66,6 +66,23 @@ def test_digits(tmp_path, total):
     assert open_source(where, "train").class_names == tuple("0123456789")
 
 
+def test_a_shuffled_set_is_the_source_in_another_order(tmp_path):
+    plain, shuffled, other = (
+        packed("digits", tmp_path / str(number), "--shards=3", *words)
+        for number, words in enumerate(([], ["--shuffle=0"], ["--shuffle=1"]))
+    )
+    images = [everything(where, "train") for where in (plain, shuffled, other)]
+    assert sorted(images[0]) == sorted(images[1]) == sorted(images[2])
+    assert images[0] != images[1] != images[2] and images[0] != images[2]
+    sources = [open_source(where, "train") for where in (plain, shuffled, other)]
+    assert [source.shards.shuffled for source in sources] == [False, True, True]
+    assert len({source.fingerprint for source in sources}) == 3
+    with pytest.raises(UserError, match=r"made_from\.shuffle: 0 -> 1"):
+        packed("digits", tmp_path / "1", "--shards=3", "--shuffle=1")
+    with pytest.raises(UserError, match="--shuffle=-1 must be at least 0"):
+        packed("digits", tmp_path / "1", "--shuffle=-1")
+
+
 def test_batches_are_those_of_the_source(tmp_path):
     where = packed("digits", tmp_path / "out", "--shards=3")
     preprocess = parse_pipe("random_crop(7)|flip_lr|value_range(-1,1)", 7)

@@ -1,6 +1,7 @@
 """Runs whose data and workdir lie on a bucket: of S3 (moto's server) and of Google Cloud Storage (`fake_gcs`)."""
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -464,3 +465,61 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
     for one, other in zip(metrics(tmp_path), metrics(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     assert finished("gs://bkt/hosts")[-1] == 40
+
+
+def bytes_in(folder):
+    """The bytes of the shards in a folder while others change it."""
+    held = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                held += os.stat(f"{parent}/{name}").st_size if name.endswith(".array_record") else 0
+    return held
+
+
+@pytest.mark.slow
+def test_a_set_is_streamed_by_hosts_whose_disks_hold_a_tenth_of_it(servers, tmp_path):
+    pack.main(["vit_jax.pack", "digits", str(tmp_path / "packed"), "--splits=train", "--shards=96"])
+    shards = sorted((tmp_path / "packed").iterdir())
+    for path in shards:
+        filesystem.upload(path, f"gs://bkt/digits/{path.name}")
+    total, largest = (of(path.stat().st_size for path in shards) for of in (sum, max))
+    bound = 7 * largest  # a reader's window of two, the next, those of the batches ahead, and one that ends
+    assert bound < total / 10
+    most = 0
+
+    def run(name, hosts, *more, until=None):
+        nonlocal most
+        words = [
+            *WORDS,
+            SPLIT,
+            "--config.data.source=array_record:gs://bkt/digits",
+            "--config.evals.test.source=digits",
+        ]
+        words += ["--config.evals.test.split=test", "--config.data.order=stream", "--config.data.readers=4", *more]
+        words += ["--config.data.window=2", "--config.total_steps=66"]
+
+        def variables(host):
+            own = {"VIT_JAX_CACHE": f"{tmp_path}/caches/{name}{hosts}-{host}"}
+            return own | {"VIT_JAX_CACHE_GB": str(bound * 4 / hosts / 1e9)}
+
+        with Hosts(tmp_path / name, hosts, 4 // hosts, *words, slow=0, variables=variables) as started:
+            while any(process.poll() is None for process in started.processes):
+                for cache in (tmp_path / "caches").glob(f"{name}{hosts}-*/files"):
+                    most = max(most, bytes_in(cache) * hosts / 4)
+                if until and any(line["step"] >= until for line in metrics(tmp_path / name)):
+                    return
+                time.sleep(0.1)
+            assert started.wait() == [0] * hosts, started.output()
+        return [len(list(path.glob("files/*.lock"))) for path in (tmp_path / "caches").glob(f"{name}{hosts}-*")]
+
+    # 66 batches of 24 are an epoch and a tenth; of each, a host needs its share, and a shard for each end of a range.
+    assert max(run("two", 2)) <= 0.5 * 96 * 1.1 + 2 * 4
+    run("other", 4, until=35)
+    before = metrics(tmp_path / "other")
+    run("other", 1)
+    assert before == metrics(tmp_path / "two")[: len(before)] and len(before) >= 35
+    for one, other in zip(metrics(tmp_path / "other"), metrics(tmp_path / "two"), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+        assert one.get("train/loss", 0) == pytest.approx(other.get("train/loss", 0), rel=1e-5)
+    assert 0.5 * bound < most <= bound

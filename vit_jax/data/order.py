@@ -12,7 +12,7 @@ from vit_jax.data.sources import Shards, Source
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
-MAX_READERS = 64  # that are chosen for a user who sets none
+MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
 
 
 class Order(NamedTuple):
@@ -57,8 +57,8 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
     Raises:
         UserError: the images are not in shards, the readers do not divide the batch, or the cache has no room.
     """
-    shards, order, room = source.shards, config.data.order, cache.max_bytes()
-    large = shards is not None and shards.remote_bytes > room
+    shards, order = source.shards, config.data.order
+    large = shards is not None and shards.remote_bytes > cache.max_bytes()
     if order == "auto":
         order = "stream" if large else "global"
     if order == "global":
@@ -69,36 +69,45 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
             "data.order=stream reads shards, but the training images are not in shards; pack them with python -m "
             "vit_jax.pack, or set --config.data.order=global."
         )
-    readers, window = config.data.readers, config.data.window
-    needs = {
-        number: disk_need(shards, config.batch, number, window, hosts) for number in _possible_readers(config, source)
-    }
+    return _choose_readers(config, source, shards, beside, hosts, _reason(shards) if large else "")
+
+
+def _reason(shards: Shards) -> str:
+    return f"; all shards need {shards.remote_bytes / 1e9:.3g} GB, the cache may hold {cache.max_bytes() / 1e9:.3g}"
+
+
+def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: int, hosts: int, reason: str) -> Order:
+    room, readers, window = cache.max_bytes(), config.data.readers, config.data.window
+    possible = possible_readers(config.batch, len(source), hosts)
+    if readers and config.batch % readers == 0 and readers <= len(source):
+        possible.append(readers)
+    needs = {number: disk_need(shards, config.batch, number, window, hosts) + beside for number in possible}
     if readers is None:
-        readers = max((number for number, need in needs.items() if need + beside <= room), default=min(needs))
+        readers = max((number for number, need in needs.items() if need <= room), default=min(needs))
     if readers not in needs:
         raise UserError(
             f"data.readers={readers} must divide the batch of {config.batch} and not exceed the {len(source)} images; "
             f"unset it, or set --config.data.readers={max(needs)}."
         )
-    if needs[readers] + beside > room:
-        needed, least = (round_up((need + beside) / 1e9, 3) for need in (needs[readers], min(needs.values())))
+    if needs[readers] > room:
+        needed, least = (round_up(need / 1e9, 3) for need in (needs[readers], min(needs.values())))
         raise UserError(
             f"data.readers={readers} with data.window={window} shards each need about {needed} GB of the cache on a "
             f"host, which may hold {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 needs "
             f"{least}) or a smaller window."
         )
-    identity = f"{readers} readers, window {window}, {_digest(shards)}"
-    reason = f"; all shards need {shards.remote_bytes / 1e9:.3g} GB, the cache may hold {room / 1e9:.3g}"
     disk = f", about {needs[readers] / 1e9:.3g} GB on a host" if needs[readers] else ""
-    note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason if large else ''}."
-    return Order({"order": order, "readers": readers}, identity, note)
+    note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason}."
+    if not shards.shuffled:
+        note += " They may be sorted by class, which mixes badly; python -m vit_jax.pack --shuffle=0 mixes them."
+    identity = f"{readers} readers, window {window}, {_digest(shards)}"
+    return Order({"order": "stream", "readers": readers}, identity, note)
 
 
-def _possible_readers(config: ConfigDict, source: Source) -> list[int]:
-    """Returns the powers of two that may be chosen, and the number that is set if it is possible."""
-    powers = [2**power for power in range(int(math.log2(MAX_READERS)) + 1)]
-    stated = [config.data.readers] if config.data.readers else []
-    return [number for number in {*powers, *stated} if config.batch % number == 0 and number <= len(source)]
+def possible_readers(batch: int, examples: int, hosts: int) -> list[int]:
+    """Returns the powers of two that divide a batch: up to 64, or to as many as there are hosts."""
+    powers = [2**power for power in range(int(math.log2(max(MAX_READERS, hosts))) + 1)]
+    return [number for number in powers if batch % number == 0 and number <= examples]
 
 
 def _digest(shards: Shards) -> str:

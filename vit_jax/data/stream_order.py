@@ -82,6 +82,12 @@ class StreamOrder:
         epoch = slot // self.count
         return int(self._pass(epoch, reader).examples[(slot - epoch * self.count) // self.readers])
 
+    @property
+    def memory(self) -> int:
+        """The bytes of the shards' lengths and of what is drawn now."""
+        drawn = [array for one in self._passes.values() for array in (one.examples, *one.uses)]
+        return sum(array.nbytes for array in (self.lengths, self.starts, *drawn))
+
     def shard_of(self, index: int) -> int:
         """Returns which shard contains an example."""
         return int(np.searchsorted(self.starts, index, side="right")) - 1

@@ -8,5 +8,6 @@ from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
 from .files import streamed_reader as streamed_reader
 from .manifest import MANIFEST_NAME as MANIFEST_NAME
+from .manifest import SHUFFLE as SHUFFLE
 from .packing import PackingResult as PackingResult
 from .packing import plan_packing as plan_packing

@@ -10,6 +10,7 @@ from vit_jax import UserError
 from vit_jax.storage import atomic_write, filesystem
 
 MANIFEST_NAME = "info.json"
+SHUFFLE = "shuffle"  # the seed in `made_from`, where the images were packed in a random order
 VERSION = 1
 
 

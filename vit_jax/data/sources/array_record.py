@@ -51,6 +51,7 @@ class ArrayRecords:
         num_classes: as info.json or the config states.
         class_names: or None.
         max_labels: the most labels of an image in multi-label data, or None.
+        shuffled: whether info.json states that the images were packed in a random order.
         digest: of what was packed and how; it depends neither on the number of shards nor on their folder.
     """
 
@@ -80,6 +81,7 @@ class ArrayRecords:
                 "shards; set --config.data.num_classes (and, if an image may have several labels, "
                 "--config.data.max_labels)"
             )
+        self.shuffled = manifest is not None and shards.SHUFFLE in manifest.made_from
         self.shards = {split: shards.shards_of_split(found, name) for split, name in existing.items()}
         counts = {split: [shard.records for shard in listed] for split, listed in self.shards.items()}
         self.starts = {split: [0, *itertools.accumulate(numbers[:-1])] for split, numbers in counts.items()}
@@ -161,6 +163,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
             tuple(records.shard_runs(parts)),
             partial(records.read_example, open_shard=shards.streamed_reader),
             shards.close_streamed,
+            records.shuffled,
         ),
     )
 

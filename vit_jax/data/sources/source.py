@@ -67,11 +67,13 @@ class Shards(NamedTuple):
         runs: of all examples of the source, in its order.
         read_example: as that of the source; the copy of a remote shard need not stay.
         close: (paths) -> None: closes the shards that this process has opened so, but these.
+        shuffled: whether their order is known to be random.
     """
 
     runs: tuple[ShardRun, ...]
     read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
     close: Callable[[Collection[str]], None]
+    shuffled: bool = False
 
     @property
     def remote_bytes(self) -> int:

@@ -1,0 +1,124 @@
+"""How well the streamed order mixes, and what each host of a large pod needs for it; from numbers alone.
+
+python -m benchmarks.stream --write=docs/data.md
+
+The order and the shares of hosts come from the code that trains, with shards that are only stated. `--part=0.01` takes
+data sets of a hundredth of the size.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.pages import replace_section
+from vit_jax.data.order import possible_readers
+from vit_jax.data.shard_fetcher import ShardWindow
+from vit_jax.data.sources import ShardRun, Shards
+from vit_jax.data.stream_order import StreamOrder
+
+CLASSES, IMAGENET, JFT = 1000, 1_281_167, 303_000_000  # images
+IMAGE = 110_000  # bytes of one
+WINDOWS = (1, 2, 4, 8, 16)
+SAMPLED = 24  # batches spread over an epoch
+HOSTS = 1024
+
+
+def shard_lengths(examples: int, size: int) -> list[int]:
+    """Returns the examples in each of as many equal shards as have about that size in bytes."""
+    count = max(1, round(examples * IMAGE / size))
+    return np.diff(np.linspace(0, examples, count + 1).astype(int)).tolist()
+
+
+def mixing(examples: int) -> list[str]:
+    """Returns the rows of the table: distinct classes and shards in a batch, and the fewest classes of a batch."""
+    lengths = shard_lengths(examples, 64_000_000)
+    ends = np.cumsum(lengths)
+    sorted_labels = np.arange(examples) * CLASSES // examples
+    shuffled_labels = np.random.default_rng(0).permutation(sorted_labels)
+    lines = []
+
+    def add(name: str, batch: int, index_at: Callable[[int], int]) -> None:
+        taken = [
+            np.array([index_at(number * batch + row) for row in range(batch)])
+            for number in np.linspace(0, examples // batch - 1, SAMPLED, dtype=int).tolist()
+        ]
+        shards = np.mean([len(np.unique(np.searchsorted(ends, indices, side="right"))) for indices in taken])
+        words = []
+        for labels in (shuffled_labels, sorted_labels):
+            counts = [len(np.unique(labels[indices])) for indices in taken]
+            words.append(f"{np.mean(counts):.0f} ({min(counts)})")
+        lines.append(f"| {batch:,} | {name} | {shards:,.0f} | {' | '.join(words)} |")
+
+    permuted = np.random.default_rng(1).permutation(examples)
+    for batch in (1024, 4096):
+        add("global", batch, lambda position: permuted[position])
+        for window in WINDOWS:
+            order = StreamOrder(lengths, batch, max(possible_readers(batch, examples, 1)), window, 0)
+            add(f"streamed, window {window}", batch, order.__getitem__)
+    return lines
+
+
+def hosts(examples: int) -> list[str]:
+    """Returns the rows of the table: what one of many hosts needs."""
+    lines = []
+    for size in (64_000_000, 1_000_000_000):
+        lengths = shard_lengths(examples, size)
+        runs = tuple(ShardRun(f"gs://b/{number}", length, length * IMAGE) for number, length in enumerate(lengths))
+        shards = Shards(runs, lambda split, index: (b"", 0), lambda paths: None)
+        for batch in (4096, 65536):
+            share = batch // HOSTS
+            halves = np.arange(share // 2)
+            for name, rows in (
+                ("one run", np.arange(share)),
+                ("two runs", np.concatenate([halves, halves + batch // 2])),
+            ):
+                began = time.perf_counter()
+                order = StreamOrder(
+                    [run.examples for run in runs], batch, max(possible_readers(batch, examples, HOSTS)), 4, 0
+                )
+                window = ShardWindow(order, shards, rows)
+                window.numbers(0)
+                seconds = time.perf_counter() - began
+                fetched = sum(
+                    lengths[shard] for reader in window.readers for shard in order.uses(0, reader).shards.tolist()
+                )
+                numbers = np.linspace(0, examples // batch - 1, SAMPLED, dtype=int).tolist()
+                held = max(sum(lengths[shard] for shard in window.numbers(number)) for number in numbers)
+                gigabytes = [count * IMAGE / 1e9 for count in (fetched, examples / HOSTS, held)]
+                lines.append(
+                    f"| {size / 1e9:g} GB, {len(lengths):,} | {batch:,}, {name} | {seconds:.2f} s | "
+                    f"{order.memory / 1e6:.1f} MB | "
+                    f"{gigabytes[0]:.1f} GB of {gigabytes[1]:.1f} | {gigabytes[2]:.2f} GB |"
+                )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", type=float, default=1.0, help="of the data sets [1]")
+    parser.add_argument("--write", type=Path, help="Markdown page whose sections `mixing` and `hosts` to replace")
+    args = parser.parse_args()
+    tables = {
+        "mixing": [
+            "| batch | order | shards in it | classes, shuffled shards (fewest) | classes, sorted shards (fewest) |",
+            "|---|---|---|---|---|",
+            *mixing(int(IMAGENET * args.part)),
+        ],
+        "hosts": [
+            "| shards | batch, rows of a host | start | memory | fetched in an epoch, of its share | disk |",
+            "|---|---|---|---|---|---|",
+            *hosts(int(JFT * args.part)),
+        ],
+    }
+    for name, lines in tables.items():
+        text = "\n".join(lines) + "\n"
+        print(text)
+        if args.write:
+            replace_section(args.write, name, text)
+
+
+if __name__ == "__main__":
+    main()
