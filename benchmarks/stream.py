@@ -7,6 +7,7 @@ data sets of a hundredth of the size.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,11 +97,11 @@ def hosts(examples: int) -> list[str]:
     return lines
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", type=float, default=1.0, help="of the data sets [1]")
     parser.add_argument("--write", type=Path, help="Markdown page whose sections `mixing` and `hosts` to replace")
-    args = parser.parse_args()
+    args = parser.parse_args(argv[1:])
     tables = {
         "mixing": [
             "| batch | order | shards in it | classes, shuffled shards (fewest) | classes, sorted shards (fewest) |",
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

@@ -55,6 +55,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.screenshots": Output("out"),
+    "benchmarks.stream": Output("write"),
     "benchmarks.timm_models": Output(),
     "benchmarks.tpu": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),

@@ -27,6 +27,7 @@ from benchmarks import (
     pictures,
     plans,
     screenshots,
+    stream,
     tpu,
     train_step,
 )
@@ -88,6 +89,7 @@ BENCHMARKS = {
     "benchmarks.pictures": pictures,
     "benchmarks.plans": plans,
     "benchmarks.screenshots": screenshots,
+    "benchmarks.stream": stream,
     "benchmarks.tpu": tpu,
     "benchmarks.train_step": train_step,
 }

@@ -48,10 +48,8 @@ def train(
     if config.report:
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
-        config, info, program = prepare(
-            keep_order(config, place), functools.partial(check_kernels, coordinator=supervisor)
-        )
-
+        check = functools.partial(check_kernels, coordinator=supervisor)
+        config, info, program = prepare(keep_order(config, place), check)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))

@@ -52,6 +52,10 @@ def test_an_epoch_is_every_example_once_and_the_uses_of_shards_are_stated(seed):
             for shard, first, last in zip(*uses, strict=True):
                 batches = [number for one, number in read if one == shard]
                 assert (batches[0], batches[-1]) == (first, last)
+    for index in range(count):  # in whose place another is read if it is unreadable
+        others = {stream.neighbour(index, distance) for distance in range(int(stream.lengths.max()))}
+        assert {stream.shard_of(other) for other in others} == {stream.shard_of(index)}
+        assert stream.neighbour(index, 0) == index and len(others) == stream.lengths[stream.shard_of(index)]
     assert [pickle.loads(pickle.dumps(stream))[at] for at in range(9)] == [stream[at] for at in range(9)]
 
 
@@ -119,6 +123,12 @@ def test_batches_do_not_depend_on_hosts_workers_starts_or_where_the_shards_lie(s
             rows = np.array_split(np.arange(BATCH), hosts)[host]
             part = [{name: array[rows] for name, array in batch.items()} for batch in whole]
             assert_same(stream(shards, 30, rows), part)
+
+
+@pytest.mark.slow
+def test_nor_on_worker_processes(shards, tmp_path):
+    local = f"array_record:{tmp_path}/set"
+    assert_same(stream(local, 12, workers=2), stream(local, 12))
 
 
 def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp_path, monkeypatch):
