@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.pages import replace_section
 from vit_jax.data.order import possible_readers
-from vit_jax.data.shard_fetcher import ShardWindow
+from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import ShardRun, Shards
 from vit_jax.data.stream_order import StreamOrder
 
@@ -67,8 +67,11 @@ def hosts(examples: int) -> list[str]:
     lines = []
     for size in (64_000_000, 1_000_000_000):
         lengths = shard_lengths(examples, size)
-        runs = tuple(ShardRun(f"gs://b/{number}", length, length * IMAGE) for number, length in enumerate(lengths))
-        shards = Shards(runs, lambda split, index: (b"", 0), lambda paths: None)
+        runs = tuple(
+            ShardRun(f"gs://b/{number}", length, length, length * IMAGE) for number, length in enumerate(lengths)
+        )
+        reading = {"read_example": lambda split, index: (b"", 0), "open": lambda run: None, "close": lambda paths: None}
+        shards = Shards(runs, **reading)
         for batch in (4096, 65536):
             share = batch // HOSTS
             halves = np.arange(share // 2)
@@ -80,14 +83,14 @@ def hosts(examples: int) -> list[str]:
                 order = StreamOrder(
                     [run.examples for run in runs], batch, max(possible_readers(batch, examples, HOSTS)), 4, 0
                 )
-                window = ShardWindow(order, shards, rows)
-                window.numbers(0)
+                fetcher = ShardFetcher(order, shards, rows)
+                fetcher.numbers(0)
                 seconds = time.perf_counter() - began
                 fetched = sum(
-                    lengths[shard] for reader in window.readers for shard in order.uses(0, reader).shards.tolist()
+                    lengths[shard] for reader in fetcher.readers for shard in order.uses(0, reader).shards.tolist()
                 )
                 numbers = np.linspace(0, examples // batch - 1, SAMPLED, dtype=int).tolist()
-                held = max(sum(lengths[shard] for shard in window.numbers(number)) for number in numbers)
+                held = max(sum(lengths[shard] for shard in fetcher.numbers(number)) for number in numbers)
                 gigabytes = [count * IMAGE / 1e9 for count in (fetched, examples / HOSTS, held)]
                 lines.append(
                     f"| {size / 1e9:g} GB, {len(lengths):,} | {batch:,}, {name} | {seconds:.2f} s | "

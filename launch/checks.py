@@ -47,6 +47,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.look": Output("out"),
     "vit_jax.report": Output(),
     "benchmarks.architecture": Output("write"),
+    "benchmarks.bucket": Output(),
     "benchmarks.dependencies": Output("write"),
     "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),

@@ -20,6 +20,7 @@ from vit_jax.planning.serialization import step_to_json
 
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {
+    "benchmarks.bucket": ["--photos=data/photos", "--copies=1", "--shards=2", "--batch=8", "--batches=2", "--rounds=1"],
     "benchmarks.faults": ["--only=none"],
     "benchmarks.fields": ["--write=fields.md"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],

@@ -18,6 +18,7 @@ from PIL import Image
 import vit_jax
 from benchmarks import (
     architecture,
+    bucket,
     faults,
     fields,
     input,
@@ -80,6 +81,7 @@ OURS = {
     "vit_jax.vtab": vtab,
 }
 BENCHMARKS = {
+    "benchmarks.bucket": bucket,
     "benchmarks.faults": faults,
     "benchmarks.fields": fields,
     "benchmarks.input": input,

@@ -15,7 +15,8 @@ from vit_jax import UserError, data
 from vit_jax.config import check_resumes, keep_order, save_config
 from vit_jax.data import loader
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shard_fetcher import AHEAD, ShardFetcher, ShardWindow
+from vit_jax.data.shard_fetcher import AHEAD, ShardFetcher
+from vit_jax.data.shards import files
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
@@ -100,9 +101,9 @@ def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, 
     source = open_split(SourceConfig(where), "train", streams=True)
     rows = np.arange(BATCH) if rows is None else rows
     lengths = [run.examples for run in source.shards.runs]
-    window = ShardWindow(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
+    fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
     batches = loader.local_train_batches(
-        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, window=window
+        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, fetcher=fetcher
     )
     taken = []
     for _ in range(count):
@@ -169,17 +170,26 @@ def test_a_host_copies_the_shards_of_its_readers_alone(shards, tmp_path, monkeyp
 def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, tmp_path):
     source = open_split(SourceConfig(shards), "train", streams=True)
     lengths = [run.examples for run in source.shards.runs]
-    window = ShardWindow(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, np.arange(2))
-    fetcher = ShardFetcher(window, 0)
+    fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, np.arange(2))
     try:
         for number in (0, 3, 9):
             fetcher.advance(number)
+            wanted = {source.shards.runs[shard].path for shard in fetcher.numbers(number)}
             deadline = time.monotonic() + 20
-            while set(fetcher._held) != set(window.paths(number)):
-                assert time.monotonic() < deadline, (number, fetcher._held)
+            while set(files._streamed) != wanted:
+                assert time.monotonic() < deadline, (number, files._streamed)
                 time.sleep(0.01)
     finally:
         fetcher.close()
+
+
+def test_a_cache_that_is_too_small_after_all_costs_time_alone(shards, monkeypatch):
+    whole = stream(shards, 12)
+    files.close_streamed(())
+    for path in (cache.root() / "files").glob("*.lock"):
+        cache.unlock_folder(path.with_suffix(""))
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", str(3.5 * max(shard_bytes(shards)) / 1e9))  # four readers need eight shards
+    assert_same(stream(shards, 12), whole)
 
 
 def config_of(where: str, **fields):

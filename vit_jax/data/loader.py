@@ -25,7 +25,7 @@ from jaxtyping import Int64
 from vit_jax import UserError, round_up
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import Preprocessor
-from vit_jax.data.shard_fetcher import ShardFetcher, ShardWindow
+from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
 
@@ -183,7 +183,7 @@ class LocalBatches:
         start: int,
         workers: int,
         max_bad: float = 0.0,
-        window: ShardWindow | None = None,
+        fetcher: ShardFetcher | None = None,
     ):
         """Begins to read ahead, in threads or in worker processes.
 
@@ -193,9 +193,9 @@ class LocalBatches:
             start: number of the first batch.
             workers: worker processes; 0: threads of this process.
             max_bad: the largest fraction of the examples that may be replaced.
-            window: of the shards from which the examples are streamed, where they are.
+            fetcher: of the shards from which the examples are streamed, where they are.
         """
-        self.batch, self.fetcher = start, ShardFetcher(window, start) if window else None
+        self.fetcher = fetcher
         self.replaced: set[int] = set()
         self.source, self.max_bad = source, max_bad
         self.groups, self.workers = row_groups.groups, workers
@@ -231,9 +231,6 @@ class LocalBatches:
             for _ in self.groups:
                 parts.append(read() if self.started else call_without_signals(read))
                 self.started = True
-        self.batch += 1
-        if self.fetcher:
-            self.fetcher.advance(self.batch)
         rows = sum(len(group) for group in self.groups)
         batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
         for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
@@ -280,7 +277,7 @@ def local_train_batches(
     workers: int = 0,
     on_bad: str = "fail",
     max_bad: float = 0.0,
-    window: ShardWindow | None = None,
+    fetcher: ShardFetcher | None = None,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -294,17 +291,17 @@ def local_train_batches(
         workers: processes that read and decode; 0: threads of this process.
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
         max_bad: the largest fraction of the examples that may be replaced.
-        window: of the shards from which the examples are streamed, in its order; None: all are shuffled.
+        fetcher: of the shards from which the examples are streamed, in its order; None: all are shuffled.
     """
-    if window:
-        order, on_batch = window.order, window.close_others
+    if fetcher:
+        order, on_batch = fetcher.order, fetcher.advance
         indices = grain.MapDataset.source(order).seed(seed)
     else:
         order, on_batch = None, None
         indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
     examples = indices.random_map(ExampleReader(source, preprocess, on_bad, order))
     row_groups = RowGroups(examples, preprocess.shape, batch, rows, on_batch)
-    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, window=window)
+    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, fetcher=fetcher)
 
 
 def local_eval_batches(

@@ -24,7 +24,7 @@ from vit_jax.data.setup import (
     open_training,
     train_preprocessor,
 )
-from vit_jax.data.shard_fetcher import ShardWindow
+from vit_jax.data.shard_fetcher import ShardFetcher
 
 NOTHING: Opened = MappingProxyType({})
 
@@ -91,7 +91,7 @@ def train_batches(
         workers=config.data.workers,
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
-        window=ShardWindow(stream_order(config, shards), shards, rows) if shards else None,
+        fetcher=ShardFetcher(stream_order(config, shards), shards, rows) if shards else None,
     )
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
     return loader.DevicePrefetcher(

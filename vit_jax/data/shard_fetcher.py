@@ -1,9 +1,10 @@
-"""Copies of the shards that a host streams: made ahead of their use, and given back behind it."""
+"""Opens the shards that a process streams ahead of their use, and closes them behind it."""
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,14 +12,13 @@ from jaxtyping import Int64
 from vit_jax import UserError
 from vit_jax.data.sources import Shards
 from vit_jax.data.stream_order import StreamOrder
-from vit_jax.storage import filesystem
 
 AHEAD = 4  # batches that the loader reads ahead
 CONCURRENT = 4  # shards that are copied at once
 
 
-class ShardWindow:
-    """The shards that some rows need around a batch. Can be pickled.
+class ShardFetcher:
+    """Keeps the shards open that some rows need around a batch; can be pickled, for each process that reads.
 
     Attributes:
         order: of the examples.
@@ -26,9 +26,21 @@ class ShardWindow:
     """
 
     def __init__(self, order: StreamOrder, shards: Shards, rows: Int64[np.ndarray, " rows"]):
-        """Takes what decides it: the order of the examples, the shards in which they lie, and the rows of a batch."""
-        self.order, self._shards, self._newest = order, shards, -1
+        """Takes the order of the examples, the shards in which they lie, and the rows of a batch that are read."""
+        self.order, self._shards = order, shards
         self.readers = np.unique(rows // (order.batch // order.readers)).tolist()
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process needs."""
+        return {"order": self.order, "readers": self.readers, "_shards": self._shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Sets up a fetcher that has not begun."""
+        vars(self).update(state)
+        self._batch, self._closed = -1, False
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
 
     def numbers(self, batch: int) -> list[int]:
         """Returns the shards needed from one batch before a batch to AHEAD after it, and the next one of each reader.
@@ -50,35 +62,17 @@ class ShardWindow:
                 epoch += 1
         return sorted(needed, key=lambda shard: needed[shard])
 
-    def paths(self, batch: int) -> list[str]:
-        """Returns the paths of these shards, each once."""
-        return list(dict.fromkeys(self._shards.runs[shard].path for shard in self.numbers(batch)))
-
-    def close_others(self, batch: int) -> None:
-        """Closes the other shards in this process, which reads a batch."""
-        if batch > self._newest:
-            self._newest = batch
-            self._shards.close(self.paths(batch))
-
-
-class ShardFetcher:
-    """Keeps copies of the remote shards around a batch, made by threads; what fails is tried again by who reads."""
-
-    def __init__(self, window: ShardWindow, start: int):
-        """Begins to copy the shards around the first batch."""
-        self._window, self._batch, self._closed = window, start, False
-        self._changed = threading.Condition()
-        self._held: dict[str, Callable[[], None]] = {}  # path -> gives the copy back
-        threading.Thread(target=self._run, daemon=True).start()
-
     def advance(self, batch: int) -> None:
-        """States which batch is read now; the batches before are not read again."""
+        """States that this process reads a batch now; those before are not read again."""
         with self._changed:
-            self._batch = batch
+            self._batch = max(batch, self._batch)
             self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
-        """Gives all copies back, once those that are being made are there."""
+        """Closes all shards, once those that are being opened are."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -92,26 +86,17 @@ class ShardFetcher:
                         while self._batch == done and not self._closed:
                             self._changed.wait()
                         done = self._batch
-                    self._keep(list(filter(filesystem.is_remote, self._window.paths(done))), pool)
+                    numbers = self.numbers(done)
+                    self._shards.close([self._shards.runs[number].path for number in numbers])
+                    list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception:
             logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
         finally:
-            self._give_back(list(self._held))
+            self._shards.close(())
 
-    def _keep(self, paths: list[str], pool: ThreadPoolExecutor) -> None:
-        """Gives back what is not among some paths, and copies what is missing of them."""
-        self._give_back([path for path in self._held if path not in paths])
-        missing = [path for path in paths if path not in self._held]
-        for path, give_back in zip(missing, pool.map(self._borrow, missing), strict=True):
-            if give_back:
-                self._held[path] = give_back
-
-    def _borrow(self, path: str) -> Callable[[], None] | None:
+    def _open(self, number: int, batch: int) -> None:
         try:
-            return None if self._closed else filesystem.borrow_copy(path)[1]
-        except UserError:  # a reader says so when it needs the shard
-            return None
-
-    def _give_back(self, paths: list[str]) -> None:
-        for path in paths:
-            self._held.pop(path)()
+            if not self._closed and self._batch == batch:  # else others may be more urgent, and some no longer needed
+                self._shards.open(self._shards.runs[number])
+        except UserError:  # who reads the shard tries it again, and says so
+            pass

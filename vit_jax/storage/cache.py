@@ -17,6 +17,11 @@ from vit_jax import UserError, round_up, user_errors
 
 DEFAULT_GB = 50.0
 
+
+class NoRoom(UserError):
+    """A copy does not fit beside those that are in use."""
+
+
 _locks: dict[Path, IO[str]] = {}  # folder that this process uses -> its lock, open until the process ends
 
 
@@ -188,7 +193,7 @@ def _make_room(place: Path, what: str, size: int) -> None:
     if used + size > limit:
         beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
         enough = round_up((used + size) / 1e9, 3)
-        raise UserError(
+        raise NoRoom(
             f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
             f"hold; set VIT_JAX_CACHE_GB={enough} or more, and VIT_JAX_CACHE to a folder with room."
         )

@@ -5,7 +5,8 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
@@ -13,18 +14,17 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from vit_jax.storage import atomic_write, filesystem
+from vit_jax.storage import atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
+ROOM_WAIT = 60.0  # seconds for other processes to let go of what they stream
 
 # A record is compressed already, and read alone. Measured on photographs of 110 KB: 39,000 random reads a second (of
 # cached files, one core), 33,000 with zstd, which saves 0.6 % of the bytes, 3,200 in groups of 16. Records of 2.5 KB:
 # 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # as ArrayRecord recommends for random access
-
-_streamed: dict[str, ArrayRecordReader] = {}  # path of a shard that comes and goes -> its reader
 
 
 class Shard(NamedTuple):
@@ -39,6 +39,21 @@ class Shard(NamedTuple):
     path: str
     records: int
     size: int | None
+
+
+class Streamed(NamedTuple):
+    """A shard that comes and goes.
+
+    Attributes:
+        reader: of it.
+        give_back: to be called at the end; a copy may be removed then.
+    """
+
+    reader: ArrayRecordReader
+    give_back: Callable[[], None]
+
+
+_streamed: dict[str, Streamed] = {}  # by path
 
 
 class ShardSet(NamedTuple):
@@ -190,27 +205,41 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
     return open_shard(shard, local_path(shard.path))
 
 
-def streamed_reader(shard: Shard) -> ArrayRecordReader:
-    """Returns the reader of a shard, which stays open until `close_streamed`; any number of threads may use it.
+def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
+    """Returns the reader of a shard, which stays open until `close_streamed`, as its copy does; threads may share it.
 
-    A copy is not kept for it: what is open can be read to its end.
+    Args:
+        shard: to open.
+        waits: whether it is needed now: then, where the cache has no room, what is open here is closed, and copied
+            again when it is needed; and other processes are waited for.
 
     Raises:
         UserError: as `cached_reader`.
     """
-    if shard.path not in _streamed:
-        local, give_back = filesystem.borrow_copy(shard.path)
-        try:
-            _streamed.setdefault(shard.path, open_shard(shard, local))
-        finally:
-            give_back()
-    return _streamed[shard.path]
+    found, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
+    while found is None:
+        with contextlib.ExitStack() as unused:
+            try:
+                local, give_back = filesystem.borrow_copy(shard.path)
+            except cache.NoRoom:
+                if not waits or time.monotonic() > end:
+                    raise
+                close_streamed(())
+                time.sleep(0.1)
+                continue
+            unused.callback(give_back)
+            opened = Streamed(open_shard(shard, local), give_back)
+            found = _streamed.setdefault(shard.path, opened)
+            if found is opened:  # and not one that another thread has opened meanwhile
+                unused.pop_all()
+    return found.reader
 
 
 def close_streamed(keep: Collection[str]) -> None:
     """Closes the readers that `streamed_reader` has opened in this process, but those of some paths."""
     for path in set(_streamed).difference(keep):
-        _streamed.pop(path, None)  # closed once no thread reads from it
+        if closed := _streamed.pop(path, None):
+            closed.give_back()  # a thread that reads from it ends what it reads
 
 
 def read_record(reader: ArrayRecordReader, row: int) -> tuple[bytes, list[int]]:

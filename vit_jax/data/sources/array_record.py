@@ -123,7 +123,7 @@ class ArrayRecords:
             for shard, start in zip(self.shards[split], self.starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.size)
+                    yield ShardRun(shard.path, contained, shard.records, shard.size)
 
     def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Checks the labels of a record, and returns them in the form that `read_example` returns.
@@ -162,10 +162,16 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         shards=Shards(
             tuple(records.shard_runs(parts)),
             partial(records.read_example, open_shard=shards.streamed_reader),
+            open_run,
             shards.close_streamed,
             records.shuffled,
         ),
     )
+
+
+def open_run(run: ShardRun) -> None:
+    """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
+    shards.streamed_reader(shards.Shard(run.path, run.records, run.size), waits=False)
 
 
 def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:

@@ -52,11 +52,13 @@ class ShardRun(NamedTuple):
     Attributes:
         path: of the file, local or remote.
         examples: their number.
+        records: all that the file has.
         size: of the file, in bytes; None: not stated.
     """
 
     path: str
     examples: int
+    records: int
     size: int | None
 
 
@@ -65,13 +67,15 @@ class Shards(NamedTuple):
 
     Attributes:
         runs: of all examples of the source, in its order.
-        read_example: as that of the source; the copy of a remote shard need not stay.
-        close: (paths) -> None: closes the shards that this process has opened so, but these.
+        read_example: as that of the source; from a shard that is open, or opened now.
+        open: opens a shard, which is here until it is closed.
+        close: (paths) -> None: closes the shards that are open in this process, but these.
         shuffled: whether their order is known to be random.
     """
 
     runs: tuple[ShardRun, ...]
     read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
+    open: Callable[[ShardRun], object]
     close: Callable[[Collection[str]], None]
     shuffled: bool = False
 
