@@ -54,9 +54,9 @@ class ShardFetcher:
             while True:
                 shards, firsts, lasts = self.order.uses(epoch, reader)
                 count = int(np.searchsorted(firsts, batch + AHEAD, side="right")) + 1
-                for shard, first, last in zip(shards[:count].tolist(), firsts.tolist(), lasts.tolist(), strict=False):
-                    if last >= before:
-                        needed[shard] = min(first, needed.get(shard, first))
+                here = np.flatnonzero(lasts[:count] >= before)
+                for shard, first in zip(shards[here].tolist(), firsts[here].tolist(), strict=True):
+                    needed[shard] = min(first, needed.get(shard, first))
                 if count <= len(shards):
                     break
                 epoch += 1
