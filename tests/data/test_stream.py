@@ -140,7 +140,7 @@ def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp
     sampled = []
 
     def sample():
-        time.sleep(0.05)
+        time.sleep(0.01)
         files = list((tmp_path / "cache").rglob("*.array_record"))
         sampled.append(sum(path.stat().st_size for path in files if path.exists()))
 
