@@ -1,5 +1,6 @@
 """Eight emulated devices for all tests, and small configurations."""
 
+import contextlib
 import gc
 import io
 import json
@@ -128,3 +129,13 @@ def write_tfds(folder, name, version, classes, counts, file_name=None):
     ]
     info = {"name": name, "version": version, "fileFormat": "array_record", "splits": listed}
     (where / "dataset_info.json").write_text(json.dumps(info))
+
+
+def bytes_in(folder):
+    """The bytes of the shards in a folder while others change it."""
+    held = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                held += os.stat(f"{parent}/{name}").st_size if name.endswith(".array_record") else 0
+    return held

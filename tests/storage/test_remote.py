@@ -1,7 +1,6 @@
 """Runs whose data and workdir lie on a bucket: of S3 (moto's server) and of Google Cloud Storage (`fake_gcs`)."""
 
 import asyncio
-import contextlib
 import dataclasses
 import fcntl
 import json
@@ -23,7 +22,7 @@ from PIL import Image
 import vit_jax
 from benchmarks.faults import SPLIT, fill
 from benchmarks.hosts import Hosts, metrics
-from tests.conftest import ROOT
+from tests.conftest import ROOT, bytes_in
 from tests.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import directory, local_workdir, manager
@@ -465,16 +464,6 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
     for one, other in zip(metrics(tmp_path), metrics(tmp_path / "alone"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     assert finished("gs://bkt/hosts")[-1] == 40
-
-
-def bytes_in(folder):
-    """The bytes of the shards in a folder while others change it."""
-    held = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                held += os.stat(f"{parent}/{name}").st_size if name.endswith(".array_record") else 0
-    return held
 
 
 @pytest.mark.slow
