@@ -233,6 +233,7 @@ def test_the_order_is_chosen_once_and_told(shards, tmp_path, monkeypatch):
     assert not check_resumes(chosen, kept, "run")
     with pytest.raises(UserError, match=r"data\.order: stream -> global"):
         check_resumes(chosen, complete(config_of(shards, order="global"))[0], "run")
+    assert keep_order(config_of(shards, order="stream"), str(tmp_path)).data.readers == 2  # with more hosts, too
     assert keep_order(config_of(shards), str(tmp_path / "none")).data.order == "auto"
     text = (tmp_path / "config.json").read_text()
     names = ("order", "readers", "window")

@@ -42,9 +42,9 @@ def keep_order(config: ConfigDict, place: str) -> ConfigDict:
         UserError: the workdir cannot be read.
     """
     path = filesystem.join_path(place, "config.json")
-    if config.data.order != "auto" or not filesystem.exists(path):
+    stored = parse_config(filesystem.read_bytes(path), path).data if filesystem.exists(path) else None
+    if stored is None or config.data.order not in ("auto", stored.order):
         return config
-    stored = parse_config(filesystem.read_bytes(path), path).data
     kept = config.copy_and_resolve_references()
     kept.data.update({"order": stored.order, "readers": kept.data.readers or stored.readers})
     return kept
