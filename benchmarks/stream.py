@@ -70,7 +70,11 @@ def hosts(examples: int) -> list[str]:
         runs = tuple(
             ShardRun(f"gs://b/{number}", length, length, length * IMAGE) for number, length in enumerate(lengths)
         )
-        reading = {"read_example": lambda split, index: (b"", 0), "open": lambda run: None, "close": lambda paths: None}
+        reading = {
+            "read_example": lambda split, index: (b"", 0),
+            "open": lambda run: None,
+            "close": lambda paths, owner: None,
+        }
         shards = Shards(runs, **reading)
         for batch in (4096, 65536):
             share = batch // HOSTS

@@ -58,7 +58,8 @@ class Workdir:
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program = config, program
-        self._notes, self._class_names = info.notes, info.class_names or ()
+        fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
+        self._notes, self._class_names = (*info.notes, *fetching), info.class_names or ()
         model = interop.describe_model(program.model)
         self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
         with contextlib.ExitStack() as undone:

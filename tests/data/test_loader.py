@@ -19,6 +19,9 @@ from PIL import Image
 from configs.base import get_config
 from vit_jax import UserError, data
 from vit_jax.data import loader
+from vit_jax.data.eval_order import EvalOrder
+from vit_jax.data.example_reader import ExampleReader
+from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe, value_range
 from vit_jax.data.sources import kinds
 
@@ -48,6 +51,7 @@ class Numbers:
     """A source of `count` images of random noise, whose label is their number."""
 
     count: int
+    max_labels: int | None = None
 
     def __len__(self):
         return self.count
@@ -154,7 +158,8 @@ def test_shuffling_303_million_examples_is_cheap():
 def test_evaluation_covers_every_example_once(count, batch):
     preprocess = parse_pipe("resize(4)|value_range(-1,1)", 4)
     rows = [np.arange(batch // 2), np.arange(batch // 2, batch)]
-    hosts = [list(loader.local_eval_batches(Numbers(count), preprocess, batch=batch, rows=part)) for part in rows]
+    order = EvalOrder([count], batch, 1)
+    hosts = [list(loader.local_eval_batches(Numbers(count), preprocess, order=order, rows=part)) for part in rows]
     assert len(hosts[0]) == len(hosts[1]) == -(-count // batch)
     assembled = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(*hosts, strict=True)]
     labels = np.concatenate([group["label"] for group in assembled])
@@ -196,7 +201,7 @@ def test_bad_images_fail_and_name_the_file(damaged):
 def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     config, source = damaged
     config.data.bad_images, config.data.max_bad = "replace", 0.15
-    prepare = loader.ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace")
+    prepare = ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace")
     rows = [prepare(index, np.random.default_rng(0)) for index in range(20)]
     values = [int(row["image"][0, 0, 0]) for row in rows]
     assert (values[3], values[4], values[19]) == (values[5], values[5], values[0]) and len(set(values)) == 17
@@ -208,7 +213,7 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     assert first.replaced == second.replaced == 3  # distinct ones: the run saw each seven times
     assert sum("is replaced by the next" in record.message for record in caplog.records) == 6
     with pytest.raises(UserError, match="100 images in a row"):
-        loader.ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
+        ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
 @pytest.mark.slow
@@ -225,11 +230,13 @@ def test_too_many_bad_images_end_the_run(damaged, workers):
 
 
 class Bad:
+    max_labels = None
+
     def __len__(self):
         return 1000
 
     def __getitem__(self, index):
-        raise loader.DecodeError("no")
+        raise DecodeError("no")
 
 
 def digits(batch: int = 16):

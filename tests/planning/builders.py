@@ -31,6 +31,8 @@ WORKLOAD = Workload(
     parameter_bytes=200,
     state_bytes=600,
     macs_per_image=1,
+    readers=64,
+    window=4,
 )
 EXECUTABLE = Executable(
     temp_bytes=0, code_bytes=0, peak_bytes=0, compiler_flops=None, collectives={}, cycles=None, kernels=0

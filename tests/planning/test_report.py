@@ -102,6 +102,7 @@ def plan():
         hours=5.0,
         chip_hours=40.0,
         paper_tpuv3_core_days=None,
+        streamed_disk={2: 10**9, 1: 2 * 10**9},
     )
     step = Estimate(
         cycles_per_image=1e6,
@@ -163,6 +164,7 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
 
 def test_the_limit_is_shown(plan):
     shown = cells(plan)
+    assert shown["disk, streamed"] == "1 GB a host, 2 GB on one alone"
     assert (shown["read by each host"], shown["cores for it"], shown["limit"]) == (
         "1,280 images/s",
         "1.5 of 224",

@@ -6,7 +6,6 @@ integer.
 """
 
 import collections
-import dataclasses
 import functools
 import logging
 import math
@@ -23,17 +22,16 @@ from absl import flags
 from jaxtyping import Int64
 
 from vit_jax import UserError, round_up
-from vit_jax.data.images import DecodeError
+from vit_jax.data.eval_order import EvalOrder
+from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
-ExampleSource: TypeAlias = grain.sources.RandomAccessDataSource  # such as sources.Source
 GROUP = 8  # rows that one thread or worker reads at a time
 ENDLESS = 2**40  # batches
-MAX_SKIPPED = 100  # unreadable images in a row
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
@@ -80,64 +78,21 @@ def assemble_global(
     return {name: assemble(array) for name, array in local.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class ExampleReader:
-    """Reads an example and preprocesses its image; a function of its index and a random generator.
-
-    Attributes:
-        source: of the examples.
-        preprocess: applied to the image, except for its last op: uint8 is a quarter of the bytes to transfer.
-        on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
-            without suggesting `replace`.
-        order: in which the examples are streamed, where they are; then the next example is one of the same shard.
-    """
-
-    source: ExampleSource
-    preprocess: Preprocessor
-    on_bad: str
-    order: StreamOrder | None = None
-
-    def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns `image` uint8 [height, width, 3], `label` int32 and `bad`: the index that was replaced, or -1.
-
-        Raises:
-            UserError: the image is unreadable, or `MAX_SKIPPED` in a row are.
-        """
-        for skipped in range(min(MAX_SKIPPED, len(self.source))):
-            try:
-                example = self.source[self._next(index, skipped)]
-                image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
-                return {"image": image, "label": label, "bad": np.int64(index if skipped else -1)}
-            except DecodeError as error:
-                if self.on_bad == "raise":
-                    raise UserError(f"{error}; repair or remove it: an evaluation skips no image") from error
-                if self.on_bad == "fail":
-                    raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
-        raise UserError(f"{MAX_SKIPPED} images in a row are unreadable; the data may be damaged")
-
-    def _next(self, index: int, distance: int) -> int:
-        return self.order.neighbour(index, distance) if self.order else (index + distance) % len(self.source)
-
-
 class RowGroups:
-    """The data source of grain: element k is the k-th group of local rows, batch after batch.
-
-    Rows after the last example are zeros; `mask` is 0 there and 1 elsewhere.
-    """
+    """The data source of grain: element k is the k-th group of local rows, batch after batch."""
 
     def __init__(
         self,
         examples: grain.MapDataset,
-        shape: tuple[int, ...],
         batch: int,
         rows: Rows,
         on_batch: Callable[[int], None] | None = None,
     ):
         """Divides the rows of a process into groups of at most GROUP; `on_batch` is given the number of each batch."""
         self.on_batch = on_batch
-        self.examples, self.shape, self.batch = examples, shape, batch
+        self.examples, self.batch = examples, batch
         self.groups = np.array_split(rows, math.ceil(len(rows) / GROUP))
-        self.batches = min(math.ceil(len(examples) / batch), ENDLESS)
+        self.batches = min(len(examples) // batch, ENDLESS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Sets up the worker process that receives this object."""
@@ -154,13 +109,8 @@ class RowGroups:
         number, group = divmod(index, len(self.groups))
         if self.on_batch:
             self.on_batch(number)
-        positions = [number * self.batch + int(row) for row in self.groups[group]]
-        rows = [self.examples[at] for at in positions if at < len(self.examples)]
-        label = rows[0]["label"] if rows else self.examples[0]["label"]
-        padding = {"image": np.zeros(self.shape, np.uint8), "label": np.zeros_like(label), "bad": np.int64(-1)}
-        rows += [padding] * (len(positions) - len(rows))
-        arrays = {name: np.stack([row[name] for row in rows]) for name in padding}
-        return {**arrays, "mask": np.array([at < len(self.examples) for at in positions], np.float32)}
+        rows = [self.examples[number * self.batch + int(row)] for row in self.groups[group]]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def use_one_opencv_thread() -> None:
@@ -235,18 +185,14 @@ class LocalBatches:
         batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
         for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
             np.concatenate([part[name] for part in parts], out=array)
-        for index in {int(index) for index in batch.pop("bad")} - self.replaced - {-1}:
+        faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
+        for index in sorted(faults.keys() - self.replaced - {-1}):
             self.replaced.add(index)
-            self._report_replaced(index)
+            self._report_replaced(faults[index].decode(errors="ignore"))
         return batch
 
-    def _report_replaced(self, index: int) -> None:
+    def _report_replaced(self, fault: str) -> None:
         """Logs that an example was replaced, or raises UserError if too many were."""
-        try:
-            np.asarray(self.source[index]["image"])
-            fault = f"example {index} was unreadable"
-        except DecodeError as error:
-            fault = str(error)
         met, count = len(self.replaced), len(self.source)
         allowed = math.floor(self.max_bad * count * (1 + 1e-12))  # 0.29 of 100 is 29
         if met > allowed:
@@ -277,7 +223,7 @@ def local_train_batches(
     workers: int = 0,
     on_bad: str = "fail",
     max_bad: float = 0.0,
-    fetcher: ShardFetcher | None = None,
+    fetcher: ShardFetcher[StreamOrder] | None = None,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -300,16 +246,27 @@ def local_train_batches(
         order, on_batch = None, None
         indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
     examples = indices.random_map(ExampleReader(source, preprocess, on_bad, order))
-    row_groups = RowGroups(examples, preprocess.shape, batch, rows, on_batch)
+    row_groups = RowGroups(examples, batch, rows, on_batch)
     return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, fetcher=fetcher)
 
 
 def local_eval_batches(
-    source: ExampleSource, preprocess: Preprocessor, *, batch: int, rows: Rows, workers: int = 0
+    source: ExampleSource,
+    preprocess: Preprocessor,
+    *,
+    order: EvalOrder,
+    rows: Rows,
+    workers: int = 0,
+    fetcher: ShardFetcher[EvalOrder] | None = None,
 ) -> LocalBatches:
-    """Iterates once over the examples in order; the last batch is padded with zeros whose `mask` is 0."""
-    examples = grain.MapDataset.range(len(source)).seed(0).random_map(ExampleReader(source, preprocess, "raise"))
-    return LocalBatches(RowGroups(examples, preprocess.shape, batch, rows), source, start=0, workers=workers)
+    """Iterates once over the examples in an order; `mask` is 0 for the zeros that pad a batch.
+
+    If the examples lie in shards, the `fetcher` opens them in this order.
+    """
+    reader = ExampleReader(source, preprocess, "raise")
+    examples = grain.MapDataset.source(order).seed(0).random_map(reader)
+    row_groups = RowGroups(examples, order.batch, rows, fetcher.advance if fetcher else None)
+    return LocalBatches(row_groups, source, start=0, workers=workers, fetcher=fetcher)
 
 
 class DevicePrefetcher:

@@ -7,12 +7,17 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, round_up
-from vit_jax.data.shard_fetcher import AHEAD
+from vit_jax.data.disk_need import describe_need, disk_need, fewer_hosts
 from vit_jax.data.sources import Shards, Source
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
+IN_SHARDS = ("array_record", "tfds")  # kinds of sources
+ONE_BY_ONE = (
+    "Order: global; the files in the bucket are read one by one. Shards are read faster, and need not fit this disk: "
+    "python -m vit_jax.pack --shuffle=0 makes them."
+)
 
 
 class Order(NamedTuple):
@@ -35,45 +40,42 @@ def stream_order(config: ConfigDict, shards: Shards) -> StreamOrder:
     return StreamOrder(lengths, config.batch, config.data.readers, config.data.window, config.seed)
 
 
-def disk_need(shards: Shards, batch: int, readers: int, window: int, hosts: int) -> int:
-    """Returns about how many bytes of shards a host holds at a time: those in its readers' windows, and those ahead."""
-    sizes = [run.size or 0 for run in shards.runs if filesystem.is_remote(run.path)]
-    if not sizes:
-        return 0
-    examples = sum(run.examples for run in shards.runs) / len(shards.runs)  # of a shard
-    ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
-    return min(sum(sizes), math.ceil(readers / hosts) * (window + ahead) * max(sizes))
-
-
 def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) -> Order:
     """Returns the order of training, as the config says or, if `data.order` is auto, as the cache has room.
 
     Args:
         config: of the run.
         source: the training images.
-        beside: bytes of the cache that the evaluations need.
+        beside: bytes of the cache that an evaluation needs at a time.
         hosts: that read.
 
     Raises:
         UserError: the images are not in shards, the readers do not divide the batch, or the cache has no room.
     """
     shards, order = source.shards, config.data.order
-    large = shards is not None and shards.remote_bytes > cache.max_bytes()
+    large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - beside
     if order == "auto":
         order = "stream" if large else "global"
     if order == "global":
-        source.check_cache_room()
-        return Order({"order": order})
+        source.check_cache_room(beside)
+        return Order({"order": order}, note=ONE_BY_ONE if shards is None and is_bucket_folder(config) else "")
     if shards is None:
         raise UserError(
             "data.order=stream reads shards, but the training images are not in shards; pack them with python -m "
             "vit_jax.pack, or set --config.data.order=global."
         )
-    return _choose_readers(config, source, shards, beside, hosts, _reason(shards) if large else "")
+    return _choose_readers(config, source, shards, beside, hosts, _reason(shards, beside) if large else "")
 
 
-def _reason(shards: Shards) -> str:
-    return f"; all shards need {shards.remote_bytes / 1e9:.3g} GB, the cache may hold {cache.max_bytes() / 1e9:.3g}"
+def is_bucket_folder(config: ConfigDict) -> bool:
+    """Returns whether the training images are a folder of files in a bucket."""
+    kind, _, path = config.data.source.partition(":")
+    return kind == "folder" and filesystem.is_remote(path)
+
+
+def _reason(shards: Shards, beside: int) -> str:
+    room = f"the cache may hold {cache.max_bytes() / 1e9:.3g}"
+    return f"; all shards need {(shards.remote_bytes + beside) / 1e9:.3g} GB, {room}"
 
 
 def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: int, hosts: int, reason: str) -> Order:
@@ -96,12 +98,20 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
             f"host, which may hold {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 needs "
             f"{least}) or a smaller window."
         )
-    disk = f", about {needs[readers] / 1e9:.3g} GB on a host" if needs[readers] else ""
+    fewer = {one: disk_need(shards, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
+    disk = f", {describe_need(fewer)}" if needs[readers] else ""
     note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason}."
     if not shards.shuffled:
         note += " They may be sorted by class, which mixes badly; python -m vit_jax.pack --shuffle=0 mixes them."
     identity = f"{readers} readers, window {window}, {_digest(shards)}"
     return Order({"order": "stream", "readers": readers}, identity, note)
+
+
+def planned_readers(config: ConfigDict, hosts: int) -> int:
+    """Returns the readers of a run whose images, which are not opened, are streamed; 0: they cannot be."""
+    if config.data.order == "global" or config.data.source.partition(":")[0] not in IN_SHARDS:
+        return 0
+    return config.data.readers or max(possible_readers(config.batch, config.data.num_examples, hosts))
 
 
 def possible_readers(batch: int, examples: int, hosts: int) -> list[int]:

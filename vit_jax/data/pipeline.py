@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import choose
 from vit_jax.data import images, loader, sources
+from vit_jax.data.disk_need import check_eval_disk
+from vit_jax.data.eval_order import choose_eval_order
 from vit_jax.data.headers import check_headers
 from vit_jax.data.order import stream_order
 from vit_jax.data.preprocess import parse_pipe
@@ -49,7 +51,8 @@ def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[imag
     Raises:
         UserError: the source is wrong or missing, or has no such split.
     """
-    source = sources.open_source(config, split)
+    source = sources.open_source(config, split, streams=True)
+    source = source.streamed() if source.shards else source
     rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
     names = source.class_names or range(source.num_classes)
     labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
@@ -101,6 +104,26 @@ def train_batches(
     )
 
 
+def describe_fetching(config: ConfigDict, opened: Opened, sharding: jax.sharding.NamedSharding) -> list[str]:
+    """Returns a line on the bytes that hosts fetch in an epoch, if there are several and they stream from a store.
+
+    Hosts whose rows belong to the same reader fetch its shards each.
+    """
+    shards = opened["", config.data.split].shards
+    if config.data.order != "stream" or jax.process_count() == 1 or not shards or not shards.remote_bytes:
+        return []
+    readers = dict[int, set[int]]()  # of each host
+    for device, (rows,) in sharding.devices_indices_map((config.batch,)).items():
+        own = np.arange(config.batch)[rows] // (config.batch // config.data.readers)
+        readers.setdefault(device.process_index, set()).update(own.tolist())
+    each = shards.remote_bytes / config.data.readers / 1e9
+    most, total = (of(map(len, readers.values())) * each for of in (max, sum))
+    return [
+        f"Fetched in an epoch: {total:.3g} GB by all hosts, of {shards.remote_bytes / 1e9:.3g} GB of shards; "
+        f"{most:.3g} GB by one."
+    ]
+
+
 def scale_images(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Runs `value_range`, the last op of the preprocessing, on the devices."""
     return batch | {"image": scale_levels(batch["image"], value_range)}
@@ -117,7 +140,8 @@ class EvalBatches:
     """The batches of an evaluation, every example once; each `iter()` starts again.
 
     Attributes:
-        source: of the examples.
+        source: of the examples; of those in shards, it opens a shard when it is read.
+        order: which example is where; see `EvalOrder.indices`.
         batch: rows of a global batch.
     """
 
@@ -131,14 +155,17 @@ class EvalBatches:
     ):
         """Opens the data of `config.evals[name]`; see `eval_batches`."""
         self.name, key = name, eval_keys(config, name)[part]
-        self.source = opened.get(key) or open_eval_source(config, name, key)
+        source = opened.get(key) or open_eval_source(config, name, key)
         self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
         self.batch, self.workers, self.sharding = eval_batch_size(config), config.data.workers, sharding
         self.rows = loader.local_rows(sharding, self.batch)
+        check_eval_disk(source, self.batch, jax.process_count())
+        self.order = choose_eval_order(source, self.batch)
+        self.source = source.streamed() if source.shards else source
 
     def __len__(self) -> int:
         """Returns the number of batches."""
-        return -(-len(self.source) // self.batch)
+        return self.order.batches
 
     @functools.cached_property
     def identity(self) -> str:
@@ -152,13 +179,21 @@ class EvalBatches:
         where that is quick.
         """
         if self.source.read_header:
-            indices = np.flatnonzero(np.isin(np.arange(len(self.source)) % self.batch, self.rows)).tolist()
+            indices = [
+                index for n in range(len(self)) for index in self.order.indices(n)[self.rows].tolist() if index >= 0
+            ]
             check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""
+        shards = self.source.shards
         local = loader.local_eval_batches(
-            self.source, self.preprocess, batch=self.batch, rows=self.rows, workers=self.workers
+            self.source,
+            self.preprocess,
+            order=self.order,
+            rows=self.rows,
+            workers=self.workers,
+            fetcher=ShardFetcher(self.order, shards, self.rows) if shards else None,
         )
         assemble = functools.partial(loader.assemble_global, rows=self.rows, batch=self.batch, sharding=self.sharding)
         return loader.DevicePrefetcher(local, assemble, functools.partial(scale_images, self.preprocess.value_range))

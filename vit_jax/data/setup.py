@@ -13,6 +13,7 @@ from vit_jax import UserError
 from vit_jax.config import PATH_SOURCES, eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import sample_contents
+from vit_jax.data.disk_need import check_eval_disk
 from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem
@@ -109,8 +110,10 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     for name in completed.evals:
         eval_preprocessor(completed, name, preprocess.shape, preprocess.value_range)
         opened |= open_eval_sources(completed, name, opened, source)
-    beside = sum(one.shards.remote_bytes for one in opened.values() if one is not source and one.shards)
-    order = choose_order(completed, source, beside, jax.process_count())
+    hosts, rows = jax.process_count(), eval_batch_size(completed)
+    evaluated = {key: opened[key] for name in completed.evals for key in eval_keys(completed, name)}
+    beside = max(check_eval_disk(one, rows, hosts) for one in evaluated.values())
+    order = choose_order(completed, source, beside, hosts)
     completed.data.update(order.fields)
     fingerprint: dict[str, str | int] = {
         "data set": source.name,
@@ -123,9 +126,9 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         "batch": config.batch,
         **({"order": order.identity} if order.identity else {}),
     }
-    # Of streamed images a single stretch is sampled, since most shards are not here.
+    # Where images are streamed a single stretch of each source is sampled, since most shards are not here.
     samples = {
-        key: sample_contents(one.streamed(), 1) if one is source and order.identity else sample_contents(one)
+        key: sample_contents(one.streamed(), 1) if one.shards and order.identity else sample_contents(one)
         for key, one in opened.items()
     }
     evals = {
@@ -277,8 +280,6 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
         found = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
-        for source in found.values():
-            source.check_cache_room()  # training may stream the same images, an evaluation cannot
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated = found[keys[0]]
@@ -301,7 +302,7 @@ def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sou
     """
     source, split = key
     try:
-        return sources.open_source(config, split, source or None)
+        return sources.open_source(config, split, source or None, streams=True)
     except sources.UnknownSplit as error:
         if len(error.existing) > 1 or "train_split" not in eval_fields(config.evals[name].kind):
             raise

@@ -4,20 +4,22 @@ import itertools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
 
 from vit_jax import UserError
+from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.sources import Shards
 from vit_jax.data.stream_order import StreamOrder
 
 AHEAD = 4  # batches that the loader reads ahead
 CONCURRENT = 4  # shards that are copied at once
+OrderT = TypeVar("OrderT", StreamOrder, EvalOrder)
 
 
-class ShardFetcher:
+class ShardFetcher(Generic[OrderT]):
     """Keeps the shards open that some rows need around a batch; can be pickled, for each process that reads.
 
     Attributes:
@@ -25,9 +27,10 @@ class ShardFetcher:
         readers: those of the rows.
     """
 
-    def __init__(self, order: StreamOrder, shards: Shards, rows: Int64[np.ndarray, " rows"]):
+    def __init__(self, order: OrderT, shards: Shards, rows: Int64[np.ndarray, " rows"]):
         """Takes the order of the examples, the shards in which they lie, and the rows of a batch that are read."""
-        self.order, self._shards = order, shards
+        self.order: OrderT = order
+        self._shards = shards
         self.readers = np.unique(rows // (order.batch // order.readers)).tolist()
         self.__setstate__({})
 
@@ -50,8 +53,7 @@ class ShardFetcher:
         needed: dict[int, int] = {}
         before = max(batch - 1, 0)
         for reader in self.readers:
-            epoch = self.order.epochs_of(before).start
-            while True:
+            for epoch in range(self.order.epochs_of(before).start, self.order.epochs):
                 shards, firsts, lasts = self.order.uses(epoch, reader)
                 count = int(np.searchsorted(firsts, batch + AHEAD, side="right")) + 1
                 here = np.flatnonzero(lasts[:count] >= before)
@@ -59,7 +61,6 @@ class ShardFetcher:
                     needed[shard] = min(first, needed.get(shard, first))
                 if count <= len(shards):
                     break
-                epoch += 1
         return sorted(needed, key=lambda shard: needed[shard])
 
     def advance(self, batch: int) -> None:
@@ -87,12 +88,12 @@ class ShardFetcher:
                             self._changed.wait()
                         done = self._batch
                     numbers = self.numbers(done)
-                    self._shards.close([self._shards.runs[number].path for number in numbers])
+                    self._shards.close([self._shards.runs[number].path for number in numbers], id(self))
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception:
             logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
         finally:
-            self._shards.close(())
+            self._shards.close((), id(self))
 
     def _open(self, number: int, batch: int) -> None:
         try:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 Slots: TypeAlias = Int64[np.ndarray, " slots"]
-ENDLESS = 2**52  # positions
+ENDLESS = 2**52  # positions, and epochs
 
 
 class ShardUses(NamedTuple):
@@ -44,6 +44,8 @@ class _Pass(NamedTuple):
 
 class StreamOrder:
     """Position in the run, n * batch + row -> index of the example. Can be pickled; threads may share it."""
+
+    epochs = ENDLESS
 
     def __init__(self, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int):
         """Takes what decides the order.

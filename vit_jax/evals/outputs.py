@@ -64,13 +64,13 @@ def read_outputs(
 def _gather(
     step: Callable[[ArrayTree, Batch], tuple[jax.Array, jax.Array]], params: ArrayTree, batches: EvalBatches, tick: Tick
 ) -> Arrays:
-    count, start, whole = len(batches.source), 0, list[np.ndarray]()
-    for part in fetch_late(step(params, batch) for batch in batches):
+    count, whole = len(batches.source), list[np.ndarray]()
+    for number, part in enumerate(fetch_late(step(params, batch) for batch in batches)):
         tick()
         whole = whole or [np.empty((count, *array.shape[1:]), array.dtype) for array in part]
+        indices = batches.order.indices(number)
         for array, rows in zip(whole, part, strict=True):
-            array[start : start + len(rows)] = rows[: count - start]  # without those that pad the last batch
-        start += len(part[0])
+            array[indices[indices >= 0]] = rows[indices >= 0]  # without those that pad a batch
     outputs, labels = whole
     return outputs, labels
 

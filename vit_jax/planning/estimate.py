@@ -1,5 +1,6 @@
 """From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
 
+from vit_jax import data
 from vit_jax.planning.chips import Slice, parse_topology
 from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload, is_topology
 
@@ -72,6 +73,7 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
     """Returns what a training run takes whose steps take so long; evaluations and saving are left out."""
     read, core_rate = workload.images_per_host / step_seconds, CORE_IMAGES_PER_SECOND[workload.fast]
     hours = workload.steps * step_seconds / 3600
+    hosts, images = tpu.hosts * workload.mesh["slice"], workload.num_examples
     row = workload.model, workload.num_examples, round(workload.epochs)
     return RunEstimate(
         images_per_second_per_host=read,
@@ -81,4 +83,5 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
         hours=hours,
         chip_hours=hours * workload.devices,
         paper_tpuv3_core_days=PAPER_CORE_DAYS.get(row),
+        streamed_disk=data.planned_disk(images, workload.batch, workload.readers, workload.window, hosts),
     )

@@ -78,6 +78,8 @@ class Workload:
         parameter_bytes: of the parameters.
         state_bytes: of the training state: parameters, optimizer, average.
         macs_per_image: multiply-accumulates of an image's forward pass.
+        readers: of the images, if they are streamed; 0: they cannot be.
+        window: shards that each of them shuffles at a time.
     """
 
     target: str
@@ -106,6 +108,8 @@ class Workload:
     parameter_bytes: int
     state_bytes: int
     macs_per_image: int
+    readers: int
+    window: int
 
     @property
     def resident_bytes(self) -> int:
@@ -288,6 +292,7 @@ class RunEstimate:
         hours: of the run.
         chip_hours: of the run, over all chips.
         paper_tpuv3_core_days: of the paper's run of this model on these data; None: the paper has none.
+        streamed_disk: number of hosts, this one and fewer -> bytes of shards on each, if the images are streamed.
     """
 
     images_per_second_per_host: float
@@ -297,6 +302,7 @@ class RunEstimate:
     hours: float
     chip_hours: float
     paper_tpuv3_core_days: int | None
+    streamed_disk: dict[int, int]
 
 
 @dataclasses.dataclass(frozen=True)

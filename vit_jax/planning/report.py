@@ -102,6 +102,8 @@ def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
         yield "  price", f"{plan.price:,.0f}"
     yield "read by each host", f"{run.images_per_second_per_host:,.0f} images/s"
     yield "  cores for it", f"{run.input_cores:.1f} of {run.host_cores}"
+    if needs := [f"{need / 1e9:.2g} GB" for need in run.streamed_disk.values()]:
+        yield "  disk, streamed", f"{needs[0]} a host" + (f", {needs[-1]} on one alone" if len(needs) > 1 else "")
     yield "  limit", "chips" if run.input_cores <= run.host_cores else "input"
     if days := run.paper_tpuv3_core_days:
         yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"

@@ -68,6 +68,11 @@ def find_devices(target: str, slices: int) -> list[jax.Device]:
     return list(topology.devices)
 
 
+def count_hosts(target: str, slices: int) -> int:
+    """Returns the number of machines of some slices; 1 for the devices of this machine."""
+    return chips.parse_topology(target).hosts * slices if is_topology(target) else 1
+
+
 def images_per_host(target: str, sharding: jax.sharding.Sharding, batch: int) -> int:
     """Returns how many images of a batch the busiest host reads; an image that several devices share counts once."""
     # libtpu divides every slice into machines of four chips, even one that a single machine holds.

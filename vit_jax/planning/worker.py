@@ -16,7 +16,7 @@ from typing import TypeVar
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import cli
+from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.planning import flops, targets
 from vit_jax.planning.compiler import Function, Measure, compile_function, device_bytes
@@ -124,6 +124,8 @@ def describe_workload(config: ConfigDict, program: Program, request: Request, me
         parameter_bytes=device_bytes(state.params, shardings.params),
         state_bytes=device_bytes(state, shardings),
         macs_per_image=flops.macs_per_image(program.model),
+        readers=data.planned_readers(config, targets.count_hosts(request.target, config.mesh.slice)),
+        window=config.data.window,
     )
 
 

@@ -1,4 +1,5 @@
 from .duplicates import MAX_DISTANCE as MAX_DISTANCE
+from .files import STREAMED_BYTES as STREAMED_BYTES
 from .files import Shard as Shard
 from .files import ShardSet as ShardSet
 from .files import cached_reader as cached_reader

@@ -18,6 +18,7 @@ from vit_jax.storage import atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
+STREAMED_BYTES = 64_000_000  # of one, about, where hosts hold a few of them at a time
 ROOM_WAIT = 60.0  # seconds for other processes to let go of what they stream
 
 # A record is compressed already, and read alone. Measured on photographs of 110 KB: 39,000 random reads a second (of
@@ -54,6 +55,7 @@ class Streamed(NamedTuple):
 
 
 _streamed: dict[str, Streamed] = {}  # by path
+_needed: dict[int, Collection[str]] = {}  # owner, such as the reading ahead of a training or an evaluation -> paths
 
 
 class ShardSet(NamedTuple):
@@ -224,7 +226,7 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
             except cache.NoRoom:
                 if not waits or time.monotonic() > end:
                     raise
-                close_streamed(())
+                _close(_streamed)
                 time.sleep(0.1)
                 continue
             unused.callback(give_back)
@@ -235,9 +237,20 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
     return found.reader
 
 
-def close_streamed(keep: Collection[str]) -> None:
-    """Closes the readers that `streamed_reader` has opened in this process, but those of some paths."""
-    for path in set(_streamed).difference(keep):
+def close_streamed(keep: Collection[str], owner: int = 0) -> None:
+    """Closes the readers that `streamed_reader` has opened in this process, but those of paths that an owner needs.
+
+    The owner who calls needs the paths to `keep` from now on; one that keeps none is forgotten.
+    """
+    if keep:
+        _needed[owner] = keep
+    else:
+        _needed.pop(owner, None)
+    _close(set(_streamed).difference(*list(_needed.values())))
+
+
+def _close(paths: Iterable[str]) -> None:
+    for path in list(paths):
         if closed := _streamed.pop(path, None):
             closed.give_back()  # a thread that reads from it ends what it reads
 

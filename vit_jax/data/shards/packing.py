@@ -34,7 +34,6 @@ from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished,
 from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
 
 SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
-STREAMED_BYTES = 64_000_000  # of one that hosts hold a few of at a time
 SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
 LABEL_CHUNK = 1000  # labels, likewise
@@ -181,7 +180,7 @@ class Packing:
             return min(self.shards, total)
         sample = [self.encode_example(split, index) for index in self.rows[split][:: -(-total // SAMPLE)]]
         sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
-        size = STREAMED_BYTES if SHUFFLE in self.manifest.made_from else SHARD_BYTES
+        size = files.STREAMED_BYTES if SHUFFLE in self.manifest.made_from else SHARD_BYTES
         return max(1, round(total * np.mean(sizes) / size))
 
     def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut | Duplicate:

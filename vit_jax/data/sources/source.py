@@ -69,14 +69,15 @@ class Shards(NamedTuple):
         runs: of all examples of the source, in its order.
         read_example: as that of the source; from a shard that is open, or opened now.
         open: opens a shard, which is here until it is closed.
-        close: (paths) -> None: closes the shards that are open in this process, but these.
+        close: (paths, owner) -> None: closes the shards that are open in this process, but these, which the owner
+            needs from now on, and those that others need.
         shuffled: whether their order is known to be random.
     """
 
     runs: tuple[ShardRun, ...]
     read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
     open: Callable[[ShardRun], object]
-    close: Callable[[Collection[str]], None]
+    close: Callable[[Collection[str], int], None]
     shuffled: bool = False
 
     @property
@@ -157,13 +158,13 @@ class Source:
         assert self.shards
         return dataclasses.replace(self, read_example=self.shards.read_example)
 
-    def check_cache_room(self) -> None:
-        """Raises UserError if the copies of all remote shards exceed the bound of the cache.
+    def check_cache_room(self, beside: int = 0) -> None:
+        """Raises UserError if copies of all remote shards, and some bytes beside them, exceed the bound of the cache.
 
         A copy stays while the process runs; without this check, a run would end when it first reads a shard that does
         not fit.
         """
-        size = self.shards.remote_bytes if self.shards else 0
+        size = self.shards.remote_bytes + beside if self.shards and self.shards.remote_bytes else 0
         if self.shards and size > cache.max_bytes():
             remote = dict.fromkeys(run.path for run in self.shards.runs if filesystem.is_remote(run.path))
             raise UserError(

@@ -1,0 +1,76 @@
+"""What reading shards from a store needs of the disk of each host, where copies come and go."""
+
+import math
+
+from vit_jax import UserError, round_up
+from vit_jax.data.eval_order import choose_eval_order
+from vit_jax.data.shard_fetcher import AHEAD
+from vit_jax.data.shards import STREAMED_BYTES
+from vit_jax.data.sources import Shards, Source
+from vit_jax.storage import cache, filesystem
+
+IMAGE_BYTES = 110_000  # of a photograph of ImageNet
+
+
+def disk_need(shards: Shards, batch: int, readers: int, window: int, hosts: int) -> int:
+    """Returns about how many bytes of shards a host holds at a time: those in its readers' windows, and those ahead.
+
+    Shards on a local disk are read where they are.
+    """
+    sizes = {run.path: run.size or 0 for run in shards.runs if filesystem.is_remote(run.path)}.values()
+    if not sizes:
+        return 0
+    examples = sum(run.examples for run in shards.runs) / len(shards.runs)  # of a shard
+    return min(sum(sizes), shards_held(examples, batch, readers, window, hosts) * max(sizes))
+
+
+def shards_held(examples: float, batch: int, readers: int, window: int, hosts: int) -> int:
+    """Returns about how many shards of some examples each are on the disk of one of some hosts."""
+    ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
+    return math.ceil(readers / hosts) * (window + ahead)
+
+
+def planned_disk(examples: int, batch: int, readers: int, window: int, hosts: int) -> dict[int, int]:
+    """Returns the need of a host for some number of hosts and for fewer, of shards as `pack --shuffle` writes them.
+
+    They are of photographs of 110 KB, as ImageNet's are; of data that cannot be streamed, with 0 readers, nothing.
+    """
+    if not readers:
+        return {}
+    held = {one: shards_held(STREAMED_BYTES / IMAGE_BYTES, batch, readers, window, one) for one in fewer_hosts(hosts)}
+    return {one: min(examples * IMAGE_BYTES, shards * STREAMED_BYTES) for one, shards in held.items()}
+
+
+def eval_disk_need(source: Source, batch: int, hosts: int) -> int:
+    """Returns the same of an evaluation, whose readers go through their shards one by one."""
+    if source.shards is None:
+        return 0
+    return disk_need(source.shards, batch, choose_eval_order(source, batch).readers, 1, hosts)
+
+
+def check_eval_disk(source: Source, batch: int, hosts: int) -> int:
+    """Returns `eval_disk_need`; raises UserError if the cache has no room for it."""
+    need, room = eval_disk_need(source, batch, hosts), cache.max_bytes()
+    if need > room:
+        raise UserError(
+            f"evaluating {source.name} needs {need / 1e9:.3g} GB of shards on a host at a time, more than the "
+            f"{room / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB={round_up(need / 1e9, 3)} or more, and "
+            "VIT_JAX_CACHE to a folder with room."
+        )
+    return need
+
+
+def describe_need(needs: dict[int, int]) -> str:
+    """Returns what a host needs, as a part of a sentence, given the bytes for each number of hosts, most hosts first.
+
+    `about 0.4 GB of disk on each of 64 hosts (32: 0.8, ..., 1: 25)`
+    """
+    (hosts, own), *others = needs.items()
+    each = f"each of {hosts} hosts" if hosts > 1 else "the host"
+    fewer = ", ".join(f"{number}: {need / 1e9:.2g}" for number, need in others)
+    return f"about {own / 1e9:.2g} GB of disk on {each}" + (f" (fewer hosts, {fewer})" if fewer else "")
+
+
+def fewer_hosts(hosts: int) -> list[int]:
+    """Returns a number of hosts, and its halves down to one."""
+    return [hosts, *fewer_hosts(hosts // 2)] if hosts > 1 else [1]

@@ -1,0 +1,78 @@
+"""The order of an evaluation: each of some readers goes once through its own part of the examples, in their order.
+
+Row r of batch n is read by reader j = r // (batch / R), as its k-th, k = r mod (batch / R). The examples are cut into R
+equal ranges, and the row is number n * batch / R + k of the j-th. So a host, whose rows are those of a few readers,
+needs the shards of their ranges alone. R depends on the batch and on the shards, but on neither hosts nor disks: on any
+of them a batch contains the same. Examples that are not in shards are one range, in batches as they follow each other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from vit_jax.data.sources import Source
+from vit_jax.data.stream_order import ShardUses
+
+MAX_READERS = 64
+MAX_BYTES = 20e9  # of the shards that one host would hold, which are up to three of each reader
+PADDING = -1
+
+
+class EvalOrder:
+    """Position in an evaluation, n * batch + row -> index of the example, or PADDING.
+
+    Attributes:
+        batch: rows of a global batch.
+        readers: R.
+        epochs: one.
+        batches: their number.
+    """
+
+    epochs = 1
+
+    def __init__(self, shard_lengths: Sequence[int], batch: int, readers: int):
+        """Takes the number of examples in each shard, in the order of the source, and R, which divides the batch."""
+        self.batch, self.readers = batch, readers
+        self._ends = np.cumsum(np.array(shard_lengths, np.int64))
+        self._cuts: Int64[np.ndarray, " cuts"] = int(self._ends[-1]) * np.arange(readers + 1) // readers
+        self._rows = batch // readers  # of a reader in a batch
+        self.batches = -(-int(np.diff(self._cuts).max()) // self._rows)
+
+    def __len__(self) -> int:
+        """Returns the number of positions."""
+        return self.batches * self.batch
+
+    def __getitem__(self, position: int) -> int:
+        """Returns the index of an example, or PADDING."""
+        number, row = divmod(position, self.batch)
+        reader, k = divmod(row, self._rows)
+        index = int(self._cuts[reader]) + number * self._rows + k
+        return index if index < self._cuts[reader + 1] else PADDING
+
+    def indices(self, number: int) -> Int64[np.ndarray, " batch"]:
+        """Returns the indices of the examples in a global batch, PADDING where there is none."""
+        along = self._cuts[:-1, None] + number * self._rows + np.arange(self._rows)
+        return np.where(along < self._cuts[1:, None], along, PADDING).ravel()
+
+    def epochs_of(self, batch: int) -> range:
+        """Returns the only epoch."""
+        return range(1)
+
+    def uses(self, epoch: int, reader: int) -> ShardUses:
+        """Returns when a reader needs which shards."""
+        start, stop = self._cuts[reader : reader + 2]
+        starts = np.concatenate([[0], self._ends[:-1]])
+        shards = np.flatnonzero((self._ends > start) & (starts < stop) & (self._ends > starts))
+        first, last = np.maximum(starts[shards], start), np.minimum(self._ends[shards], stop) - 1
+        return ShardUses(shards, (first - start) // self._rows, (last - start) // self._rows)
+
+
+def choose_eval_order(source: Source, batch: int) -> EvalOrder:
+    """Returns the order in which an evaluation reads a source in batches of `batch` rows."""
+    if source.shards is None:
+        return EvalOrder([len(source)], batch, 1)
+    runs = source.shards.runs
+    most = min(MAX_READERS, len(runs), MAX_BYTES / (3 * max(run.size or 1 for run in runs)))
+    readers = max(2**power for power in range(7) if power == 0 or (2**power <= most and batch % 2**power == 0))
+    return EvalOrder([run.examples for run in runs], batch, readers)
