@@ -6,11 +6,13 @@ integer.
 """
 
 import collections
-import functools
+import contextlib
 import logging
 import math
 import os
+import queue
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -27,7 +29,7 @@ from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.stream_order import StreamOrder
-from vit_jax.data.workers import call_without_signals, explain_death, set_up_worker
+from vit_jax.data.workers import explain_death, set_up_worker, start_without_signals
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 GROUP = 8  # rows that one thread or worker reads at a time
@@ -118,6 +120,40 @@ def use_one_opencv_thread() -> None:
     cv2.setNumThreads(0)
 
 
+class Joiner:
+    """Joins the groups of one batch after another, in a thread: the one that trains would wait for the interpreter.
+
+    Attributes:
+        joined: the next batch, or what ended the reading.
+    """
+
+    def __init__(self, iterator: grain.DatasetIterator, groups: int, workers: int, fetcher: ShardFetcher | None):
+        """Takes an iterator over groups, their number in a batch, and what else ends with the reading."""
+        self.joined = queue.Queue[dict[str, np.ndarray] | BaseException](1)
+        self._iterator, self._groups, self._workers, self._fetcher = iterator, groups, workers, fetcher
+        self._stopped = False
+
+    def run(self) -> None:
+        """Joins until it is stopped, or nothing more can be read."""
+        try:
+            while not self._stopped:
+                with explain_death(self._workers):
+                    parts = [next(self._iterator) for _ in range(self._groups)]
+                # Copied, since the arrays of a worker lie in shared memory.
+                self.joined.put({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        except BaseException as error:
+            self.joined.put(error)
+
+    def stop(self) -> None:
+        """Ends the reading."""
+        self._stopped = True
+        with contextlib.suppress(queue.Empty):
+            self.joined.get_nowait()  # the thread may be about to put one more
+        self._iterator.close()  # grain's iterators print errors if they outlive their module
+        if self._fetcher:
+            self._fetcher.close()
+
+
 class LocalBatches:
     """Iterates over the rows of this process of one global batch after another.
 
@@ -145,12 +181,10 @@ class LocalBatches:
             max_bad: the largest fraction of the examples that may be replaced.
             fetcher: of the shards from which the examples are streamed, where they are.
         """
-        self.fetcher = fetcher
         self.replaced: set[int] = set()
         self.source, self.max_bad = source, max_bad
-        self.groups, self.workers = row_groups.groups, workers
-        ahead = 2 * len(self.groups)
-        dataset = grain.MapDataset.source(row_groups)[start * len(self.groups) :]
+        ahead = 2 * len(row_groups.groups)
+        dataset = grain.MapDataset.source(row_groups)[start * len(row_groups.groups) :]
         if workers:
             if not flags.FLAGS.is_parsed():
                 flags.FLAGS.mark_as_parsed()  # grain passes its flags to the workers, even outside of an absl app
@@ -160,8 +194,10 @@ class LocalBatches:
             use_one_opencv_thread()
             threads = min(os.cpu_count() or 1, 32)  # more would only wait for the interpreter's lock
             iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, max(threads, ahead)))
-        self.iterator: grain.DatasetIterator | None = iter(iterable)
-        self.started = not workers
+        self._joiner = Joiner(iter(iterable), len(row_groups.groups), workers, fetcher)
+        self._started = False
+        self._end: BaseException | None = None  # after which no batch follows
+        self._stop = weakref.finalize(self, self._joiner.stop)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Returns itself."""
@@ -174,17 +210,13 @@ class LocalBatches:
         Raises:
             UserError: an image is unreadable, or too many are; or a signal has ended a worker process.
         """
-        if self.iterator is None:
-            raise StopIteration
-        read, parts = functools.partial(next, self.iterator), []
-        with explain_death(self.workers):
-            for _ in self.groups:
-                parts.append(read() if self.started else call_without_signals(read))
-                self.started = True
-        rows = sum(len(group) for group in self.groups)
-        batch = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in parts[0].items()}
-        for name, array in batch.items():  # copied, since the arrays of a worker lie in shared memory
-            np.concatenate([part[name] for part in parts], out=array)
+        if self._end is None and not self._started:
+            self._started = True
+            start_without_signals(self._joiner.run)
+        batch = self._end or self._joiner.joined.get()
+        if isinstance(batch, BaseException):
+            self._end = batch
+            raise batch
         faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
         for index in sorted(faults.keys() - self.replaced - {-1}):
             self.replaced.add(index)
@@ -205,11 +237,8 @@ class LocalBatches:
 
     def close(self) -> None:
         """Stops the threads or processes."""
-        if self.iterator is not None:
-            self.iterator.close()
-        if self.fetcher:
-            self.fetcher.close()
-        self.iterator = None  # grain's iterators print errors if they outlive their module
+        self._end = self._end or StopIteration()
+        self._stop()
 
 
 def local_train_batches(

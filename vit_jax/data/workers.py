@@ -7,9 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
-from typing import Any
 
 from vit_jax import UserError
 
@@ -20,17 +18,20 @@ CAUSES = {
 }
 
 
-def call_without_signals(call: Callable[[], Any]) -> Any:
-    """Returns what `call` returns, which runs in a thread that takes no signals.
+def start_without_signals(call: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that takes no signals, and returns it; the process does not wait for its end.
 
     Processes that it starts take none either: a signal to the whole job would end them before `set_up_worker`.
     """
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        call()
+
     resource_tracker.ensure_running()  # its start unblocks the signals of the thread that starts it
-    pool = ThreadPoolExecutor(1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, STOPS))
-    try:
-        return pool.submit(call).result()
-    finally:
-        pool.shutdown(wait=False)  # Ctrl-C ends the wait
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def set_up_worker() -> None:
