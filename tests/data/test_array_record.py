@@ -171,7 +171,7 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (change(records=5), "00001-of-00003.array_record has 4 records, but info.json says 5"),
+        (change(records=5), "00001-of-00003.array_record has 4 records, but 5 are stated beside it; copy or"),
         (change(bytes=5), r"00001-of-00003.array_record has \d+ bytes, but info.json says 5"),
         (change(name="train-00007-of-00003.array_record"), "1 missing: train-00007-of-00003"),
         (change(records="five"), r"info.json: splits.train\[1\].records must be a whole number, not \"five\""),

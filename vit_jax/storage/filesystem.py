@@ -119,6 +119,21 @@ def list_versions(folder: str) -> dict[str, str]:
     return {name: _version(info) for name, info in sorted(_listing(folder).items())}
 
 
+def list_sizes(folder: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes of all files below a folder, local or remote, by their names relative to it, sorted.
+
+    A size is None if the store does not know it; there are none if the folder does not exist.
+
+    Raises:
+        UserError: a file cannot be read, or the store refuses or does not answer.
+    """
+    if is_remote(folder):
+        return {name: info["size"] for name, info in sorted(_listing(folder).items())}
+    with user_errors(f"cannot read {folder}"):
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
 def file_version(path: str) -> str:
     """Returns a short text that differs between a file and another that replaces it.
 

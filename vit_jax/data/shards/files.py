@@ -82,8 +82,7 @@ def find_shards(pattern: str) -> ShardSet:
     Raises:
         UserError: there are none, a name contains no split, or the manifest is unreadable.
     """
-    cached_reader.cache_clear()  # the shards may have been packed again
-    local_path.cache_clear()
+    forget_readers()
     pattern = pattern if filesystem.is_remote(pattern) else os.path.expanduser(pattern)
     is_folder = os.path.isdir(pattern) or not (re.search(r"[*?[]", pattern) or pattern.endswith(".array_record"))
     folder = pattern if is_folder else os.path.dirname(pattern)
@@ -180,7 +179,10 @@ def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
     """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
     reader = open_reader(shard.path, local, shard.size)
     if reader.num_records() != shard.records:
-        raise UserError(f"{shard.path} has {reader.num_records()} records, but {MANIFEST_NAME} says {shard.records}")
+        raise UserError(
+            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated beside it; "
+            "copy or pack it again"
+        )
     return reader
 
 
@@ -203,6 +205,12 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
         UserError: the file is damaged, or has another number of records than stated.
     """
     return open_shard(shard, local_path(shard.path))
+
+
+def forget_readers() -> None:
+    """Opens every shard anew when it is read next: they may have been replaced."""
+    cached_reader.cache_clear()
+    local_path.cache_clear()
 
 
 def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
@@ -242,17 +250,22 @@ def close_streamed(keep: Collection[str]) -> None:
             closed.give_back()  # a thread that reads from it ends what it reads
 
 
+def read_bytes(reader: ArrayRecordReader, row: int) -> bytes:
+    """Returns a record; raises ValueError if it is damaged."""
+    try:
+        [record] = reader.read([row])
+    except RuntimeError as error:
+        raise ValueError(str(error).partition(";")[0]) from error
+    return record
+
+
 def read_record(reader: ArrayRecordReader, row: int) -> tuple[bytes, list[int]]:
     """Returns the image and the labels of a record.
 
     Raises:
         ValueError: the record is damaged, or lacks one of the features.
     """
-    try:
-        [record] = reader.read([row])
-    except RuntimeError as error:
-        raise ValueError(str(error).partition(";")[0]) from error
-    return tf_example.parse_example(record)
+    return tf_example.parse_example(read_bytes(reader, row))
 
 
 def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
