@@ -33,7 +33,7 @@ class Shard(NamedTuple):
     Attributes:
         path: local or remote.
         records: their number.
-        size: in bytes, or None if no manifest states it.
+        size: in bytes, or None if nothing states it.
     """
 
     path: str
@@ -149,13 +149,13 @@ def stated_totals(names: Iterable[str]) -> list[int]:
 
 
 def check_file_size(path: str, expected: int | None) -> None:
-    """Raises UserError if a local file does not have the size that the manifest states."""
+    """Raises UserError if a local file does not have the size that is stated."""
     try:
         size = os.path.getsize(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if expected not in (None, size):
-        raise UserError(f"{path} has {size} bytes, but {MANIFEST_NAME} says {expected}; copy or pack it again")
+        raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
 
 
 def open_reader(path: str, local: str, size: int | None = None) -> ArrayRecordReader:
@@ -180,8 +180,7 @@ def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
     reader = open_reader(shard.path, local, shard.size)
     if reader.num_records() != shard.records:
         raise UserError(
-            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated beside it; "
-            "copy or pack it again"
+            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated; copy or pack it again"
         )
     return reader
 
