@@ -101,7 +101,7 @@ def tfds_folder(tmp_path):
 def write_tfds(folder, name, version, classes, counts, file_name=None, shards=1):
     """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate.
 
-    `file_name` is the pattern of a feature of that name, if any; `shards` are those of each split, at most one an image.
+    `file_name` is the pattern of a feature of that name, if any; each split has `shards`, at most one an image.
     """
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter

@@ -35,7 +35,22 @@ from benchmarks import (
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import cli, convert, evaluate, finetune, look, main, pack, plan, predict, record, report, sweep, vtab
+from vit_jax import (
+    cli,
+    convert,
+    describe,
+    evaluate,
+    finetune,
+    look,
+    main,
+    pack,
+    plan,
+    predict,
+    record,
+    report,
+    sweep,
+    vtab,
+)
 from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
@@ -70,6 +85,7 @@ OURS = {
     "vit_jax.main": main,
     "vit_jax.look": look,
     "vit_jax.convert": convert,
+    "vit_jax.describe": describe,
     "vit_jax.evaluate": evaluate,
     "vit_jax.finetune": finetune,
     "vit_jax.pack": pack,
@@ -132,6 +148,8 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
         if name == "vit_jax.finetune":
             for run in finetune.list_all_trials([name, *words]):
                 check_config(run.config)
+        if name == "vit_jax.describe":
+            describe.make_parser().parse_args(words)
         if name == "vit_jax.main":
             config, _ = parse_command_line([name, *words])
             check_config(config)

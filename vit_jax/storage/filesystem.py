@@ -66,6 +66,11 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
 
 
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Returns some bytes of a remote file; raises UserError as `read_bytes` does."""
+    return _call_store("read", path, lambda store, name, _: store.cat_file(name, start=start, end=end))
+
+
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file, whole or not at all.
 
@@ -96,9 +101,17 @@ def expand_pattern(pattern: str) -> list[str]:
     Raises:
         UserError: the store refuses or does not answer.
     """
-    if not is_remote(pattern):
-        return sorted(local_glob.glob(pattern))
-    return _call_store("list", pattern, lambda store, name, _: sorted(map(store.unstrip_protocol, store.glob(name))))
+    return list(pattern_sizes(pattern)) if is_remote(pattern) else sorted(local_glob.glob(pattern))
+
+
+def pattern_sizes(pattern: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes, None if not known, of the remote files that `expand_pattern` finds, by path."""
+
+    def glob(store: Any, name: str, _: Any) -> dict[str, int | None]:
+        found = store.glob(name, detail=True)
+        return {store.unstrip_protocol(path): found[path]["size"] for path in sorted(found)}
+
+    return _call_store("list", pattern, glob)
 
 
 def list_files(folder: str) -> list[str]:
@@ -120,18 +133,12 @@ def list_versions(folder: str) -> dict[str, str]:
 
 
 def list_sizes(folder: str) -> dict[str, int | None]:
-    """Returns the sizes in bytes of all files below a folder, local or remote, by their names relative to it, sorted.
-
-    A size is None if the store does not know it; there are none if the folder does not exist.
+    """Returns the sizes in bytes of all files below a remote folder, by their names relative to it; None: not known.
 
     Raises:
-        UserError: a file cannot be read, or the store refuses or does not answer.
+        UserError: the store refuses or does not answer.
     """
-    if is_remote(folder):
-        return {name: info["size"] for name, info in sorted(_listing(folder).items())}
-    with user_errors(f"cannot read {folder}"):
-        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return {name: info["size"] for name, info in _listing(folder).items()}
 
 
 def file_version(path: str) -> str:

@@ -1,3 +1,4 @@
+from .description import describe_shards as describe_shards
 from .duplicates import MAX_DISTANCE as MAX_DISTANCE
 from .files import Shard as Shard
 from .files import ShardSet as ShardSet

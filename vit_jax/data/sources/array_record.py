@@ -18,7 +18,9 @@ The format, which `python -m vit_jax.pack` and other programs can write:
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
-  Without it, all shards are opened and counted at the start, and the config states `num_classes` and `max_labels`.
+  `python -m vit_jax.describe array_record:FOLDER --num-classes=N` counts the records of shards that lack it, and writes
+  it. Without it, all shards are opened and counted at each start, remote ones copied first, which the cache must hold,
+  and the config states `num_classes` and `max_labels`.
 * Shards should have many records each, written with `group_size:1`, since records are read one by one.
 """
 
@@ -103,31 +105,34 @@ class ArrayRecords:
             image, labels = shards.read_record(open_shard(shard), row)
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
-        return EncodedImage(image, name), self.check_labels(labels, name)
+        return EncodedImage(image, name), check_labels(labels, name, self.num_classes, self.max_labels)
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
         return stamp_files(shard.path for shard in self.splits.shards[split])
 
-    def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
-        """Checks the labels of a record, and returns them in the form that `read_example` returns.
 
-        Raises:
-            UserError: a label is out of range, or there are too many or too few.
-        """
-        if wrong := [label for label in labels if not 0 <= label < self.num_classes]:
-            raise UserError(f"{name} has the label {wrong[0]}, but there are {self.num_classes} classes")
-        if self.max_labels is None:
-            if len(labels) != 1:
-                raise UserError(
-                    f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
-                    f"{shards.MANIFEST_NAME} or --config.data.max_labels"
-                )
-            return labels[0]
-        labels = list(dict.fromkeys(labels))
-        if len(labels) > self.max_labels:
-            raise UserError(f"{name} has {len(labels)} labels, but max_labels is {self.max_labels}")
-        return np.array(labels + [-1] * (self.max_labels - len(labels)), np.int32)
+def check_labels(
+    labels: list[int], name: str, num_classes: int, max_labels: int | None
+) -> int | Int32[np.ndarray, " max_labels"]:
+    """Checks the labels of the record of this name, and returns them in the form that a source gives.
+
+    Raises:
+        UserError: a label is out of range, or there are too many or too few.
+    """
+    if wrong := [label for label in labels if not 0 <= label < num_classes]:
+        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
+    if max_labels is None:
+        if len(labels) != 1:
+            raise UserError(
+                f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
+                f"{shards.MANIFEST_NAME} or --config.data.max_labels"
+            )
+        return labels[0]
+    labels = list(dict.fromkeys(labels))
+    if len(labels) > max_labels:
+        raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
+    return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:

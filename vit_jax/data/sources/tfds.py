@@ -136,7 +136,7 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     images = [name for name, feature in info.features.items() if isinstance(feature, tfds.features.Image)]
     existing = {name: info.splits[resolve_name(name, list(info.splits))] for name in names}
-    sizes = filesystem.list_sizes(folder)
+    sizes = file_sizes(folder)
     listed = {}
     for name, split in existing.items():
         files = [path.relative_to(info.data_dir).as_posix() for path in split.filepaths]
@@ -151,6 +151,14 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
     return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed), not info.disable_shuffling)
+
+
+def file_sizes(folder: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes of all files below a folder, local or remote, by their names relative to it."""
+    if filesystem.is_remote(folder):
+        return filesystem.list_sizes(folder)
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def find_data(name: str, data_dir: str | None) -> PreparedData:
