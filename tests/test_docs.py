@@ -34,6 +34,7 @@ from benchmarks import (
 )
 from configs import base
 from tests.conftest import ROOT, write_tfds
+from tests.data.test_array_record import SINGLE, write_set
 from tests.data.test_folder import tiny_imagenet
 from vit_jax import (
     cli,
@@ -148,8 +149,6 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
         if name == "vit_jax.finetune":
             for run in finetune.list_all_trials([name, *words]):
                 check_config(run.config)
-        if name == "vit_jax.describe":
-            describe.make_parser().parse_args(words)
         if name == "vit_jax.main":
             config, _ = parse_command_line([name, *words])
             check_config(config)
@@ -186,6 +185,7 @@ def place(tmp_path_factory):
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "results" / "cifar10_shape", folder / "results" / "cifar10_shape")
     write_photos(folder)
+    write_set(folder / "data" / "shards", SINGLE, info=False)
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")
     shutil.copy(
         ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz"

@@ -1,7 +1,7 @@
 """Describes shards that another program wrote: counts their records once and writes info.json beside them.
 
 Runs that read the shards then start without opening all of them. Of shards on a bucket only the ends are read. The last
-image of each shard is checked. info.json may be edited: class_names, a list of names, and name are for people to read.
+image of each shard is checked. Before the first run, name and class_names (a list of names) in info.json may be edited.
 
 Example:
   python -m vit_jax.describe array_record:gs://my-bucket/photos --num-classes=1000

@@ -11,7 +11,8 @@ from tests.conftest import write_tfds
 from tests.data.test_array_record import cut
 from tests.data.test_loader import assert_same
 from tests.data.test_sources import open_source
-from vit_jax import UserError
+from tests.data.test_stream import config_of
+from vit_jax import UserError, data
 from vit_jax.data import loader
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe
@@ -96,12 +97,15 @@ def test_what_exceeds_the_cache_is_streamed_or_refused(bucket, monkeypatch):
     files.close_streamed(())
 
 
-def test_a_data_set_that_is_not_shuffled_says_so(tmp_path):
-    write_tfds(tmp_path, "tiny", "1.2.3", ["a", "b"], {"train": 4})
+def test_what_tfds_has_shuffled_needs_no_packing(tmp_path):
+    write_tfds(tmp_path, "tiny", "1.2.3", ["a", "b"], {"train": 24}, shards=4)
+    fields = {"order": "stream", "data_dir": str(tmp_path)}
+    _, info = data.complete_config(config_of("tfds:tiny", **fields))
+    assert "Order: streamed, readers=8 with window=4 shards each." in info.notes
     path = tmp_path / "tiny" / "1.2.3" / "dataset_info.json"
-    assert opened(tmp_path).shards.shuffled
     path.write_text(json.dumps(json.loads(path.read_text()) | {"disableShuffling": True}))
-    assert not opened(tmp_path).shards.shuffled
+    _, info = data.complete_config(config_of("tfds:tiny", **fields))
+    assert "They may be sorted by class" in info.notes[0]
 
 
 def test_damage_is_named(tmp_path):

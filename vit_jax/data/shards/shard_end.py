@@ -39,7 +39,7 @@ def read_shard_end(path: str, size: int) -> ShardEnd:
         while True:
             end, start = start, max(start - piece, 0)
             local.seek(start)
-            local.write(filesystem.read_range(path, start, end))
+            local.write(filesystem.read_range(path, start, end) if size else b"")
             local.flush()
             try:
                 return _read_end(path, local.name)
