@@ -29,11 +29,11 @@ def read_shard_end(path: str, size: int) -> ShardEnd:
     Where it meets the hole, a checksum is wrong, and more is copied.
 
     Raises:
-        UserError: the shard or its last record is damaged, or the store does not give it.
+        UserError: the shard or its last record is damaged, the store does not give it, or the disk is full.
     """
     if not filesystem.is_remote(path):
         return _read_end(path, path)
-    with tempfile.NamedTemporaryFile(dir=cache.root()) as local:
+    with cache.write_errors(), tempfile.NamedTemporaryFile(dir=cache.root()) as local:
         local.truncate(size)
         start, piece = size, FIRST
         while True:
