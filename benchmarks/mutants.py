@@ -42,6 +42,7 @@ TESTS = {
     "tasks": ["tasks", "masked_patches"],
     "config_print": ["configs", "cli"],
     "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
+    "describe": ["data/test_describe"],
     "doctor": ["machine", "cli"],
     "eval_requests": ["evaluate", "configs"],
     "inference": ["evaluate", "program"],

@@ -98,10 +98,10 @@ def tfds_folder(tmp_path):
     return tmp_path
 
 
-def write_tfds(folder, name, version, classes, counts, file_name=None):
+def write_tfds(folder, name, version, classes, counts, file_name=None, shards=1):
     """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate.
 
-    `file_name` is the pattern of a feature of that name, if any.
+    `file_name` is the pattern of a feature of that name, if any; each split has `shards`, at most one an image.
     """
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -111,21 +111,27 @@ def write_tfds(folder, name, version, classes, counts, file_name=None):
     where = folder / name / version
     where.mkdir(parents=True)
     serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
+    lengths = {}
     for split, count in counts.items():
-        writer = ArrayRecordWriter(str(where / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
-        for number in range(count):
-            encoded = io.BytesIO()
-            Image.fromarray(np.full((6, 8, 3), number % 256, np.uint8)).save(encoded, "PNG")
-            example = {"image": encoded.getvalue(), "label": number % len(classes)}
-            named = {"file_name": file_name.format(number + 1).encode()} if file_name else {}
-            writer.write(serializer.serialize_example(example | named))
-        writer.close()
+        total = min(shards, count)
+        ends = [count * (shard + 1) // total for shard in range(total)]
+        lengths[split] = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            path = where / f"{name}-{split}.array_record-{shard:05}-of-{total:05}"
+            writer = ArrayRecordWriter(str(path), "group_size:1")
+            for number in range(start, end):
+                encoded = io.BytesIO()
+                Image.fromarray(np.full((6, 8, 3), number % 256, np.uint8)).save(encoded, "PNG")
+                example = {"image": encoded.getvalue(), "label": number % len(classes)}
+                named = {"file_name": file_name.format(number + 1).encode()} if file_name else {}
+                writer.write(serializer.serialize_example(example | named))
+            writer.close()
     features.save_metadata(where)
     (where / "features.json").write_text(json.dumps(features.to_json()))
     template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     listed = [
-        {"name": split, "shardLengths": [str(count)], "numBytes": "1", "filepathTemplate": template}
-        for split, count in counts.items()
+        {"name": split, "shardLengths": [*map(str, lengths[split])], "numBytes": "1", "filepathTemplate": template}
+        for split in counts
     ]
     info = {"name": name, "version": version, "fileFormat": "array_record", "splits": listed}
     (where / "dataset_info.json").write_text(json.dumps(info))

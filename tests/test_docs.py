@@ -34,8 +34,24 @@ from benchmarks import (
 )
 from configs import base
 from tests.conftest import ROOT, write_tfds
+from tests.data.test_array_record import SINGLE, write_set
 from tests.data.test_folder import tiny_imagenet
-from vit_jax import cli, convert, evaluate, finetune, look, main, pack, plan, predict, record, report, sweep, vtab
+from vit_jax import (
+    cli,
+    convert,
+    describe,
+    evaluate,
+    finetune,
+    look,
+    main,
+    pack,
+    plan,
+    predict,
+    record,
+    report,
+    sweep,
+    vtab,
+)
 from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
@@ -70,6 +86,7 @@ OURS = {
     "vit_jax.main": main,
     "vit_jax.look": look,
     "vit_jax.convert": convert,
+    "vit_jax.describe": describe,
     "vit_jax.evaluate": evaluate,
     "vit_jax.finetune": finetune,
     "vit_jax.pack": pack,
@@ -168,6 +185,7 @@ def place(tmp_path_factory):
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "results" / "cifar10_shape", folder / "results" / "cifar10_shape")
     write_photos(folder)
+    write_set(folder / "data" / "shards", SINGLE, info=False)
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")
     shutil.copy(
         ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz"

@@ -443,5 +443,5 @@ def test_tfds_on_a_bucket_is_copied_here(bucket, own_cache, tfds_folder, monkeyp
     forget(own_cache)
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "0.000001")
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
-    with pytest.raises(UserError, match=r"memory://b/tfds/tiny/1\.2\.3 needs .* more than the 1e-06 GB"):
+    with pytest.raises(UserError, match=r"such as memory://b/tfds/tiny/1\.2\.3/tiny-train.* more than the 1e-06 GB"):
         kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")

@@ -23,8 +23,9 @@ import vit_jax
 from benchmarks.faults import SPLIT, fill
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT, bytes_in
+from tests.data.test_array_record import SINGLE, write_set
 from tests.test_workdir import failing
-from vit_jax import NoAnswer, UserError, cli, evaluate, pack, predict, sweep, train, tree
+from vit_jax import NoAnswer, UserError, cli, describe, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import directory, local_workdir, manager
 from vit_jax.config import parse_command_line
 from vit_jax.data import loader
@@ -126,6 +127,23 @@ def photos(servers, tmp_path_factory):
 def source(name, photos):
     """What a run reads: files, or on S3 shards of records made of them."""
     return "array_record:s3://bkt/packed" if name == "s3" else f"folder:{photos[name]}"
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_shards_of_another_program_are_described_on_a_bucket(kind, servers, tmp_path):
+    write_set(tmp_path / "set", SINGLE, info=False)
+    where = f"{BUCKETS[kind]}/described"
+    for path in (tmp_path / "set").iterdir():
+        filesystem.upload(path, f"{where}/{path.name}")
+    shards = [f"array_record:{tmp_path / 'set'}", f"array_record:{where}"]
+    for place in shards:
+        describe.main(["vit_jax.describe", place, "--num-classes=4"])
+    here, there = (json.loads(filesystem.read_bytes(f"{place}/info.json")) for place in (tmp_path / "set", where))
+    assert there == here | {"name": "described"} and [shard["records"] for shard in there["splits"]["train"]] == [
+        3,
+        4,
+        4,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,11 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
 
 
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Returns some bytes of a remote file; raises UserError as `read_bytes` does."""
+    return _call_store("read", path, lambda store, name, _: store.cat_file(name, start=start, end=end))
+
+
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file, whole or not at all.
 
@@ -96,9 +101,17 @@ def expand_pattern(pattern: str) -> list[str]:
     Raises:
         UserError: the store refuses or does not answer.
     """
-    if not is_remote(pattern):
-        return sorted(local_glob.glob(pattern))
-    return _call_store("list", pattern, lambda store, name, _: sorted(map(store.unstrip_protocol, store.glob(name))))
+    return list(pattern_sizes(pattern)) if is_remote(pattern) else sorted(local_glob.glob(pattern))
+
+
+def pattern_sizes(pattern: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes, None if not known, of the remote files that `expand_pattern` finds, by path."""
+
+    def glob(store: Any, name: str, _: Any) -> dict[str, int | None]:
+        found = store.glob(name, detail=True)
+        return {store.unstrip_protocol(path): found[path]["size"] for path in sorted(found)}
+
+    return _call_store("list", pattern, glob)
 
 
 def list_files(folder: str) -> list[str]:
@@ -117,6 +130,15 @@ def list_versions(folder: str) -> dict[str, str]:
         UserError: the store refuses or does not answer.
     """
     return {name: _version(info) for name, info in sorted(_listing(folder).items())}
+
+
+def list_sizes(folder: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes of all files below a remote folder, by their names relative to it; None: not known.
+
+    Raises:
+        UserError: the store refuses or does not answer.
+    """
+    return {name: info["size"] for name, info in _listing(folder).items()}
 
 
 def file_version(path: str) -> str:

@@ -1,3 +1,4 @@
+from .description import describe_shards as describe_shards
 from .duplicates import MAX_DISTANCE as MAX_DISTANCE
 from .files import STREAMED_BYTES as STREAMED_BYTES
 from .files import Shard as Shard
@@ -5,6 +6,8 @@ from .files import ShardSet as ShardSet
 from .files import cached_reader as cached_reader
 from .files import close_streamed as close_streamed
 from .files import find_shards as find_shards
+from .files import forget_readers as forget_readers
+from .files import read_bytes as read_bytes
 from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
 from .files import streamed_reader as streamed_reader

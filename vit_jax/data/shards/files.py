@@ -34,7 +34,7 @@ class Shard(NamedTuple):
     Attributes:
         path: local or remote.
         records: their number.
-        size: in bytes, or None if no manifest states it.
+        size: in bytes, or None if nothing states it.
     """
 
     path: str
@@ -64,10 +64,14 @@ class ShardSet(NamedTuple):
     Attributes:
         manifest: None if there is none beside them.
         paths: split -> file name -> path.
+        folder: in which the manifest would lie.
+        pattern: of the files.
     """
 
     manifest: Manifest | None
     paths: dict[str, dict[str, str]]
+    folder: str
+    pattern: str
 
 
 def file_name(split: str, number: int, total: int) -> str:
@@ -84,8 +88,7 @@ def find_shards(pattern: str) -> ShardSet:
     Raises:
         UserError: there are none, a name contains no split, or the manifest is unreadable.
     """
-    cached_reader.cache_clear()  # the shards may have been packed again
-    local_path.cache_clear()
+    forget_readers()
     pattern = pattern if filesystem.is_remote(pattern) else os.path.expanduser(pattern)
     is_folder = os.path.isdir(pattern) or not (re.search(r"[*?[]", pattern) or pattern.endswith(".array_record"))
     folder = pattern if is_folder else os.path.dirname(pattern)
@@ -111,7 +114,7 @@ def find_shards(pattern: str) -> ShardSet:
             f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "
             "set --config.data.source=array_record:FOLDER to their folder"
         )
-    return ShardSet(manifest, paths)
+    return ShardSet(manifest, paths, folder, pattern)
 
 
 def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
@@ -120,25 +123,19 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     With a manifest, sizes of local shards are compared and none is opened; without one, all are opened.
 
     Raises:
-        UserError: a shard is missing, truncated or unexpected.
+        UserError: a shard is missing, truncated or unexpected, or those to open do not fit into the cache.
     """
     paths, manifest = found.paths[split], found.manifest
     if manifest and split not in manifest.splits:
         raise UserError(f"{MANIFEST_NAME} lists no split {split}, but there is {next(iter(paths.values()))}")
-    if manifest:
-        expected = [entry.name for entry in manifest.splits[split]]
-    else:
-        expected = [file_name(split, i, total) for total in stated_totals(paths) for i in range(total)]
-    missing, unexpected = set(expected) - set(paths), set(paths) - set(expected)
-    for names, what, advice in (
-        (missing, "missing", "copy or pack them again"),
-        (unexpected, "unexpected", "move them to another folder"),
-    ):
-        if names:
-            first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise UserError(f"split {split} must have {len(expected)} shards; {len(names)} {what}: {first}; {advice}")
+    expected = [entry.name for entry in manifest.splits[split]] if manifest else stated_names(split, paths)
+    check_names(split, paths, expected)
     if not manifest:
-        return tuple(Shard(paths[name], count_records(paths[name]), None) for name in expected)
+        if not filesystem.is_remote(found.pattern):
+            return tuple(Shard(paths[name], count_records(paths[name]), None) for name in expected)
+        sizes = list_sizes(found)
+        check_count_room(found, split, sum(sizes[paths[name]] or 0 for name in expected))
+        return tuple(Shard(paths[name], count_records(paths[name]), sizes[paths[name]]) for name in expected)
     shards = tuple(Shard(paths[entry.name], entry.records, entry.size) for entry in manifest.splits[split])
     for shard in shards:
         if not filesystem.is_remote(shard.path):
@@ -146,19 +143,50 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     return shards
 
 
-def stated_totals(names: Iterable[str]) -> list[int]:
-    """Returns the total numbers of shards that their names state."""
-    return sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
+def list_sizes(found: ShardSet) -> dict[str, int | None]:
+    """Returns the sizes of all shards in bytes, by path; None: its store does not state it."""
+    if filesystem.is_remote(found.pattern):
+        return filesystem.pattern_sizes(found.pattern)
+    return {path: os.path.getsize(path) for by_name in found.paths.values() for path in by_name.values()}
+
+
+def check_count_room(found: ShardSet, split: str, size: int) -> None:
+    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them."""
+    if size > cache.max_bytes():
+        raise UserError(
+            f"the records of split {split} in {found.folder} are not counted, since there is no {MANIFEST_NAME} beside "
+            f"its shards, and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the "
+            "cache may hold; count them once with python -m vit_jax.describe "
+            f"array_record:{found.folder} --num-classes=N"
+        )
+
+
+def stated_names(split: str, names: Collection[str]) -> list[str]:
+    """Returns the names in order that the shards of a split must have, as these names of them state their number."""
+    totals = sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
+    return [file_name(split, number, total) for total in totals for number in range(total)]
+
+
+def check_names(split: str, names: Collection[str], expected: Collection[str]) -> None:
+    """Raises UserError if the shards of a split do not have the expected names."""
+    missing, unexpected = set(expected) - set(names), set(names) - set(expected)
+    for wrong, what, advice in (
+        (missing, "missing", "copy or pack them again"),
+        (unexpected, "unexpected", "move them to another folder"),
+    ):
+        if wrong:
+            first = ", ".join(sorted(wrong)[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            raise UserError(f"split {split} must have {len(expected)} shards; {len(wrong)} {what}: {first}; {advice}")
 
 
 def check_file_size(path: str, expected: int | None) -> None:
-    """Raises UserError if a local file does not have the size that the manifest states."""
+    """Raises UserError if a local file does not have the size that is stated."""
     try:
         size = os.path.getsize(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if expected not in (None, size):
-        raise UserError(f"{path} has {size} bytes, but {MANIFEST_NAME} says {expected}; copy or pack it again")
+        raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
 
 
 def open_reader(path: str, local: str, size: int | None = None) -> ArrayRecordReader:
@@ -182,7 +210,9 @@ def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
     """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
     reader = open_reader(shard.path, local, shard.size)
     if reader.num_records() != shard.records:
-        raise UserError(f"{shard.path} has {reader.num_records()} records, but {MANIFEST_NAME} says {shard.records}")
+        raise UserError(
+            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated; copy or pack it again"
+        )
     return reader
 
 
@@ -205,6 +235,12 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
         UserError: the file is damaged, or has another number of records than stated.
     """
     return open_shard(shard, local_path(shard.path))
+
+
+def forget_readers() -> None:
+    """Opens every shard anew when it is read next: they may have been replaced."""
+    cached_reader.cache_clear()
+    local_path.cache_clear()
 
 
 def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
@@ -255,17 +291,22 @@ def _close(paths: Iterable[str]) -> None:
             closed.give_back()  # a thread that reads from it ends what it reads
 
 
+def read_bytes(reader: ArrayRecordReader, row: int) -> bytes:
+    """Returns a record; raises ValueError if it is damaged."""
+    try:
+        [record] = reader.read([row])
+    except RuntimeError as error:
+        raise ValueError(str(error).partition(";")[0]) from error
+    return record
+
+
 def read_record(reader: ArrayRecordReader, row: int) -> tuple[bytes, list[int]]:
     """Returns the image and the labels of a record.
 
     Raises:
         ValueError: the record is damaged, or lacks one of the features.
     """
-    try:
-        [record] = reader.read([row])
-    except RuntimeError as error:
-        raise ValueError(str(error).partition(";")[0]) from error
-    return tf_example.parse_example(record)
+    return tf_example.parse_example(read_bytes(reader, row))
 
 
 def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:

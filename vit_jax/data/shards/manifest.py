@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.storage import atomic_write, filesystem
+from vit_jax.storage import filesystem
 
 MANIFEST_NAME = "info.json"
 SHUFFLE = "shuffle"  # the seed in `made_from`, where the images were packed in a random order
@@ -146,9 +146,8 @@ def read_manifest(path: str) -> Manifest | None:
 
 
 def write_manifest(path: str, manifest: Manifest) -> None:
-    """Writes an info.json, whole or not at all."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(manifest.to_json(), indent=2) + "\n")
+    """Writes an info.json, local or remote, whole or not at all; raises UserError if it cannot be written."""
+    filesystem.write_bytes(path, f"{json.dumps(manifest.to_json(), indent=2)}\n".encode())
 
 
 Fields = dict[str, tuple[str, Callable[[Any], bool]]]  # field -> what it must be, whether a value is

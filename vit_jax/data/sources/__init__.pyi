@@ -1,3 +1,4 @@
+from .array_record import check_labels as check_labels
 from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split

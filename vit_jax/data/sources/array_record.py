@@ -18,15 +18,15 @@ The format, which `python -m vit_jax.pack` and other programs can write:
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
-  Without it, all shards are opened and counted at the start, and the config states `num_classes` and `max_labels`.
+  `python -m vit_jax.describe array_record:FOLDER --num-classes=N` counts the records of shards that lack it, and writes
+  it. Without it, all shards are opened and counted at each start, remote ones copied first, which the cache must hold,
+  and the config states `num_classes` and `max_labels`.
 * Shards should have many records each, written with `group_size:1`, since records are read one by one.
 """
 
-import bisect
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,8 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files
+from vit_jax.data.sources.sharded import ShardedSplits, open_run
+from vit_jax.data.sources.source import Shards, Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
@@ -47,7 +48,7 @@ class ArrayRecords:
 
     Attributes:
         name: of the data set, empty without an info.json.
-        counts: number of records of each split read.
+        splits: the shards of each split read.
         num_classes: as info.json or the config states.
         class_names: or None.
         max_labels: the most labels of an image in multi-label data, or None.
@@ -82,10 +83,8 @@ class ArrayRecords:
                 "--config.data.max_labels)"
             )
         self.shuffled = manifest is not None and shards.SHUFFLE in manifest.made_from
-        self.shards = {split: shards.shards_of_split(found, name) for split, name in existing.items()}
-        counts = {split: [shard.records for shard in listed] for split, listed in self.shards.items()}
-        self.starts = {split: [0, *itertools.accumulate(numbers[:-1])] for split, numbers in counts.items()}
-        self.counts = {split: sum(numbers) for split, numbers in counts.items()}
+        self.splits = ShardedSplits({split: shards.shards_of_split(found, name) for split, name in existing.items()})
+        counts = {split: [shard.records for shard in listed] for split, listed in self.splits.shards.items()}
         identity = json.dumps([packed_identity(found), None if manifest else counts, self.max_labels], sort_keys=True)
         self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
@@ -100,56 +99,46 @@ class ArrayRecords:
             DecodeError: the record is damaged.
             UserError: the shard is damaged, or a label is not one of the classes.
         """
-        number = self.shard_number(split, index)
-        shard, row = self.shards[split][number], index - self.starts[split][number]
+        shard, row = self.splits.locate(split, index)
         name = f"record {row} of {shard.path}"
         try:
             image, labels = shards.read_record(open_shard(shard), row)
         except ValueError as error:
             raise DecodeError(f"cannot read {name}: {error}") from error
-        return EncodedImage(image, name), self.check_labels(labels, name)
-
-    def shard_number(self, split: str, index: int) -> int:
-        """Returns which of a split's shards contains example `index`."""
-        return bisect.bisect_right(self.starts[split], index) - 1
+        return EncodedImage(image, name), check_labels(labels, name, self.num_classes, self.max_labels)
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
-        return stamp_files(shard.path for shard in self.shards[split])
+        return stamp_files(shard.path for shard in self.splits.shards[split])
 
-    def shard_runs(self, parts: Iterable[tuple[str, range]]) -> Iterator[ShardRun]:
-        """Yields the shards that contain these rows of splits, each with how many of the rows."""
-        for split, rows in parts:
-            for shard, start in zip(self.shards[split], self.starts[split], strict=True):
-                contained = min(rows.stop, start + shard.records) - max(rows.start, start)
-                if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.records, shard.size)
 
-    def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
-        """Checks the labels of a record, and returns them in the form that `read_example` returns.
+def check_labels(
+    labels: list[int], name: str, num_classes: int, max_labels: int | None
+) -> int | Int32[np.ndarray, " max_labels"]:
+    """Checks the labels of the record of this name, and returns them in the form that a source gives.
 
-        Raises:
-            UserError: a label is out of range, or there are too many or too few.
-        """
-        if wrong := [label for label in labels if not 0 <= label < self.num_classes]:
-            raise UserError(f"{name} has the label {wrong[0]}, but there are {self.num_classes} classes")
-        if self.max_labels is None:
-            if len(labels) != 1:
-                raise UserError(
-                    f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
-                    f"{shards.MANIFEST_NAME} or --config.data.max_labels"
-                )
-            return labels[0]
-        labels = list(dict.fromkeys(labels))
-        if len(labels) > self.max_labels:
-            raise UserError(f"{name} has {len(labels)} labels, but max_labels is {self.max_labels}")
-        return np.array(labels + [-1] * (self.max_labels - len(labels)), np.int32)
+    Raises:
+        UserError: a label is out of range, or there are too many or too few.
+    """
+    if wrong := [label for label in labels if not 0 <= label < num_classes]:
+        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
+    if max_labels is None:
+        if len(labels) != 1:
+            raise UserError(
+                f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
+                f"{shards.MANIFEST_NAME} or --config.data.max_labels"
+            )
+        return labels[0]
+    labels = list(dict.fromkeys(labels))
+    if len(labels) > max_labels:
+        raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
+    return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `ArrayRecords`. The EXIF orientation is not applied, as in published results."""
     records = ArrayRecords(name, split_names(split), source_config.num_classes, source_config.max_labels)
-    parts = tuple(select_examples(split, records.counts))
+    parts = tuple(select_examples(split, records.splits.counts))
     return Source(
         name=f"array_record:{records.name}",
         parts=parts,
@@ -160,18 +149,13 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         max_labels=records.max_labels,
         file_stamp=records.file_stamp,
         shards=Shards(
-            tuple(records.shard_runs(parts)),
+            tuple(records.splits.runs(parts)),
             partial(records.read_example, open_shard=shards.streamed_reader),
             open_run,
             shards.close_streamed,
             records.shuffled,
         ),
     )
-
-
-def open_run(run: ShardRun) -> None:
-    """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, run.records, run.size), waits=False)
 
 
 def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:

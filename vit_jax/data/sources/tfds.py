@@ -8,48 +8,92 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from vit_jax import MissingData, UserError, storage, tell
-from vit_jax.data.images import EncodedImage
-from vit_jax.data.sources.source import Source, SourceConfig, stamp_files
+from vit_jax.data import shards
+from vit_jax.data.images import DecodeError, EncodedImage
+from vit_jax.data.sources.sharded import ShardedSplits, open_run
+from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files
 from vit_jax.data.sources.splits import resolve_name, select_examples
 from vit_jax.storage import filesystem
 
 FILE_NAME = "file_name"  # the feature that names an image, as ImageNet's does
+SHARD_X_OF_Y = re.compile(r"\d{5,}-of-\d{5,}")  # in the names of shards, as TFDS calls and writes it
 CONNECT_TIMEOUT = 10.0  # seconds for the server of a download to answer at all
+
+
+class PreparedData(NamedTuple):
+    """A data set that TFDS has prepared.
+
+    Attributes:
+        info: TFDS's description of it.
+        folder: of its shards, local or remote.
+    """
+
+    info: Any
+    folder: str
 
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplits:
-    """The examples of some splits.
+    """The examples of some whole splits.
 
     Attributes:
         name: of the data set.
-        data: split -> TFDS's data source, images not decoded.
-        files: split -> its files.
+        features: TFDS's, which parse a record.
+        decoders: TFDS's, which leave images encoded.
+        splits: the shards.
+        shuffled: whether TFDS has shuffled the examples, as it does unless the data set says otherwise.
     """
 
     name: str
-    data: dict[str, Any]
-    files: dict[str, list[str]]
+    features: Any
+    decoders: dict[str, Any]
+    splits: ShardedSplits
+    shuffled: bool
 
-    def read_example(self, split: str, index: int) -> tuple[EncodedImage, int]:
-        """Returns (image, label) number `index` of a split."""
-        example = self.data[split][index]
+    def read_features(
+        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+    ) -> dict[str, Any]:
+        """Returns the features of example `index` of a split; `open_shard` returns the reader of its shard.
+
+        Raises:
+            DecodeError: the record is damaged.
+            UserError: the shard is damaged or missing.
+        """
+        shard, row = self.splits.locate(split, index)
+        try:
+            record = shards.read_bytes(open_shard(shard), row)
+        except ValueError as error:
+            raise DecodeError(f"cannot read record {row} of {shard.path}: {error}") from error
+        return self.features.deserialize_example_np(record, decoders=self.decoders)
+
+    def read_example(
+        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+    ) -> tuple[EncodedImage, int]:
+        """Returns (image, label) number `index` of a split; takes and raises what `read_features` does."""
+        example = self.read_features(split, index, open_shard)
         return EncodedImage(example["image"], f"{self.name} {split} {index}"), int(example["label"])
 
     def read_name(self, split: str, index: int) -> str:
         """Returns the feature `file_name` of example `index` of a split; its whole record is read."""
-        return self.data[split][index][FILE_NAME].decode()
+        return self.read_features(split, index)[FILE_NAME].decode()
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when files of a split are replaced."""
-        return stamp_files(self.files[split])
+        return stamp_files(shard.path for shard in self.splits.shards[split])
+
+    def source_shards(self, parts: Sequence[tuple[str, range]], read_example: Callable[..., Any]) -> Shards:
+        """Returns the shards of parts of the splits, from which `read_example` reads given an `open_shard`."""
+        runs: tuple[ShardRun, ...] = tuple(self.splits.runs(parts))
+        streamed = partial(read_example, open_shard=shards.streamed_reader)
+        return Shards(runs, streamed, open_run, shards.close_streamed, self.shuffled)
 
 
 def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -58,12 +102,13 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
     The EXIF orientation is not applied, as in the published results.
 
     Raises:
-        UserError: the data set is missing and cannot be prepared, in another format, or has no image and label.
+        UserError: the data set or one of its files is missing and cannot be prepared, in another format, or has no
+            image and label.
     """
-    builder = find_builder(name, source_config.data_dir)
-    info, label = builder.info, builder.info.features["label"]
+    prepared = find_data(name, source_config.data_dir)
+    info, label = prepared.info, prepared.info.features["label"]
     parts = tuple(select_examples(split, {name: info.splits[name].num_examples for name in info.splits}))
-    data = open_whole_splits(builder, [part for part, _ in parts])
+    data = open_whole_splits(prepared, [part for part, _ in parts])
     class_names = tuple(label.names) if label.names else None
     return Source(
         name=f"tfds:{data.name}",
@@ -73,37 +118,59 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
         class_names=class_names,
         file_stamp=data.file_stamp,
         read_name=data.read_name if FILE_NAME in info.features else None,
+        shards=data.source_shards(parts, data.read_example),
     )
 
 
 def list_tfds_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of a data set; raises as `open_tfds`."""
-    return list(find_builder(name, source_config.data_dir).info.splits)
+    return list(find_data(name, source_config.data_dir).info.splits)
 
 
-def open_whole_splits(builder: Any, names: list[str]) -> TfdsSplits:
-    """Returns the examples of some whole splits."""
+def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
+    """Returns the examples of some whole splits; raises UserError if one of their files is missing."""
     import tensorflow_datasets as tfds
 
+    shards.forget_readers()  # the data may have been prepared again
+    info, folder = prepared
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
-    images = [name for name, feature in builder.info.features.items() if isinstance(feature, tfds.features.Image)]
+    images = [name for name, feature in info.features.items() if isinstance(feature, tfds.features.Image)]
+    existing = {name: info.splits[resolve_name(name, list(info.splits))] for name in names}
+    sizes = file_sizes(folder)
+    listed = {}
+    for name, split in existing.items():
+        files = [path.relative_to(info.data_dir).as_posix() for path in split.filepaths]
+        if missing := [file for file in files if file not in sizes]:
+            raise UserError(
+                f"{folder} lacks {len(missing)} of the {len(files)} files of the split {split.name}, such as "
+                f"{missing[0]}; copy or prepare the TFDS dataset again"
+            )
+        listed[name] = tuple(
+            shards.Shard(filesystem.join_path(folder, file), length, sizes[file])
+            for file, length in zip(files, split.shard_lengths, strict=True)
+        )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
-    existing = {name: resolve_name(name, list(builder.info.splits)) for name in names}
-    opened = {name: builder.as_data_source(split=split, decoders=skip) for name, split in existing.items()}
-    files = {name: [str(path) for path in builder.info.splits[split].filepaths] for name, split in existing.items()}
-    return TfdsSplits(builder.info.full_name, opened, files)
+    return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed), not info.disable_shuffling)
 
 
-def find_builder(name: str, data_dir: str | None) -> Any:
-    """Returns TFDS's builder of a data set in `data_dir`, local or remote; prepares the data set if it is missing.
+def file_sizes(folder: str) -> dict[str, int | None]:
+    """Returns the sizes in bytes of all files below a folder, local or remote, by their names relative to it."""
+    if filesystem.is_remote(folder):
+        return filesystem.list_sizes(folder)
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def find_data(name: str, data_dir: str | None) -> PreparedData:
+    """Returns a data set in `data_dir`, local or remote; prepares it if it is missing.
 
     Raises:
         UserError: see `open_tfds`.
     """
     where = find_data_dir(data_dir)
-    builder = find_prepared(name, where) or prepare_dataset(name, where)
-    check_features(builder.info, name)
-    return builder
+    prepared = find_prepared(name, where) or prepare_dataset(name, where)
+    check_features(prepared.info, name)
+    return prepared
 
 
 def find_data_dir(data_dir: str | None) -> str:
@@ -111,8 +178,8 @@ def find_data_dir(data_dir: str | None) -> str:
     return data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
 
 
-def find_prepared(name: str, where: str) -> Any:
-    """Returns TFDS's builder of a data set in a folder, local or remote, or None if the data set is not there.
+def find_prepared(name: str, where: str) -> PreparedData | None:
+    """Returns a data set in a folder, local or remote, or None if it is not there; of a remote one no shard is copied.
 
     Raises:
         UserError: it is in another format, or a store cannot be read.
@@ -121,17 +188,23 @@ def find_prepared(name: str, where: str) -> Any:
 
     try:
         if filesystem.is_remote(where):
-            builder = tfds.builder_from_directory(filesystem.local_copy_of_folder(newest_remote_version(where, name)))
+            folder = newest_remote_version(where, name)
+            described = filesystem.local_copy_of_folder(folder, lambda file: not SHARD_X_OF_Y.search(file))
+            info = tfds.builder_from_directory(described).info
         else:
-            builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=where)
+            info = tfds.core.read_only_builder.builder_from_files(name, data_dir=where).info
+            folder = info.data_dir
     except tfds.core.DatasetNotFoundError:
         return None
-    if tfds.core.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
+    wanted = tfds.core.FileFormat.ARRAY_RECORD
+    if wanted not in info.available_file_formats():
         command = build_command(name, where)
         raise MissingData(
             f"the TFDS dataset {name!r} in {where} is not in ArrayRecord format; prepare it with {command}"
         )
-    return builder
+    if info.file_format != wanted:  # one of several
+        info.set_file_format(wanted, override=True, override_if_initialized=True)
+    return PreparedData(info, folder)
 
 
 def check_features(info: Any, name: str) -> None:
@@ -150,7 +223,7 @@ def build_command(name: str, where: str) -> str:
     )
 
 
-def prepare_dataset(name: str, where: str) -> Any:
+def prepare_dataset(name: str, where: str) -> PreparedData:
     """Downloads and prepares a public data set, and says so first; a failure leaves no empty folder.
 
     Raises:
@@ -192,7 +265,7 @@ def prepare_dataset(name: str, where: str) -> Any:
             raise MissingData(
                 f"{missing}, and TFDS cannot prepare this dataset here ({short_reason(error)}); {elsewhere}"
             ) from error
-    return builder
+    return PreparedData(builder.info, builder.info.data_dir)
 
 
 def is_reachable(url: str) -> bool:

@@ -1,9 +1,11 @@
 """The tasks of VTAB as sources: 1,000 examples to learn from, the whole test split, and the labels that VTAB makes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from vit_jax import UserError, choose
+from vit_jax.data import shards
 from vit_jax.data.images import RGB, EncodedImage
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import select_examples
@@ -27,9 +29,11 @@ class VtabExamples:
     splits: TfdsSplits
     task: VtabTask
 
-    def read_example(self, split: str, index: int) -> tuple[RGB | EncodedImage, int]:
-        """Returns (image, label) number `index` of a split of the data set."""
-        record = self.splits.data[split][index]
+    def read_example(
+        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+    ) -> tuple[RGB | EncodedImage, int]:
+        """Returns (image, label) number `index` of a split of the data set; see `TfdsSplits.read_features`."""
+        record = self.splits.read_features(split, index, open_shard)
         image = EncodedImage(record["image"], f"{self.splits.name} {split} {index}")
         label = LABELS[self.task.label](record[self.task.feature])
         return (image.decode() * 255 if self.task.binary else image), label
@@ -42,25 +46,27 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
         UserError: there is no such task or split, or its data set is missing, too small, or another one.
     """
     task, where = VTAB_TASKS[choose("VTAB task", name, VTAB_TASKS)], find_data_dir(source_config.data_dir)
-    builder = find_prepared(task.dataset, where)
-    if builder is None:
+    prepared = find_prepared(task.dataset, where)
+    if prepared is None:
         command = build_command(task.dataset, where)
         files = f"; download its files first, into {where}/downloads/manual" if task.manual else ""
         raise UserError(f"there is no TFDS dataset {task.dataset!r} in {where}; prepare it with {command}{files}")
-    check_record(builder.info.features, task)
-    whole = find_splits(task, {name: info.num_examples for name, info in builder.info.splits.items()})
+    info = prepared.info
+    check_record(info.features, task)
+    whole = find_splits(task, {name: split.num_examples for name, split in info.splits.items()})
     chosen = select_examples(split, {name: sum(len(rows) for _, rows in parts) for name, parts in whole.items()})
     parts = tuple(part for name, rows in chosen for part in cut_parts(whole[name], rows))
-    examples = VtabExamples(open_whole_splits(builder, [name for name, _ in parts]), task)
-    classes = builder.info.features[task.feature] if task.label == "class" else None
+    examples = VtabExamples(open_whole_splits(prepared, [name for name, _ in parts]), task)
+    classes = info.features[task.feature] if task.label == "class" else None
     names = tuple(classes.names) if classes and classes.names else None
     return Source(
-        name=f"vtab:{name} {builder.info.full_name}",
+        name=f"vtab:{name} {info.full_name}",
         parts=parts,
         read_example=examples.read_example,
         num_classes=task.classes,
         class_names=names,
         file_stamp=examples.splits.file_stamp,
+        shards=examples.splits.source_shards(parts, examples.read_example),
     )
 
 

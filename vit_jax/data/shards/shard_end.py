@@ -1,0 +1,58 @@
+"""The end of a shard, all that is read of one whose records are only counted."""
+
+import tempfile
+from typing import NamedTuple
+
+from vit_jax import UserError
+from vit_jax.data.shards import files
+from vit_jax.storage import cache, filesystem
+
+FIRST, LARGEST = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
+
+
+class ShardEnd(NamedTuple):
+    """What the end of a shard contains.
+
+    Attributes:
+        records: of the shard, their number.
+        last: the last of them; None: there are none.
+    """
+
+    records: int
+    last: bytes | None
+
+
+def read_shard_end(path: str, size: int) -> ShardEnd:
+    """Returns the number of records of a shard of `size` bytes, and the last one; of a remote shard no more is copied.
+
+    ArrayRecord's reader is given a file of this size with a hole in place of what was not copied. It begins at the end.
+    Where it meets the hole, a checksum is wrong, and more is copied.
+
+    Raises:
+        UserError: the shard or its last record is damaged, the store does not give it, or the disk is full.
+    """
+    if not filesystem.is_remote(path):
+        return _read_end(path, path)
+    with cache.write_errors(), tempfile.NamedTemporaryFile(dir=cache.root()) as local:
+        local.truncate(size)
+        start, piece = size, FIRST
+        while True:
+            end, start = start, max(start - piece, 0)
+            local.seek(start)
+            local.write(filesystem.read_range(path, start, end) if size else b"")
+            local.flush()
+            try:
+                return _read_end(path, local.name)
+            except UserError:
+                if not start:
+                    raise
+            piece = min(2 * piece, LARGEST)
+
+
+def _read_end(path: str, local: str) -> ShardEnd:
+    reader = files.open_reader(path, local)
+    records = reader.num_records()
+    try:
+        return ShardEnd(records, files.read_bytes(reader, records - 1) if records else None)
+    except ValueError as error:
+        raise UserError(f"cannot read record {records - 1} of {path}: {error}; copy or pack it again") from error
