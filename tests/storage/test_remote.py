@@ -484,13 +484,40 @@ def test_two_hosts_write_to_one_bucket(photos, tmp_path):
     assert finished("gs://bkt/hosts")[-1] == 40
 
 
-@pytest.mark.slow
-def test_a_set_is_streamed_by_hosts_whose_disks_hold_a_tenth_of_it(servers, tmp_path):
-    pack.main(["vit_jax.pack", "digits", str(tmp_path / "packed"), "--splits=train", "--shards=96"])
-    shards = sorted((tmp_path / "packed").iterdir())
-    for path in shards:
+@pytest.fixture(scope="module")
+def digits_shards(servers, tmp_path_factory):
+    """The sizes of the 96 shards in gs://bkt/digits."""
+    folder = tmp_path_factory.mktemp("packed")
+    pack.main(["vit_jax.pack", "digits", str(folder), "--splits=train", "--shards=96"])
+    for path in folder.iterdir():
         filesystem.upload(path, f"gs://bkt/digits/{path.name}")
-    total, largest = (of(path.stat().st_size for path in shards) for of in (sum, max))
+    return [path.stat().st_size for path in folder.glob("*.array_record")]
+
+
+def cache_of(folder, gigabytes):
+    """host -> the variables that give it a cache of its own."""
+    return lambda host: {"VIT_JAX_CACHE": f"{folder}-{host}", "VIT_JAX_CACHE_GB": str(gigabytes)}
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_divided_between_hosts_whose_disks_hold_a_part_of_it(digits_shards, tmp_path):
+    found = {}
+    words = [*WORDS, "--config.total_steps=0", "--config.evals.test.source=array_record:gs://bkt/digits"]
+    words += ["--config.evals.test.split=train", "--config.batch_eval=32", "--config.data.source=digits"]
+    for hosts in (2, 4):
+        bound = 0.8 * sum(digits_shards) / 1e9
+        variables = cache_of(tmp_path / f"cache{hosts}", bound)
+        with Hosts(tmp_path / f"{hosts}", hosts, 4 // hosts, SPLIT, *words, slow=0, variables=variables) as run:
+            assert run.wait() == [0] * hosts, run.output()
+        [found[hosts]] = [line for line in metrics(tmp_path / f"{hosts}") if "test/n" in line]
+        copied = [len(list(path.glob("files/*.lock"))) for path in tmp_path.glob(f"cache{hosts}-*")]
+        assert max(copied) <= 96 / hosts + 24  # its share, and where the eight stretches lie that are compared
+    assert found[2] == found[4] and found[2]["test/n"] == 1078
+
+
+@pytest.mark.slow
+def test_a_set_is_streamed_by_hosts_whose_disks_hold_a_tenth_of_it(digits_shards, tmp_path):
+    total, largest = sum(digits_shards), max(digits_shards)
     bound = 7 * largest  # a reader's window of two, the next, those of the batches ahead, and one that ends
     assert bound < total / 10
     most = 0
@@ -505,11 +532,7 @@ def test_a_set_is_streamed_by_hosts_whose_disks_hold_a_tenth_of_it(servers, tmp_
         ]
         words += ["--config.evals.test.split=test", "--config.data.order=stream", "--config.data.readers=4", *more]
         words += ["--config.data.window=2", "--config.total_steps=66"]
-
-        def variables(host):
-            own = {"VIT_JAX_CACHE": f"{tmp_path}/caches/{name}{hosts}-{host}"}
-            return own | {"VIT_JAX_CACHE_GB": str(bound * 4 / hosts / 1e9)}
-
+        variables = cache_of(tmp_path / "caches" / f"{name}{hosts}", bound * 4 / hosts / 1e9)
         with Hosts(tmp_path / name, hosts, 4 // hosts, *words, slow=0, variables=variables) as started:
             while any(process.poll() is None for process in started.processes):
                 for cache in (tmp_path / "caches").glob(f"{name}{hosts}-*/files"):
