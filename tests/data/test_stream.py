@@ -1,6 +1,7 @@
 """The streamed order: each epoch is every example once, on any hosts; and what it needs of the cache and of a store."""
 
 import fcntl
+import io
 import pickle
 import random
 import time
@@ -8,6 +9,7 @@ import time
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs.base import get_config
 from tests.conftest import bytes_in
@@ -240,6 +242,16 @@ def test_the_order_is_chosen_once_and_told(shards, tmp_path, monkeypatch):
     older = [line for line in text.splitlines() if not any(f'"{name}"' in line for name in names)]
     (tmp_path / "config.json").write_text("\n".join(older))
     assert keep_order(config_of(shards), str(tmp_path)).data.order == "global"
+
+
+def test_a_folder_in_a_bucket_says_what_would_be_faster(shards):
+    for number in range(8):
+        content = io.BytesIO()
+        Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(content, "PNG")
+        fsspec.filesystem("memory").pipe(f"memory://b/photos/{'ab'[number % 2]}/{number}.png", content.getvalue())
+    config = config_of("folder:memory://b/photos")
+    chosen, info = data.complete_config(config)
+    assert chosen.data.order == "global" and "read one by one" in info.notes[0] and "pack --shuffle=0" in info.notes[0]
 
 
 def test_what_cannot_be_streamed_is_refused_in_a_sentence(shards, monkeypatch):

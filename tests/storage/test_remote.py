@@ -541,6 +541,8 @@ def test_a_set_is_streamed_by_hosts_whose_disks_hold_a_tenth_of_it(digits_shards
                     return
                 time.sleep(0.1)
             assert started.wait() == [0] * hosts, started.output()
+            told = f"Fetched in an epoch: {total / 1e9:.3g} GB by all hosts, of {total / 1e9:.3g} GB of shards; "
+            assert (f"{told}{total / hosts / 1e9:.3g} GB by one." in started.output()) == (hosts > 1)
         return [len(list(path.glob("files/*.lock"))) for path in (tmp_path / "caches").glob(f"{name}{hosts}-*")]
 
     # 66 batches of 24 are an epoch and a tenth; of each, a host needs its share, and a shard for each end of a range.

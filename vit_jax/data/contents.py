@@ -25,8 +25,8 @@ def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
     """
     if source.file_stamp is None:
         return ""
-    with ThreadPoolExecutor(READERS) as pool:
-        digests = pool.map(lambda index: digest_example(source, index), sample_indices(len(source), stretches))
+    with source.opened() as readable, ThreadPoolExecutor(READERS) as pool:
+        digests = pool.map(lambda index: digest_example(readable, index), sample_indices(len(source), stretches))
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 

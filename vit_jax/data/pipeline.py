@@ -52,8 +52,8 @@ def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[imag
         UserError: the source is wrong or missing, or has no such split.
     """
     source = sources.open_source(config, split, streams=True)
-    source = source.streamed() if source.shards else source
-    rows = [source[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
+    with source.opened() as readable:
+        rows = [readable[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
     names = source.class_names or range(source.num_classes)
     labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
     return [np.asarray(row["image"]) for row in rows], [", ".join(classes) for classes in labels]

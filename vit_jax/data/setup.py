@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config import PATH_SOURCES, eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
-from vit_jax.data.contents import sample_contents
+from vit_jax.data.contents import STRETCHES, sample_contents
 from vit_jax.data.disk_need import check_eval_disk
 from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
@@ -128,8 +128,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     }
     # Where images are streamed a single stretch of each source is sampled, since most shards are not here.
     samples = {
-        key: sample_contents(one.streamed(), 1) if one.shards and order.identity else sample_contents(one)
-        for key, one in opened.items()
+        key: sample_contents(one, 1 if one.shards and order.identity else STRETCHES) for key, one in opened.items()
     }
     evals = {
         name: described

@@ -5,9 +5,10 @@ decoded yet, the label an int or, in multi-label data, an array. Sources can be 
 them.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -157,6 +158,17 @@ class Source:
         """Returns the source of examples in shards, which holds none of them longer than it is asked to."""
         assert self.shards
         return dataclasses.replace(self, read_example=self.shards.read_example)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator["Source"]:
+        """Yields the source to read some examples of; shards that are opened for them are closed at the end."""
+        if self.shards is None:
+            yield self
+            return
+        try:
+            yield self.streamed()
+        finally:
+            self.shards.close((), 0)
 
     def check_cache_room(self, beside: int = 0) -> None:
         """Raises UserError if copies of all remote shards, and some bytes beside them, exceed the bound of the cache.
