@@ -100,9 +100,9 @@ def shard_bytes(where: str) -> list[int]:
     return [run.size for run in open_split(SourceConfig(where), "train").shards.runs]
 
 
-def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, watch=lambda: None):
+def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, watch=lambda: None, split="train"):
     """Labels and first pixels of batches."""
-    source = open_split(SourceConfig(where), "train", streams=True)
+    source = open_split(SourceConfig(where), split, streams=True)
     rows = np.arange(BATCH) if rows is None else rows
     lengths = [run.examples for run in source.shards.runs]
     fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
@@ -130,6 +130,13 @@ def test_batches_do_not_depend_on_hosts_workers_starts_or_where_the_shards_lie(s
             rows = np.array_split(np.arange(BATCH), hosts)[host]
             part = [{name: array[rows] for name, array in batch.items()} for batch in whole]
             assert_same(stream(shards, 30, rows), part)
+
+
+def test_slices_are_streamed(shards):
+    slices = "train[:10%]+train[60:100]"  # which cut shards
+    taken = stream(shards, -(-59 // BATCH), split=slices)
+    images = [int(image[0, 0, 0]) for batch in taken for image in batch["image"]]
+    assert sorted(images[:59]) == [*range(19), *range(60, 100)]
 
 
 @pytest.mark.slow
