@@ -2,18 +2,29 @@
 it, with the conditional requests that TensorStore relies on (which the emulator on PyPI ignores).
 
 python -m tests.storage.fake_gcs PORT BUCKET
+
+It fails as it is told. POST /faults takes JSON, {"seed": 0, "faults": [...]}, in place of what was told before; GET
+/faults gives how often each was met, and how many requests there were. A fault is {"kind": one of KINDS, "share": of
+the requests, "count": how many at most, "path": a regular expression that theirs contains, "method": "GET", "seconds":
+of a stall, or the least and the most of a latency, "retry_after": seconds}.
 """
 
 import base64
 import hashlib
 import json
+import random
 import re
+import socket
+import struct
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REWRITE = r"(?:/rewriteTo/b/([^/]+)/o/([^/]+))?"
+KINDS = ("latency", "reset", "429", "503", "stall", "short")  # the last two and a reset: in the middle of the content
+PAGE = 1000  # entries of a listing, at most
 OBJECT = re.compile(rf"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?{REWRITE}")
 
 
@@ -23,6 +34,22 @@ class Store:
     def __init__(self, bucket):
         self.bucket, self.objects, self.uploads = bucket, {}, {}
         self.generation, self.lock = 1000, threading.Lock()
+        self.told({})
+
+    def told(self, words):
+        self.random, self.faults = random.Random(words.get("seed", 0)), words.get("faults", [])
+        self.met, self.requests = [0] * len(self.faults), 0
+
+    def fault(self, method, path):
+        """The fault that a request meets, or None."""
+        self.requests += 1
+        for number, fault in enumerate(self.faults):
+            if method != fault.get("method", method) or not re.search(fault.get("path", ""), unquote(path)):
+                continue
+            if self.met[number] < fault.get("count", 1e9) and self.random.random() < fault.get("share", 1):
+                self.met[number] += 1
+                return fault
+        return None
 
     def info(self, name):
         generation, content = self.objects[name]
@@ -55,9 +82,42 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
+        kind, half = (self.fault or {}).get("kind"), len(body) // 2
+        if kind in ("reset", "stall", "short"):
+            self.wfile.write(body[:half])
+            self.wfile.flush()
+            self.close_connection = True
+            if kind == "stall":
+                self.store.lock.release()
+                time.sleep(self.fault.get("seconds", 3600))
+                self.store.lock.acquire()
+            if kind == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
         self.wfile.write(body)
 
+    def control(self):
+        """Takes and tells what fails."""
+        self.fault, body = None, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.store.lock:
+            if self.command == "POST":
+                self.store.told(json.loads(body))
+            self.answer(200, {"met": self.store.met, "requests": self.store.requests})
+
     def route(self):
+        if self.path == "/faults":
+            return self.control()
+        with self.store.lock:
+            self.fault = fault = self.store.fault(self.command, self.path)
+        if fault and fault["kind"] == "latency":
+            time.sleep(self.store.random.uniform(*fault["seconds"]))
+        if fault and fault["kind"].isdecimal():
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            after = {"Retry_After": str(fault["retry_after"])} if "retry_after" in fault else {}
+            return self.answer(int(fault["kind"]), {"error": {"code": int(fault["kind"]), "message": "busy"}}, **after)
+        return self.serve()
+
+    def serve(self):
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -109,18 +169,24 @@ class Handler(BaseHTTPRequestHandler):
 
     def listing(self, query):
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-        names, prefixes = [], set()
+        names, prefixes, more, last = [], set(), {}, ""
+        after, most = query.get("pageToken", ""), min(int(query.get("maxResults", PAGE)), PAGE)
         for name in sorted(self.store.objects):
-            if not name.startswith(prefix) or not query.get("startOffset", "") <= name:
+            if not name.startswith(prefix) or not query.get("startOffset", "") <= name or name <= after:
                 continue
             if "endOffset" in query and name >= query["endOffset"]:
                 continue
             rest = name[len(prefix) :]
-            if delimiter and delimiter in rest:
-                prefixes.add(prefix + rest.partition(delimiter)[0] + delimiter)
+            folder = prefix + rest.partition(delimiter)[0] + delimiter if delimiter and delimiter in rest else None
+            if len(names) + len(prefixes) == most and folder not in prefixes:
+                more = {"nextPageToken": last}
+                break
+            last = name
+            if folder:
+                prefixes.add(folder)
             else:
                 names.append(name)
-        self.answer(200, {"items": [self.store.info(name) for name in names], "prefixes": sorted(prefixes)})
+        self.answer(200, {"items": [self.store.info(name) for name in names], "prefixes": sorted(prefixes), **more})
 
     def copy(self, name, new):
         if name not in self.store.objects:

@@ -1,6 +1,7 @@
 """A time limit for calls to servers that may never answer."""
 
 import concurrent.futures
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -14,22 +15,47 @@ TIMEOUT = 60.0  # seconds without an answer or progress
 
 
 class Progress(Callback):
-    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer."""
+    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer.
+
+    Attributes:
+        last: when a byte came that had never come before, or the call began; as `time.monotonic`.
+        fault: the last reason for which something was tried again, or empty.
+        requests: what the call has asked the server.
+        abandoned: set when nobody waits for the call any longer; it ends at its next part.
+    """
 
     def __init__(self):
         super().__init__()
-        self.last = time.monotonic()
+        self.last, self.fault = time.monotonic(), ""
+        self.requests: set[object] = set()
+        self.abandoned = threading.Event()
+        self._furthest = 0
+
+    def set_size(self, size: int | None) -> None:
+        """Records that a copy begins, perhaps anew: its first parts are no progress then."""
+        self.value = 0
+        super().set_size(size)
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Records that progress was made."""
-        self.last = time.monotonic()
+        """Records that progress was made.
+
+        Raises:
+            NoAnswer: the call was abandoned.
+        """
+        if self.abandoned.is_set():
+            raise NoAnswer("this call was given up.")
+        if self.value > self._furthest:
+            self.last, self._furthest = time.monotonic(), self.value
+
+
+current: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("current", default=None)
 
 
 def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float | None = None) -> Any:
     """Returns what a call returns, or raises what it raises.
 
     The call runs in a thread of its own, which is abandoned at the limit: some libraries neither give up nor can be
-    stopped.
+    stopped. There, and in the tasks that it starts, `current` is its progress.
 
     Args:
         what: the name of the file or server in the error message.
@@ -44,15 +70,20 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
     progress = Progress()
 
     def run() -> None:
+        current.set(progress)
         try:
             answer.set_result(call(progress))
         except BaseException as error:
             answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while not answer.done():
-        left = progress.last + seconds - time.monotonic()
-        if left <= 0:
-            raise NoAnswer(f"{what} did not answer within {seconds:g} s; is it reachable from here?")
-        concurrent.futures.wait([answer], timeout=left)
-    return answer.result()
+    try:
+        while not answer.done():
+            left = progress.last + seconds - time.monotonic()
+            if left <= 0:
+                fault = f" ({progress.fault})" if progress.fault else ""
+                raise NoAnswer(f"{what} did not answer within {seconds:g} s{fault}; is it reachable from here?")
+            concurrent.futures.wait([answer], timeout=left)
+        return answer.result()
+    finally:
+        progress.abandoned.set()

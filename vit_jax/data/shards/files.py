@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from vit_jax.storage import atomic_write, cache, filesystem
+from vit_jax.storage import Version, atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
@@ -34,11 +34,13 @@ class Shard(NamedTuple):
         path: local or remote.
         records: their number.
         size: in bytes, or None if no manifest states it.
+        version: of a remote file when it was listed; another is refused.
     """
 
     path: str
     records: int
     size: int | None
+    version: Version | None = None
 
 
 class Streamed(NamedTuple):
@@ -62,10 +64,12 @@ class ShardSet(NamedTuple):
     Attributes:
         manifest: None if there is none beside them.
         paths: split -> file name -> path.
+        versions: of the shards, by path; of local ones None.
     """
 
     manifest: Manifest | None
     paths: dict[str, dict[str, str]]
+    versions: dict[str, Version | None]
 
 
 def file_name(split: str, number: int, total: int) -> str:
@@ -90,7 +94,8 @@ def find_shards(pattern: str) -> ShardSet:
     manifest = read_manifest(os.path.join(folder, MANIFEST_NAME))
     paths: dict[str, dict[str, str]] = {split: {} for split in manifest.splits} if is_folder and manifest else {}
     pattern = os.path.join(glob.escape(folder), "*.array_record") if is_folder else pattern
-    for path in filesystem.expand_pattern(pattern):
+    versions = filesystem.expand_pattern(pattern)
+    for path in versions:
         name = path.rpartition("/")[2]
         match = SHARD_NAME.fullmatch(name)
         if not match:
@@ -109,7 +114,7 @@ def find_shards(pattern: str) -> ShardSet:
             f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "
             "set --config.data.source=array_record:FOLDER to their folder"
         )
-    return ShardSet(manifest, paths)
+    return ShardSet(manifest, paths, versions)
 
 
 def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
@@ -136,8 +141,12 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
             first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise UserError(f"split {split} must have {len(expected)} shards; {len(names)} {what}: {first}; {advice}")
     if not manifest:
-        return tuple(Shard(paths[name], count_records(paths[name]), None) for name in expected)
-    shards = tuple(Shard(paths[entry.name], entry.records, entry.size) for entry in manifest.splits[split])
+        listed = [(paths[name], found.versions[paths[name]]) for name in expected]
+        return tuple(Shard(path, count_records(path, version=version), None, version) for path, version in listed)
+    shards = tuple(
+        Shard(path := paths[entry.name], entry.records, entry.size, found.versions[path])
+        for entry in manifest.splits[split]
+    )
     for shard in shards:
         if not filesystem.is_remote(shard.path):
             check_file_size(shard.path, shard.size)
@@ -184,15 +193,15 @@ def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
     return reader
 
 
-def count_records(path: str, size: int | None = None) -> int:
+def count_records(path: str, size: int | None = None, version: Version | None = None) -> int:
     """Returns the number of records of a shard; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path), size).num_records()
+    return open_reader(path, local_path(path, version), size).num_records()
 
 
 @functools.cache
-def local_path(path: str) -> str:
+def local_path(path: str, version: Version | None = None) -> str:
     """Returns the path of a shard or of its local copy, which stays while this process runs."""
-    return filesystem.local_copy(path)
+    return filesystem.local_copy(path, version=version)
 
 
 @functools.lru_cache(MAX_OPEN)
@@ -200,9 +209,9 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
     """Returns the reader of a shard, which stays open in this process; any number of threads may use it.
 
     Raises:
-        UserError: the file is damaged, or has another number of records than stated.
+        UserError: the file is damaged, has another number of records than stated, or was replaced after it was listed.
     """
-    return open_shard(shard, local_path(shard.path))
+    return open_shard(shard, local_path(shard.path, shard.version))
 
 
 def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
@@ -220,7 +229,7 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
     while found is None:
         with contextlib.ExitStack() as unused:
             try:
-                local, give_back = filesystem.borrow_copy(shard.path)
+                local, give_back = filesystem.borrow_copy(shard.path, shard.version)
             except cache.NoRoom:
                 if not waits or time.monotonic() > end:
                     raise

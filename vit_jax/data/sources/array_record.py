@@ -36,7 +36,7 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files
+from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files, stamp_versions
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
@@ -115,6 +115,9 @@ class ArrayRecords:
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
+        listed = [shard.version for shard in self.shards[split]]
+        if all(version and version.is_known for version in listed):  # else a request for each
+            return stamp_versions(version.text for version in listed if version)
         return stamp_files(shard.path for shard in self.shards[split])
 
     def shard_runs(self, parts: Iterable[tuple[str, range]]) -> Iterator[ShardRun]:
@@ -123,7 +126,7 @@ class ArrayRecords:
             for shard, start in zip(self.shards[split], self.starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.records, shard.size)
+                    yield ShardRun(shard.path, contained, shard.records, shard.size, shard.version)
 
     def check_labels(self, labels: list[int], name: str) -> int | Int32[np.ndarray, " max_labels"]:
         """Checks the labels of a record, and returns them in the form that `read_example` returns.
@@ -171,7 +174,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
 
 def open_run(run: ShardRun) -> None:
     """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, run.records, run.size), waits=False)
+    shards.streamed_reader(shards.Shard(run.path, run.records, run.size, run.version), waits=False)
 
 
 def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:
