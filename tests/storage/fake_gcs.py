@@ -3,27 +3,30 @@ it, with the conditional requests that TensorStore relies on (which the emulator
 
 python -m tests.storage.fake_gcs PORT BUCKET
 
-It fails as it is told. POST /faults takes JSON, {"seed": 0, "faults": [...]}, in place of what was told before; GET
-/faults gives how often each was met, and how many requests there were. A fault is {"kind": one of KINDS, "share": of
-the requests, "count": how many at most, "path": a regular expression that theirs contains, "method": "GET", "seconds":
-of a stall, or the least and the most of a latency, "retry_after": seconds}.
+It fails as it is told. POST /faults takes JSON, {"seed": 0, "faults": [...], "empty": [names of objects to add]},
+in place of what was told before; GET /faults gives how often each was met, and how many requests there were. A fault is
+{"kind": "latency", a status, or, in the middle of the content, "reset", "stall" or "short", "share": of the requests,
+"count": how many at most, "path": a regular expression that theirs contains, "method": "GET", "seconds": of a stall, or
+the least and the most of a latency, "retry_after": seconds}.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import random
 import re
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REWRITE = r"(?:/rewriteTo/b/([^/]+)/o/([^/]+))?"
-KINDS = ("latency", "reset", "429", "503", "stall", "short")  # the last two and a reset: in the middle of the content
 PAGE = 1000  # entries of a listing, at most
 OBJECT = re.compile(rf"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?{REWRITE}")
 
@@ -39,6 +42,7 @@ class Store:
     def told(self, words):
         self.random, self.faults = random.Random(words.get("seed", 0)), words.get("faults", [])
         self.met, self.requests = [0] * len(self.faults), 0
+        self.objects |= dict.fromkeys(words.get("empty", []), (self.generation, b""))
 
     def fault(self, method, path):
         """The fault that a request meets, or None."""
@@ -186,7 +190,8 @@ class Handler(BaseHTTPRequestHandler):
                 prefixes.add(folder)
             else:
                 names.append(name)
-        self.answer(200, {"items": [self.store.info(name) for name in names], "prefixes": sorted(prefixes), **more})
+        items = [self.store.info(name) for name in names]
+        self.answer(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes), **more})
 
     def copy(self, name, new):
         if name not in self.store.objects:
@@ -235,6 +240,59 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request, address):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, address)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def environment(port):
+    """The variables that lead all clients to the server."""
+    return {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{port}",
+        "GOOGLE_CLOUD_PROJECT": "nothing",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it would ask Google, past the emulator, about the bucket
+        "NO_GCE_CHECK": "true",
+    }
+
+
+def await_port(port, seconds=60):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < deadline, port
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def started(bucket):
+    """Yields the port of a server in a process of its own."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "tests.storage.fake_gcs", str(port), bucket])
+    try:
+        await_port(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell(port, *faults, seed=0, empty=()):
+    """Tells a server what fails from now on, and which empty objects it has, too."""
+    words = json.dumps({"seed": seed, "faults": faults, "empty": empty}).encode()
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/faults", words).close()
+
+
+def told(port):
+    """Returns how often each fault was met, and how many requests there were, since `tell`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/faults") as answer:
+        counts = json.load(answer)
+    return counts["met"], counts["requests"]
 
 
 if __name__ == "__main__":

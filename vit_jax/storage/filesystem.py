@@ -206,9 +206,6 @@ def download(folder: str, names: Iterable[str], target: Path) -> None:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         _copy(join_path(folder, name), versions[name], target / name)
 
-    if len(versions) == 1:  # in this thread: at its end, Python waits for those of a pool, but not for daemons
-        copy(*versions)
-        return
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(copy, versions))
 

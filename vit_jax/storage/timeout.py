@@ -1,6 +1,7 @@
 """A time limit for calls to servers that may never answer."""
 
-import concurrent.futures
+import concurrent.futures.thread  # its own end is registered before that of this module
+import contextlib
 import contextvars
 import threading
 import time
@@ -20,7 +21,7 @@ class Progress(Callback):
     Attributes:
         last: when a byte came that had never come before, or the call began; as `time.monotonic`.
         fault: the last reason for which something was tried again, or empty.
-        requests: what the call has asked the server.
+        requests: those for contents that the call has sent.
         abandoned: set when nobody waits for the call any longer; it ends at its next part.
     """
 
@@ -48,6 +49,8 @@ class Progress(Callback):
             self.last, self._furthest = time.monotonic(), self.value
 
 
+_waiting: set[concurrent.futures.Future] = set()
+_ended = threading.Event()
 current: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("current", default=None)
 
 
@@ -71,13 +74,17 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
 
     def run() -> None:
         current.set(progress)
-        try:
-            answer.set_result(call(progress))
-        except BaseException as error:
-            answer.set_exception(error)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the process ends
+            try:
+                answer.set_result(call(progress))
+            except BaseException as error:
+                answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
+    _waiting.add(answer)
     try:
+        if _ended.is_set():
+            _end_calls()
         while not answer.done():
             left = progress.last + seconds - time.monotonic()
             if left <= 0:
@@ -86,4 +93,17 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
             concurrent.futures.wait([answer], timeout=left)
         return answer.result()
     finally:
+        _waiting.discard(answer)
         progress.abandoned.set()
+
+
+def _end_calls() -> None:
+    """Abandons all calls of this process, those to come too."""
+    _ended.set()
+    for answer in list(_waiting):
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            answer.set_exception(NoAnswer("the process ends."))
+
+
+# Python's end waits for the threads of pools, such as those that copy shards ahead of their use; `atexit` comes later.
+threading._register_atexit(_end_calls)  # type: ignore[attr-defined]
