@@ -41,10 +41,10 @@ class Progress(Callback):
         """Records that progress was made.
 
         Raises:
-            NoAnswer: the call was abandoned.
+            CancelledError: the call was abandoned.
         """
         if self.abandoned.is_set():
-            raise NoAnswer("this call was given up.")
+            raise concurrent.futures.CancelledError
         if self.value > self._furthest:
             self.last, self._furthest = time.monotonic(), self.value
 
@@ -102,7 +102,7 @@ def _end_calls() -> None:
     _ended.set()
     for answer in list(_waiting):
         with contextlib.suppress(concurrent.futures.InvalidStateError):
-            answer.set_exception(NoAnswer("the process ends."))
+            answer.set_exception(concurrent.futures.CancelledError())
 
 
 # Python's end waits for the threads of pools, such as those that copy shards ahead of their use; `atexit` comes later.
