@@ -25,49 +25,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks import store_faults
 from benchmarks.hosts import QUICK, Hosts, metrics, saved
 from benchmarks.pages import replace_section
 from benchmarks.preemptions import LAUNCHERS
+from benchmarks.trials import Broken, Outcome, check, distance, finish, same
 
 LOSSES = 1e-5  # relative, on another mesh
 WORKERS = "--config.data.workers=1"
 MANY = 1024  # hosts, which agree as slowly as so many exchange messages
 INTERVAL = 10  # steps between two saves
-Outcome = tuple[int, str]  # times tried, what happened
 SPLIT = "--config.mesh.fsdp=2"
 PIPE = ["--config.evals.test.preprocess=resize(16)|value_range(-1,1)"]
-
-
-class Broken(Exception):
-    """A promise was not kept."""
-
-
-def check(kept: bool, otherwise: str) -> None:
-    """Raises Broken with what happened otherwise."""
-    if not kept:
-        raise Broken(otherwise)
-
-
-def finish(workdir: Path, hosts: int, devices: int, *words: str) -> None:
-    """Runs to the end, at full speed."""
-    with Hosts(workdir, hosts, devices, *words, slow=0) as run:
-        codes = run.wait(300)
-        check(codes == [0] * hosts, f"exit codes {codes}: {run.output()[-2000:]}")
-
-
-def same(one: Path, other: Path) -> bool:
-    """Returns whether two runs left the same metrics and weights, bit by bit."""
-    first, second = np.load(one / "model.npz"), np.load(other / "model.npz")
-    weights = set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
-    return weights and metrics(one) == metrics(other)
-
-
-def distance(one: Path, other: Path, start: int, steps: int = 10) -> float:
-    """Returns the largest relative difference of the losses of the steps after `start`."""
-    first, second = (
-        {row["step"]: row["train/loss"] for row in metrics(workdir) if "train/loss" in row} for workdir in (one, other)
-    )
-    return max(abs(first[step] / second[step] - 1) for step in range(start + 1, start + 1 + steps))
 
 
 def write_photos(folder: Path) -> Path:
@@ -477,6 +446,21 @@ class Faults:
         check(same(workdir, self.whole()), "the run that was started again differs")
         return 5, "refused with exit code 2, every file as it was; killed at step 3, a run starts anew"
 
+    def streamed(self) -> tuple[Path, Path]:
+        """Returns packed images, and the workdir of a run that has streamed them from here, undisturbed."""
+        packed, workdir = self.folder / "packed", self.folder / "streamed"
+        with self.making:
+            if not workdir.exists():
+                store_faults.pack(packed)
+                finish(workdir, 2, 2, *store_faults.WORDS, f"--config.data.source=array_record:{packed}")
+        return packed, workdir
+
+    def store_misbehaves(self) -> Outcome:
+        return store_faults.misbehaves(self.folder, *self.streamed())
+
+    def store_changes(self) -> Outcome:
+        return store_faults.changes(self.folder, *self.streamed())
+
     def preemptions(self) -> Outcome:
         """A launcher and stand-ins for what it asks: a hundred preemptions with all restarts' faults among them, and
         one fault more.
@@ -543,6 +527,16 @@ def table(folder: Path, kills: int, only: str) -> Iterator[tuple[str, str, bool]
         ("Hosts that differ do not start", "another learning rate on one host", Faults.differ),
         ("Hosts share the workdir", "a folder of its own for each host", Faults.private),
         ("One run writes to a workdir", "a second run in the same workdir", Faults.two_runs),
+        (
+            "A store that misbehaves costs time alone",
+            "latency of 5 to 500 ms, resets, short reads, 429, 503, a stall, while 2 x 2 stream shards",
+            Faults.store_misbehaves,
+        ),
+        (
+            "Data that changes ends the run",
+            "shards replaced, shards deleted, while they are streamed",
+            Faults.store_changes,
+        ),
         ("NaN never spreads", "NaN images in two steps, one skip allowed", Faults.not_a_number),
         ("Damage is noticed", "a flipped bit in each file of the newest checkpoint's state", Faults.damaged),
     ]

@@ -287,13 +287,15 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
     write_set(tmp_path / "set", SINGLE)
     fetched, near = [], filesystem.expand_pattern
 
-    def local(path):
+    def local(path, version):
+        assert version is None
         fetched.append(path)
         return path.removeprefix("far:/")
 
-    monkeypatch.setattr(
-        filesystem, "expand_pattern", lambda pattern: [f"far:/{path}" for path in near(pattern.removeprefix("far:/"))]
-    )
+    def listed(pattern):
+        return {f"far:/{path}": None for path in near(pattern.removeprefix("far:/"))}
+
+    monkeypatch.setattr(filesystem, "expand_pattern", listed)
     monkeypatch.setattr(filesystem, "read_bytes", lambda path: Path(path.removeprefix("far:/")).read_bytes())
     monkeypatch.setattr(filesystem, "local_copy", local)
     for pattern in (f"far:/{tmp_path / 'set'}", f"far:/{tmp_path / 'set'}/train-*"):
@@ -310,7 +312,7 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
 def test_a_store_is_asked_once_for_each_shard_however_often_it_is_opened(tmp_path, monkeypatch):
     write_set(tmp_path / "set", SINGLE)
     asked = []
-    monkeypatch.setattr(files.filesystem, "local_copy", lambda path: asked.append(path) or path)
+    monkeypatch.setattr(files.filesystem, "local_copy", lambda path, version: asked.append(path) or path)
     source = open_source(f"array_record:{tmp_path}/set", "train")
     for _ in range(3):
         assert numbers(source) == list(range(11))

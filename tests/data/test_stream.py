@@ -100,7 +100,7 @@ def shard_bytes(where: str) -> list[int]:
     return [run.size for run in open_split(SourceConfig(where), "train").shards.runs]
 
 
-def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, watch=lambda: None, split="train"):
+def stream(where, count, rows=None, start=0, workers=0, watch=lambda: None, split="train", wait=20):
     """Labels and first pixels of batches."""
     source = open_split(SourceConfig(where), split, streams=True)
     rows = np.arange(BATCH) if rows is None else rows
@@ -115,7 +115,7 @@ def stream(where: str, count: int, rows=None, start: int = 0, workers: int = 0, 
         watch()
     batches.close()
     if fetcher._thread:  # none where worker processes read
-        fetcher._thread.join(20)
+        fetcher._thread.join(wait)
     return taken
 
 

@@ -2,18 +2,32 @@
 it, with the conditional requests that TensorStore relies on (which the emulator on PyPI ignores).
 
 python -m tests.storage.fake_gcs PORT BUCKET
+
+It fails as it is told. POST /faults takes JSON, {"seed": 0, "faults": [...], "empty": [names of objects to add]},
+in place of what was told before; GET /faults gives how often each was met, and how many requests there were. A fault is
+{"kind": "latency", a status, or, in the middle of the content, "reset", "stall" or "short", "share": of the requests,
+"count": how many at most, "path": a regular expression that theirs contains, "method": "GET", "seconds": of a stall, or
+the least and the most of a latency, "retry_after": seconds}.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
+import random
 import re
+import socket
+import struct
+import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REWRITE = r"(?:/rewriteTo/b/([^/]+)/o/([^/]+))?"
+PAGE = 1000  # entries of a listing, at most
 OBJECT = re.compile(rf"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?{REWRITE}")
 
 
@@ -23,6 +37,23 @@ class Store:
     def __init__(self, bucket):
         self.bucket, self.objects, self.uploads = bucket, {}, {}
         self.generation, self.lock = 1000, threading.Lock()
+        self.told({})
+
+    def told(self, words):
+        self.random, self.faults = random.Random(words.get("seed", 0)), words.get("faults", [])
+        self.met, self.requests = [0] * len(self.faults), 0
+        self.objects |= dict.fromkeys(words.get("empty", []), (self.generation, b""))
+
+    def fault(self, method, path):
+        """The fault that a request meets, or None."""
+        self.requests += 1
+        for number, fault in enumerate(self.faults):
+            if method != fault.get("method", method) or not re.search(fault.get("path", ""), unquote(path)):
+                continue
+            if self.met[number] < fault.get("count", 1e9) and self.random.random() < fault.get("share", 1):
+                self.met[number] += 1
+                return fault
+        return None
 
     def info(self, name):
         generation, content = self.objects[name]
@@ -55,9 +86,42 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
+        kind, half = (self.fault or {}).get("kind"), len(body) // 2
+        if kind in ("reset", "stall", "short"):
+            self.wfile.write(body[:half])
+            self.wfile.flush()
+            self.close_connection = True
+            if kind == "stall":
+                self.store.lock.release()
+                time.sleep(self.fault.get("seconds", 3600))
+                self.store.lock.acquire()
+            if kind == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
         self.wfile.write(body)
 
+    def control(self):
+        """Takes and tells what fails."""
+        self.fault, body = None, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.store.lock:
+            if self.command == "POST":
+                self.store.told(json.loads(body))
+            self.answer(200, {"met": self.store.met, "requests": self.store.requests})
+
     def route(self):
+        if self.path == "/faults":
+            return self.control()
+        with self.store.lock:
+            self.fault = fault = self.store.fault(self.command, self.path)
+        if fault and fault["kind"] == "latency":
+            time.sleep(self.store.random.uniform(*fault["seconds"]))
+        if fault and fault["kind"].isdecimal():
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            after = {"Retry_After": str(fault["retry_after"])} if "retry_after" in fault else {}
+            return self.answer(int(fault["kind"]), {"error": {"code": int(fault["kind"]), "message": "busy"}}, **after)
+        return self.serve()
+
+    def serve(self):
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -109,18 +173,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def listing(self, query):
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-        names, prefixes = [], set()
+        names, prefixes, more, last = [], set(), {}, ""
+        after, most = query.get("pageToken", ""), min(int(query.get("maxResults", PAGE)), PAGE)
         for name in sorted(self.store.objects):
-            if not name.startswith(prefix) or not query.get("startOffset", "") <= name:
+            if not name.startswith(prefix) or not query.get("startOffset", "") <= name or name <= after:
                 continue
             if "endOffset" in query and name >= query["endOffset"]:
                 continue
             rest = name[len(prefix) :]
-            if delimiter and delimiter in rest:
-                prefixes.add(prefix + rest.partition(delimiter)[0] + delimiter)
+            folder = prefix + rest.partition(delimiter)[0] + delimiter if delimiter and delimiter in rest else None
+            if len(names) + len(prefixes) == most and folder not in prefixes:
+                more = {"nextPageToken": last}
+                break
+            last = name
+            if folder:
+                prefixes.add(folder)
             else:
                 names.append(name)
-        self.answer(200, {"items": [self.store.info(name) for name in names], "prefixes": sorted(prefixes)})
+        items = [self.store.info(name) for name in names]
+        self.answer(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes), **more})
 
     def copy(self, name, new):
         if name not in self.store.objects:
@@ -169,6 +240,59 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request, address):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, address)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def environment(port):
+    """The variables that lead all clients to the server."""
+    return {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{port}",
+        "GOOGLE_CLOUD_PROJECT": "nothing",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it would ask Google, past the emulator, about the bucket
+        "NO_GCE_CHECK": "true",
+    }
+
+
+def await_port(port, seconds=60):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < deadline, port
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def started(bucket):
+    """Yields the port of a server in a process of its own."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "tests.storage.fake_gcs", str(port), bucket])
+    try:
+        await_port(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell(port, *faults, seed=0, empty=()):
+    """Tells a server what fails from now on, and which empty objects it has, too."""
+    words = json.dumps({"seed": seed, "faults": faults, "empty": empty}).encode()
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/faults", words).close()
+
+
+def told(port):
+    """Returns how often each fault was met, and how many requests there were, since `tell`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/faults") as answer:
+        counts = json.load(answer)
+    return counts["met"], counts["requests"]
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from benchmarks.faults import SPLIT, fill
 from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT, bytes_in
 from tests.data.test_array_record import SINGLE, write_set
+from tests.storage import fake_gcs
 from tests.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, describe, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import directory, local_workdir, manager
@@ -53,27 +54,17 @@ def finished(workdir):
     return sorted(directory.open_directory(workdir).list_steps())
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     """Both servers, each with an empty bucket `bkt`, and the environment that leads all clients to them."""
-    s3, gcs = free_port(), free_port()
+    s3, gcs = fake_gcs.free_port(), fake_gcs.free_port()
     environment = {
         "VIT_JAX_CACHE": str(tmp_path_factory.mktemp("cache")),
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}",
         "AWS_ACCESS_KEY_ID": "nobody",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{gcs}",
-        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{gcs}",
-        "GOOGLE_CLOUD_PROJECT": "nothing",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it would ask Google, past the emulator, about the bucket
-        "NO_GCE_CHECK": "true",
+        **fake_gcs.environment(gcs),
     }
     output = (tmp_path_factory.mktemp("servers") / "out").open("w")
     commands = [["moto.server", "-H", "127.0.0.1", "-p", str(s3)], ["tests.storage.fake_gcs", str(gcs), "bkt"]]
@@ -86,7 +77,7 @@ def servers(tmp_path_factory):
         ]
         try:
             for port in (s3, gcs):
-                await_port(port)
+                fake_gcs.await_port(port)
             filesystem.open_store.cache_clear()
             fsspec.filesystem("s3").mkdir("bkt")
             yield
@@ -95,16 +86,6 @@ def servers(tmp_path_factory):
                 process.kill()
                 process.wait()
             filesystem.open_store.cache_clear()
-
-
-def await_port(port, seconds=60):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < deadline, port
-            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from .atomic import atomic_write as atomic_write
 from .mirror import check_init_from as check_init_from
 from .mirror import check_workdir as check_workdir
 from .mirror import open_mirror as open_mirror
+from .remote_version import Version as Version
 from .timeout import TIMEOUT as TIMEOUT
 from .timeout import Progress as Progress
 from .timeout import call_with_timeout as call_with_timeout

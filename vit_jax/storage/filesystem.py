@@ -4,33 +4,27 @@ Every access to remote files goes through this module. Errors of a store's libra
 """
 
 import contextlib
-import functools
 import glob as local_glob
 import hashlib
 import os
 import posixpath
-import uuid
-from collections.abc import Callable, Iterable
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from vit_jax import UserError, reason, user_errors
-from vit_jax.storage import cache, timeout
+from vit_jax.storage import cache, retry, timeout
 from vit_jax.storage.atomic import atomic_write
+from vit_jax.storage.remote_version import Version, version_of
+from vit_jax.storage.stores import EXTRAS, open_store
 
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
-# The fields of a listing that differ between versions of an object; stores know some of them.
-VERSION_FIELDS = (
-    *("etag", "ETag", "generation", "mtime", "LastModified", "created"),
-    *("last_modified", "Last-Modified", "modified", "modify", "updated", "blob_id", "sha", "Content-MD5"),
-)
-PROCESSES = "VIT_JAX_PROCESSES"  # the variable by which a process and its workers know each other
 CONCURRENT_REQUESTS = 16
 # Progress is reported part by part: with parts of 50 MB, ten at once, each would take too long on a slow line.
 UPLOAD_OPTIONS = {"chunksize": 2**23, "max_concurrency": 4}
+REPEATED = {"read", "list"}  # what may be asked again
 
 
 def is_remote(path: str) -> bool:
@@ -95,23 +89,22 @@ def exists(path: str) -> bool:
     return _call_store("read", path, lambda store, name, _: store.exists(name))
 
 
-def expand_pattern(pattern: str) -> list[str]:
-    """Returns the sorted paths of the files that match a pattern with `*`, `?` and `[...]`.
+def expand_pattern(pattern: str) -> dict[str, Version | None]:
+    """Returns path -> version of the files that a pattern with `*`, `?` and `[...]` matches, sorted.
+
+    The versions are those that one listing of a store states, of local files None.
 
     Raises:
         UserError: the store refuses or does not answer.
     """
-    return list(pattern_sizes(pattern)) if is_remote(pattern) else sorted(local_glob.glob(pattern))
+    if not is_remote(pattern):
+        return dict.fromkeys(sorted(local_glob.glob(pattern)))
 
-
-def pattern_sizes(pattern: str) -> dict[str, int | None]:
-    """Returns the sizes in bytes, None if not known, of the remote files that `expand_pattern` finds, by path."""
-
-    def glob(store: Any, name: str, _: Any) -> dict[str, int | None]:
+    def entries(store: Any, name: str, _: Any) -> dict[str, Version | None]:
         found = store.glob(name, detail=True)
-        return {store.unstrip_protocol(path): found[path]["size"] for path in sorted(found)}
+        return {store.unstrip_protocol(path): version_of(info) for path, info in sorted(found.items())}
 
-    return _call_store("list", pattern, glob)
+    return _call_store("list", pattern, entries)
 
 
 def list_files(folder: str) -> list[str]:
@@ -123,22 +116,13 @@ def list_files(folder: str) -> list[str]:
     return sorted(_listing(folder))
 
 
-def list_versions(folder: str) -> dict[str, str]:
-    """Returns the `file_version` of all files below a remote folder, by their names relative to it, sorted.
+def list_versions(folder: str) -> dict[str, Version]:
+    """Returns the versions of all files below a remote folder, by their names relative to it, sorted.
 
     Raises:
         UserError: the store refuses or does not answer.
     """
-    return {name: _version(info) for name, info in sorted(_listing(folder).items())}
-
-
-def list_sizes(folder: str) -> dict[str, int | None]:
-    """Returns the sizes in bytes of all files below a remote folder, by their names relative to it; None: not known.
-
-    Raises:
-        UserError: the store refuses or does not answer.
-    """
-    return {name: info["size"] for name, info in _listing(folder).items()}
+    return {name: version_of(info) for name, info in sorted(_listing(folder).items())}
 
 
 def file_version(path: str) -> str:
@@ -152,13 +136,13 @@ def file_version(path: str) -> str:
         UserError: the file does not exist, or its store refuses or does not answer.
     """
     if is_remote(path):
-        return _version(_info(path))
+        return version_of(_info(path)).text
     with user_errors(f"cannot read {path}"):
         status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def local_copy(path: str, *beside: str) -> str:
+def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
     """Returns a local path of a file: its own, or that of a copy of a remote file.
 
     The copy lies in the `cache` and is made again when the remote file has changed.
@@ -166,21 +150,20 @@ def local_copy(path: str, *beside: str) -> str:
     Args:
         path: of the file.
         *beside: names of files in the same folder to copy along with it.
+        version: of the file that is wanted, as `expand_pattern` states it; None: the present one, for which the
+            store is asked.
 
     Raises:
-        UserError: the file cannot be read, or does not fit into the cache.
+        UserError: the file cannot be read, has been replaced, or does not fit into the cache.
     """
     if not is_remote(path):
         return path
     folder, name = posixpath.split(path)
-    infos = {one: _info(join_path(folder, one)) for one in (name, *beside)}
-    for one, info in infos.items():
-        if info["type"] == "directory":
-            raise UserError(f"{join_path(folder, one)} is a folder, not a file.")
-    return os.path.join(_copy_to_cache(folder, infos), name)
+    versions = {name: _wanted(path, version)} | {one: _wanted(join_path(folder, one), None) for one in beside}
+    return os.path.join(_copy_to_cache(folder, versions), name)
 
 
-def borrow_copy(path: str) -> tuple[str, Callable[[], None]]:
+def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callable[[], None]]:
     """Returns a local path of a file, as `local_copy` does, and a function that gives it back.
 
     Until then, a copy stays; what is open then can be read to its end.
@@ -191,7 +174,7 @@ def borrow_copy(path: str) -> tuple[str, Callable[[], None]]:
     if not is_remote(path):
         return path, lambda: None
     folder, name = posixpath.split(path)
-    place, lock = cache.borrow_folder(*_cached_content(folder, {name: _info(path)}))
+    place, lock = cache.borrow_folder(*_cached_content(folder, {name: _wanted(path, version)}))
     return str(place / name), lock.close
 
 
@@ -205,28 +188,31 @@ def local_copy_of_folder(folder: str, wanted: Callable[[str], bool] = lambda nam
     Raises:
         UserError: there are no such files, they cannot be read, or they do not fit into the cache.
     """
-    infos = {name: info for name, info in _listing(folder).items() if wanted(name)}
-    if not infos:
+    versions = {name: version_of(info) for name, info in _listing(folder).items() if wanted(name)}
+    if not versions:
         raise UserError(f"there is no {folder}.")
-    return _copy_to_cache(folder, infos)
+    return _copy_to_cache(folder, versions)
 
 
 def download(folder: str, names: Iterable[str], target: Path) -> None:
-    """Copies files of a remote folder, named relative to it, into a local folder.
+    """Copies files of a remote folder, many at once, into a local folder.
+
+    Args:
+        folder: the remote folder.
+        names: of the files, relative to it; of a mapping to their versions, other versions are refused.
+        target: the local folder.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: they cannot be read, or have been replaced.
     """
+    versions = names if isinstance(names, Mapping) else dict.fromkeys(names)
 
     def copy(name: str) -> None:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        where = str(target / name)
-        _call_store(
-            "read", join_path(folder, name), lambda store, key, progress: store.get_file(key, where, callback=progress)
-        )
+        _copy(join_path(folder, name), versions[name], target / name)
 
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-        list(pool.map(copy, names))
+        list(pool.map(copy, versions))
 
 
 def upload(path: str | Path, remote: str) -> None:
@@ -253,7 +239,7 @@ def move_folder(folder: str, names: list[str], target: str) -> None:
 
     def copy(name: str) -> None:
         new = join_path(target, name)
-        _call_store("read", join_path(folder, name), lambda store, key, _: store.cp_file(key, _key(store, new)))
+        _call_store("move", join_path(folder, name), lambda store, key, _: store.cp_file(key, _key(store, new)))
 
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(copy, names))
@@ -281,10 +267,18 @@ def _info(path: str) -> dict[str, Any]:
     return _call_store("read", path, lambda store, key, _: store.info(key))
 
 
-def _version(info: dict[str, Any]) -> str:
-    """Returns the `file_version` of a store's entry."""
-    known = [str(info[field]) for field in VERSION_FIELDS if info.get(field)]
-    return f"{info['size']} {known[0] if known else os.environ.setdefault(PROCESSES, uuid.uuid4().hex)}"
+def _wanted(path: str, version: Version | None) -> Version:
+    """Returns a version that the store has stated, or else states now.
+
+    Raises:
+        UserError: the path is a folder, or as `_info`.
+    """
+    if version and version.is_known:
+        return version
+    info = _info(path)
+    if info["type"] == "directory":
+        raise UserError(f"{path} is a folder, not a file.")
+    return version_of(info)
 
 
 def _listing(folder: str) -> dict[str, dict[str, Any]]:
@@ -312,24 +306,46 @@ def _listing(folder: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _copy_to_cache(folder: str, infos: dict[str, dict[str, Any]]) -> str:
-    return str(cache.cached_folder(*_cached_content(folder, infos)))
+def _copy_to_cache(folder: str, versions: dict[str, Version]) -> str:
+    return str(cache.cached_folder(*_cached_content(folder, versions)))
 
 
-def _cached_content(folder: str, infos: dict[str, dict[str, Any]]) -> tuple[str, str, int, Callable[[Path], None]]:
+def _cached_content(folder: str, versions: dict[str, Version]) -> tuple[str, str, int, Callable[[Path], None]]:
     """Returns what `cache.cached_folder` takes, of some files of a remote folder."""
-    versions = [(name, _version(info)) for name, info in sorted(infos.items())]
-    key = hashlib.sha256(repr((folder, versions)).encode()).hexdigest()[:32]
-    size = sum(info["size"] or 0 for info in infos.values())
-    what = join_path(folder, *infos) if len(infos) == 1 else folder
+    texts = [(name, version.text) for name, version in sorted(versions.items())]
+    key = hashlib.sha256(repr((folder, texts)).encode()).hexdigest()[:32]
+    size = sum(version.size or 0 for version in versions.values())
+    what = join_path(folder, *versions) if len(versions) == 1 else folder
+    return key, what, size, lambda place: download(folder, versions, place)
 
-    def fill(place: Path) -> None:
-        download(folder, infos, place)
-        for name, info in infos.items():
-            if info["size"] is not None and (place / name).stat().st_size != info["size"]:
-                raise UserError(f"{join_path(folder, name)} was truncated or changed while it was copied; try again.")
 
-    return key, what, size, fill
+def _copy(path: str, version: Version | None, target: Path) -> None:
+    """Copies a remote file.
+
+    Raises:
+        UserError: it cannot be read, or is of another version.
+    """
+
+    def copy(store: Any, key: str, progress: timeout.Progress) -> None:
+        # Each copy has a name of its own: one that was given up may still write to it, or remove it.
+        unfinished = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+        try:
+            store.get_file(key, str(unfinished), callback=progress)
+            if version:
+                # Asked behind the copy: what was replaced before or meanwhile is noticed alike.
+                now, size = store.info(key), unfinished.stat().st_size
+                # Some stores write the same time in another way when they list.
+                if version.is_replaced(now) and all(map(version.is_replaced, store.ls(key, detail=True))):
+                    raise UserError(
+                        f"{path} was replaced after this run had listed it; run the same command again to read it anew."
+                    )
+                if now["size"] not in (None, size):
+                    raise retry.ShortRead(f"only {size} of its {now['size']} bytes came")
+            unfinished.rename(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    _call_store("read", path, copy)
 
 
 def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress], Any]) -> Any:
@@ -341,9 +357,15 @@ def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress
     protocol, _, rest = path.partition("://")
     server = f"{protocol}://{rest.partition('/')[0]}"
 
-    def run(progress: timeout.Progress) -> Any:
+    def once(progress: timeout.Progress) -> Any:
         store = open_store(server, os.getpid())
         return call(store, _key(store, path), progress)
+
+    def run(progress: timeout.Progress) -> Any:
+        began = time.monotonic()
+        result = retry.repeat(once, progress) if verb in REPEATED else once(progress)
+        retry.report(path, progress, time.monotonic() - began)
+        return result
 
     with user_errors(f"cannot {verb} {path}", Exception):  # each store's library has its own exceptions
         try:
@@ -361,35 +383,3 @@ def _key(store: Any, path: str) -> str:
     """Returns the name by which a store knows a path."""
     # The public way, `url_to_fs(path)[1]`, also opens a store for every thread, each with its own connections.
     return store._strip_protocol(path)
-
-
-@functools.cache
-def open_store(server: str, process: int) -> Any:
-    """Returns fsspec's file system of a server, such as "gs://bucket".
-
-    All threads of a process share it and its connections; forked processes cannot, hence the process number.
-    """
-    _configure_stores()
-    if server.startswith(("gs://", "gcs://")):
-        _limit_google()
-    return fsspec.core.url_to_fs(server)[0]
-
-
-def _configure_stores() -> None:
-    """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
-    settings = {protocol: fsspec.config.conf.setdefault(protocol, {}) for protocol in EXTRAS}
-    for protocol, options in settings.items():
-        options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
-        if EXTRAS[protocol] == "s3":
-            options["max_concurrency"] = 1  # parts of a file: files are read as streams, `CONCURRENT_REQUESTS` at once
-
-
-def _limit_google() -> None:
-    """Limits how long gcsfs and TensorStore (which Orbax uses) wait for a silent server; by default they never stop."""
-    import aiohttp  # a dependency of gcsfs
-
-    limit = aiohttp.ClientTimeout(sock_connect=timeout.TIMEOUT, sock_read=timeout.TIMEOUT)
-    for kind in ("gs", "gcs"):
-        fsspec.config.conf[kind]["requests_timeout"] = limit
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", f"{timeout.TIMEOUT:.0f}")
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")

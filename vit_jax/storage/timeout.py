@@ -1,6 +1,8 @@
 """A time limit for calls to servers that may never answer."""
 
-import concurrent.futures
+import concurrent.futures.thread  # its own end is registered before that of this module
+import contextlib
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -14,22 +16,49 @@ TIMEOUT = 60.0  # seconds without an answer or progress
 
 
 class Progress(Callback):
-    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer."""
+    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer.
+
+    Attributes:
+        last: when a byte came that had never come before, or the call began; as `time.monotonic`.
+        fault: the last reason for which something was tried again, or empty.
+        requests: those for contents that the call has sent.
+        abandoned: set when nobody waits for the call any longer; it ends at its next part.
+    """
 
     def __init__(self):
         super().__init__()
-        self.last = time.monotonic()
+        self.last, self.fault = time.monotonic(), ""
+        self.requests: set[object] = set()
+        self.abandoned = threading.Event()
+        self._furthest = 0
+
+    def set_size(self, size: int | None) -> None:
+        """Records that a copy begins, perhaps anew: its first parts are no progress then."""
+        self.value = 0
+        super().set_size(size)
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Records that progress was made."""
-        self.last = time.monotonic()
+        """Records that progress was made.
+
+        Raises:
+            CancelledError: the call was abandoned.
+        """
+        if self.abandoned.is_set():
+            raise concurrent.futures.CancelledError
+        if self.value > self._furthest:
+            self.last, self._furthest = time.monotonic(), self.value
+
+
+_waiting: set[concurrent.futures.Future] = set()
+_ended = threading.Event()
+current: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("current", default=None)
 
 
 def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float | None = None) -> Any:
     """Returns what a call returns, or raises what it raises.
 
     The call runs in a thread of its own, which is abandoned at the limit: some libraries neither give up nor can be
-    stopped.
+    stopped. There, and in the tasks that it starts, `current` is its progress.
 
     Args:
         what: the name of the file or server in the error message.
@@ -44,15 +73,37 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
     progress = Progress()
 
     def run() -> None:
-        try:
-            answer.set_result(call(progress))
-        except BaseException as error:
-            answer.set_exception(error)
+        current.set(progress)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the process ends
+            try:
+                answer.set_result(call(progress))
+            except BaseException as error:
+                answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while not answer.done():
-        left = progress.last + seconds - time.monotonic()
-        if left <= 0:
-            raise NoAnswer(f"{what} did not answer within {seconds:g} s; is it reachable from here?")
-        concurrent.futures.wait([answer], timeout=left)
-    return answer.result()
+    _waiting.add(answer)
+    try:
+        if _ended.is_set():
+            _end_calls()
+        while not answer.done():
+            left = progress.last + seconds - time.monotonic()
+            if left <= 0:
+                fault = f" ({progress.fault})" if progress.fault else ""
+                raise NoAnswer(f"{what} did not answer within {seconds:g} s{fault}; is it reachable from here?")
+            concurrent.futures.wait([answer], timeout=left)
+        return answer.result()
+    finally:
+        _waiting.discard(answer)
+        progress.abandoned.set()
+
+
+def _end_calls() -> None:
+    """Abandons all calls of this process, those to come too."""
+    _ended.set()
+    for answer in list(_waiting):
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            answer.set_exception(concurrent.futures.CancelledError())
+
+
+# Python's end waits for the threads of pools, such as those that copy shards ahead of their use; `atexit` comes later.
+threading._register_atexit(_end_calls)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from vit_jax.storage import atomic_write, cache, filesystem
+from vit_jax.storage import Version, atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
@@ -35,11 +35,13 @@ class Shard(NamedTuple):
         path: local or remote.
         records: their number.
         size: in bytes, or None if nothing states it.
+        version: of a remote file when it was listed; another is refused.
     """
 
     path: str
     records: int
     size: int | None
+    version: Version | None = None
 
 
 class Streamed(NamedTuple):
@@ -64,12 +66,14 @@ class ShardSet(NamedTuple):
     Attributes:
         manifest: None if there is none beside them.
         paths: split -> file name -> path.
+        versions: of the shards, by path; of local ones None.
         folder: in which the manifest would lie.
         pattern: of the files.
     """
 
     manifest: Manifest | None
     paths: dict[str, dict[str, str]]
+    versions: dict[str, Version | None]
     folder: str
     pattern: str
 
@@ -95,7 +99,8 @@ def find_shards(pattern: str) -> ShardSet:
     manifest = read_manifest(os.path.join(folder, MANIFEST_NAME))
     paths: dict[str, dict[str, str]] = {split: {} for split in manifest.splits} if is_folder and manifest else {}
     pattern = os.path.join(glob.escape(folder), "*.array_record") if is_folder else pattern
-    for path in filesystem.expand_pattern(pattern):
+    versions = filesystem.expand_pattern(pattern)
+    for path in versions:
         name = path.rpartition("/")[2]
         match = SHARD_NAME.fullmatch(name)
         if not match:
@@ -114,7 +119,7 @@ def find_shards(pattern: str) -> ShardSet:
             f"there are no files {pattern}; shards have names like {file_name('train', 0, 16)}; "
             "set --config.data.source=array_record:FOLDER to their folder"
         )
-    return ShardSet(manifest, paths, folder, pattern)
+    return ShardSet(manifest, paths, versions, folder, pattern)
 
 
 def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
@@ -131,12 +136,16 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     expected = [entry.name for entry in manifest.splits[split]] if manifest else stated_names(split, paths)
     check_names(split, paths, expected)
     if not manifest:
-        if not filesystem.is_remote(found.pattern):
-            return tuple(Shard(paths[name], count_records(paths[name]), None) for name in expected)
-        sizes = list_sizes(found)
-        check_count_room(found, split, sum(sizes[paths[name]] or 0 for name in expected))
-        return tuple(Shard(paths[name], count_records(paths[name]), sizes[paths[name]]) for name in expected)
-    shards = tuple(Shard(paths[entry.name], entry.records, entry.size) for entry in manifest.splits[split])
+        listed = {paths[name]: found.versions[paths[name]] for name in expected}
+        sizes = {path: version.size if version else None for path, version in listed.items()}
+        check_count_room(found, split, sum(size or 0 for size in sizes.values()))
+        return tuple(
+            Shard(path, count_records(path, version=version), sizes[path], version) for path, version in listed.items()
+        )
+    shards = tuple(
+        Shard(path := paths[entry.name], entry.records, entry.size, found.versions[path])
+        for entry in manifest.splits[split]
+    )
     for shard in shards:
         if not filesystem.is_remote(shard.path):
             check_file_size(shard.path, shard.size)
@@ -145,9 +154,7 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
 
 def list_sizes(found: ShardSet) -> dict[str, int | None]:
     """Returns the sizes of all shards in bytes, by path; None: its store does not state it."""
-    if filesystem.is_remote(found.pattern):
-        return filesystem.pattern_sizes(found.pattern)
-    return {path: os.path.getsize(path) for by_name in found.paths.values() for path in by_name.values()}
+    return {path: version.size if version else os.path.getsize(path) for path, version in found.versions.items()}
 
 
 def check_count_room(found: ShardSet, split: str, size: int) -> None:
@@ -216,15 +223,15 @@ def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
     return reader
 
 
-def count_records(path: str, size: int | None = None) -> int:
+def count_records(path: str, size: int | None = None, version: Version | None = None) -> int:
     """Returns the number of records of a shard; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path), size).num_records()
+    return open_reader(path, local_path(path, version), size).num_records()
 
 
 @functools.cache
-def local_path(path: str) -> str:
+def local_path(path: str, version: Version | None = None) -> str:
     """Returns the path of a shard or of its local copy, which stays while this process runs."""
-    return filesystem.local_copy(path)
+    return filesystem.local_copy(path, version=version)
 
 
 @functools.lru_cache(MAX_OPEN)
@@ -232,9 +239,9 @@ def cached_reader(shard: Shard) -> ArrayRecordReader:
     """Returns the reader of a shard, which stays open in this process; any number of threads may use it.
 
     Raises:
-        UserError: the file is damaged, or has another number of records than stated.
+        UserError: the file is damaged, has another number of records than stated, or was replaced after it was listed.
     """
-    return open_shard(shard, local_path(shard.path))
+    return open_shard(shard, local_path(shard.path, shard.version))
 
 
 def forget_readers() -> None:
@@ -258,7 +265,7 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
     while found is None:
         with contextlib.ExitStack() as unused:
             try:
-                local, give_back = filesystem.borrow_copy(shard.path)
+                local, give_back = filesystem.borrow_copy(shard.path, shard.version)
             except cache.NoRoom:
                 if not waits or time.monotonic() > end:
                     raise

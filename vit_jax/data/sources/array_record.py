@@ -37,7 +37,7 @@ from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources.sharded import ShardedSplits, open_run
-from vit_jax.data.sources.source import Shards, Source, SourceConfig, stamp_files
+from vit_jax.data.sources.source import Shards, Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
@@ -109,7 +109,7 @@ class ArrayRecords:
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
-        return stamp_files(shard.path for shard in self.splits.shards[split])
+        return self.splits.stamp(split)
 
 
 def check_labels(

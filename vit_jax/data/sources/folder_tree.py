@@ -36,7 +36,7 @@ class FolderTree:
         self.versions: dict[str, str] = {}
         if filesystem.is_remote(root):
             self.remote = collections.defaultdict(lambda: (set(), []))
-            self.versions = filesystem.list_versions(root)
+            self.versions = {name: version.text for name, version in filesystem.list_versions(root).items()}
             for path in self.versions:
                 folder, _, name = path.rpartition("/")
                 self.remote[folder][1].append(name)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from vit_jax.data import shards
-from vit_jax.data.sources.source import ShardRun
+from vit_jax.data.sources.source import ShardRun, stamp_files, stamp_versions
 
 
 class ShardedSplits:
@@ -34,9 +34,16 @@ class ShardedSplits:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.records, shard.size)
+                    yield ShardRun(shard.path, contained, shard.records, shard.size, shard.version)
+
+    def stamp(self, split: str) -> str:
+        """Returns a short text that changes when shards of a split are replaced."""
+        listed = [shard.version for shard in self.shards[split]]
+        if all(version and version.is_known for version in listed):  # else a request for each
+            return stamp_versions(version.text for version in listed if version)
+        return stamp_files(shard.path for shard in self.shards[split])
 
 
 def open_run(run: ShardRun) -> None:
     """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, run.records, run.size), waits=False)
+    shards.streamed_reader(shards.Shard(run.path, run.records, run.size, run.version), waits=False)

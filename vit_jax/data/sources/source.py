@@ -18,7 +18,7 @@ from jaxtyping import Int32
 from vit_jax import UserError, round_up
 from vit_jax.data import images
 from vit_jax.data.sources import splits
-from vit_jax.storage import cache, filesystem
+from vit_jax.storage import Version, cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
@@ -55,12 +55,14 @@ class ShardRun(NamedTuple):
         examples: their number.
         records: all that the file has.
         size: of the file, in bytes; None: not stated.
+        version: of a remote file, where its listing states one; another is refused.
     """
 
     path: str
     examples: int
     records: int
     size: int | None
+    version: Version | None = None
 
 
 class Shards(NamedTuple):

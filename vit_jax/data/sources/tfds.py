@@ -19,7 +19,7 @@ from vit_jax import MissingData, UserError, storage, tell
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources.sharded import ShardedSplits, open_run
-from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig, stamp_files
+from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples
 from vit_jax.storage import filesystem
 
@@ -87,7 +87,7 @@ class TfdsSplits:
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when files of a split are replaced."""
-        return stamp_files(shard.path for shard in self.splits.shards[split])
+        return self.splits.stamp(split)
 
     def source_shards(self, parts: Sequence[tuple[str, range]], read_example: Callable[..., Any]) -> Shards:
         """Returns the shards of parts of the splits, from which `read_example` reads given an `open_shard`."""
@@ -136,29 +136,29 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     images = [name for name, feature in info.features.items() if isinstance(feature, tfds.features.Image)]
     existing = {name: info.splits[resolve_name(name, list(info.splits))] for name in names}
-    sizes = file_sizes(folder)
+    found = list_data_files(folder)
     listed = {}
     for name, split in existing.items():
         files = [path.relative_to(info.data_dir).as_posix() for path in split.filepaths]
-        if missing := [file for file in files if file not in sizes]:
+        if missing := [file for file in files if file not in found]:
             raise UserError(
                 f"{folder} lacks {len(missing)} of the {len(files)} files of the split {split.name}, such as "
                 f"{missing[0]}; copy or prepare the TFDS dataset again"
             )
         listed[name] = tuple(
-            shards.Shard(filesystem.join_path(folder, file), length, sizes[file])
+            shards.Shard(filesystem.join_path(folder, file), length, *found[file])
             for file, length in zip(files, split.shard_lengths, strict=True)
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
     return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed), not info.disable_shuffling)
 
 
-def file_sizes(folder: str) -> dict[str, int | None]:
-    """Returns the sizes in bytes of all files below a folder, local or remote, by their names relative to it."""
+def list_data_files(folder: str) -> dict[str, tuple[int | None, storage.Version | None]]:
+    """Returns size in bytes and, of remote ones, version of all files below a folder, by names relative to it."""
     if filesystem.is_remote(folder):
-        return filesystem.list_sizes(folder)
+        return {name: (version.size, version) for name, version in filesystem.list_versions(folder).items()}
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    return {path.relative_to(folder).as_posix(): (path.stat().st_size, None) for path in paths}
 
 
 def find_data(name: str, data_dir: str | None) -> PreparedData:

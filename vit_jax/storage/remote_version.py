@@ -1,0 +1,48 @@
+"""What a store states of a file, by which it is told from another that replaces it."""
+
+import os
+import uuid
+from typing import Any, NamedTuple
+
+# The fields of a listing that differ between versions of an object; stores know some of them.
+FIELDS = (
+    *("etag", "ETag", "generation", "mtime", "LastModified", "created"),
+    *("last_modified", "Last-Modified", "modified", "modify", "updated", "blob_id", "sha", "Content-MD5"),
+)
+PROCESSES = "VIT_JAX_PROCESSES"  # the variable by which a process and its workers know each other
+
+
+class Version(NamedTuple):
+    """The version of a remote file; it can be sent to other processes.
+
+    Attributes:
+        size: in bytes, if it is stated.
+        field: one of FIELDS, or empty: the store states none.
+        value: of the field; in its place, a text of this process and its workers.
+    """
+
+    size: int | None
+    field: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        """A short text that differs between a file and another that replaces it."""
+        return f"{self.size} {self.value}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the store tells one file from another that replaces it."""
+        return bool(self.field) and self.size is not None
+
+    def is_replaced(self, info: dict[str, Any]) -> bool:
+        """Returns whether a store's later entry is of another file; not, where it does not state the field."""
+        return bool(self.field) and str(info.get(self.field, self.value)) != self.value
+
+
+def version_of(info: dict[str, Any]) -> Version:
+    """Returns the version that a store's entry states."""
+    field = next((field for field in FIELDS if info.get(field)), "")
+    return Version(
+        info["size"], field, str(info[field]) if field else os.environ.setdefault(PROCESSES, uuid.uuid4().hex)
+    )

@@ -1,0 +1,82 @@
+"""What is asked again when a store fails for a while, and after which waits.
+
+Who asks again: gcsfs sends a request up to 6 times (408, 429, 5xx, resets, silence; 35 seconds of waits), botocore and
+s3fs up to 5 times each, fsspec's HTTP once. What they give up on, and what they do not know, comes here: it is asked
+again until nothing has come for `timeout.TIMEOUT`. Only reads are: an upload that is sent anew might arrive after a
+newer one.
+"""
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vit_jax import reason
+from vit_jax.storage import timeout
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds; each wait is up to half shorter
+BUSY = {408, 429}  # the answers below 500 after which the same request may succeed
+# Errors of aiohttp, botocore, requests and google.auth, by name: a library is not imported before its store is used.
+TRANSIENT = {
+    *("ClientConnectionError", "ClientPayloadError"),
+    *("HTTPClientError", "IncompleteRead", "ResponseParserError", "ResponseStreamingError"),
+    *("ConnectionError", "Timeout", "ChunkedEncodingError", "TransportError"),
+    *("TimeoutError", "ChecksumError"),
+}
+
+
+class ShortRead(ConnectionError):
+    """A store has sent another number of bytes than it states."""
+
+
+def is_busy(status: object) -> bool:
+    """Returns whether an HTTP status, a number or its text, says that the same request may succeed later."""
+    return str(status).isdecimal() and (int(str(status)) in BUSY or 500 <= int(str(status)) < 600)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Returns whether a store's error says nothing about the file: the same call may succeed later."""
+    response = getattr(error.__cause__, "response", None)  # s3fs states botocore's error as the cause of its own
+    answered = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    status = answered or getattr(error, "status", None) or getattr(error, "code", None)
+    if status:
+        return is_busy(status)
+    return not TRANSIENT.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+
+
+def waits() -> Iterator[float]:
+    """Yields the seconds before each repetition: they double, and many processes do not come back at once."""
+    for number in itertools.count():
+        yield random.uniform(0.5, 1) * min(FIRST_WAIT * 2**number, LONGEST_WAIT)
+
+
+def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:
+    """Returns what a call returns that may be repeated, as it is while it fails in a transient way.
+
+    Raises:
+        OSError: it has failed so for `timeout.TIMEOUT` without progress; the reason is that of the last time.
+        Exception: raised by the call, unchanged.
+    """
+    began = time.monotonic()
+    for wait in waits():
+        try:
+            return call(progress)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            progress.fault = reason(error)
+            if time.monotonic() + wait > progress.last + timeout.TIMEOUT:
+                raise OSError(f"{progress.fault} (for {time.monotonic() - began:.0f} s)") from error
+        if progress.abandoned.wait(wait):
+            break
+    return None  # which nobody reads
+
+
+def report(what: str, progress: timeout.Progress, seconds: float) -> None:
+    """Logs that a call has succeeded after a fault, if there was one."""
+    if progress.fault:
+        logging.getLogger(__name__).warning(
+            "%s failed at first (%s); it was asked again, and answered after %.1f s", what, progress.fault, seconds
+        )

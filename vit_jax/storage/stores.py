@@ -1,0 +1,97 @@
+"""The file systems of fsspec, as this package opens them: their limits of time, and what they tell of their faults."""
+
+import asyncio
+import functools
+import os
+from typing import Any
+
+import fsspec
+
+from vit_jax import reason
+from vit_jax.storage import retry, timeout
+
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
+SILENCE = 20.0  # seconds without a byte after which a connection is given up for another
+LONGEST_RETRY_AFTER = 30.0  # seconds for which a store may ask
+
+
+@functools.cache
+def open_store(server: str, process: int) -> Any:
+    """Returns fsspec's file system of a server, such as "gs://bucket".
+
+    All threads of a process share it and its connections; forked processes cannot, hence the process number.
+    """
+    _configure()
+    protocol = server.partition("://")[0]
+    if protocol in ("gs", "gcs"):
+        _configure_google()
+    elif protocol in ("http", "https"):
+        _options(protocol)["client_kwargs"] = {"timeout": _http_limits(), "trace_configs": [_trace()]}
+    return fsspec.core.url_to_fs(server)[0]
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    return fsspec.config.conf.setdefault(protocol, {})
+
+
+def _configure() -> None:
+    """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
+    for protocol, extra in EXTRAS.items():
+        options = _options(protocol)
+        options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
+        if extra == "s3":
+            options["max_concurrency"] = 1  # parts of a file: files are read as streams, many at once
+            options["config_kwargs"] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
+
+
+def _configure_google() -> None:
+    """Limits how long gcsfs and TensorStore (which Orbax uses) wait for a silent server; by default they never stop."""
+
+    for protocol in ("gs", "gcs"):
+        _options(protocol)["requests_timeout"] = _http_limits()
+        _options(protocol)["session_kwargs"] = {"trace_configs": [_trace()]}
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", f"{timeout.TIMEOUT:.0f}")
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
+
+
+def _http_limits() -> Any:
+    import aiohttp  # a dependency of gcsfs, and of fsspec's HTTP
+
+    return aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE)
+
+
+def _trace() -> Any:
+    """Returns what notes the faults of requests that a library repeats silently, and waits as long as a store asks."""
+    import aiohttp
+
+    async def begin(session: Any, context: Any, request: Any) -> None:
+        progress = timeout.current.get()
+        if progress and request.url.query.get("alt") == "media":  # gcsfs asks for contents that broke off again
+            key = (request.url, request.headers.get("Range"))
+            if key in progress.requests and not progress.fault:
+                progress.fault = "the connection broke off"
+            progress.requests.add(key)
+
+    async def end(session: Any, context: Any, request: Any) -> None:
+        answer, progress = request.response, timeout.current.get()
+        if progress and retry.is_busy(answer.status):
+            progress.fault = f"{answer.status} {answer.reason}"
+            await _wait_as_asked(answer.headers.get("Retry-After", ""))
+
+    async def fail(session: Any, context: Any, request: Any) -> None:
+        progress = timeout.current.get()
+        if progress and isinstance(request.exception, Exception):  # and not the end of one of several requests at once
+            progress.fault = reason(request.exception)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begin)
+    trace.on_request_end.append(end)
+    trace.on_request_exception.append(fail)
+    return trace
+
+
+async def _wait_as_asked(retry_after: str) -> None:
+    """Waits the seconds of a Retry-After; the waits of who asks again do where it states a date."""
+
+    if retry_after.isdecimal():
+        await asyncio.sleep(min(float(retry_after), LONGEST_RETRY_AFTER))
