@@ -71,7 +71,7 @@ def stream(source, count):
 def test_a_bucket_gives_what_the_disk_does(bucket, tmp_path):
     here, there = opened(tmp_path / "tfds"), opened("memory://b/tfds")
     assert there.fingerprint == here.fingerprint and len(there.shards.runs) == SHARDS and there.shards.shuffled
-    assert [run._replace(path="") for run in there.shards.runs] == [run._replace(path="") for run in here.shards.runs]
+    assert [run[1:4] for run in there.shards.runs] == [run[1:4] for run in here.shards.runs]
     assert examples(here) == [(number, number % 3) for number in range(COUNT)]
     assert not any(map(is_shard, bucket)) and "dataset_info.json" in bucket
     assert_same(stream(there, 18), stream(here, 18))
