@@ -34,7 +34,10 @@ def shard_lengths(examples: int, size: int) -> list[int]:
 
 
 def mixing(examples: int) -> list[str]:
-    """Returns the rows of the table: distinct classes and shards in a batch, and the fewest classes of a batch."""
+    """Returns the rows of the table: distinct classes and shards in a batch, and the fewest classes of a batch.
+
+    And how many rows have the class of the row before, with which MixUp and CutMix mix them.
+    """
     lengths = shard_lengths(examples, 64_000_000)
     ends = np.cumsum(lengths)
     sorted_labels = np.arange(examples) * CLASSES // examples
@@ -47,11 +50,13 @@ def mixing(examples: int) -> list[str]:
             for number in np.linspace(0, examples // batch - 1, SAMPLED, dtype=int).tolist()
         ]
         shards = np.mean([len(np.unique(np.searchsorted(ends, indices, side="right"))) for indices in taken])
-        words = []
+        words, pairs = [], []
         for labels in (shuffled_labels, sorted_labels):
-            counts = [len(np.unique(labels[indices])) for indices in taken]
+            of_batches = [labels[indices] for indices in taken]
+            counts = [len(np.unique(one)) for one in of_batches]
             words.append(f"{np.mean(counts):.0f} ({min(counts)})")
-        lines.append(f"| {batch:,} | {name} | {shards:,.0f} | {' | '.join(words)} |")
+            pairs.append(f"{np.mean([one == np.roll(one, 1) for one in of_batches]):.1%}")
+        lines.append(f"| {batch:,} | {name} | {shards:,.0f} | {' | '.join(words)} | {', '.join(pairs)} |")
 
     permuted = np.random.default_rng(1).permutation(examples)
     for batch in (1024, 4096):
@@ -111,8 +116,9 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[1:])
     tables = {
         "mixing": [
-            "| batch | order | shards in it | classes, shuffled shards (fewest) | classes, sorted shards (fewest) |",
-            "|---|---|---|---|---|",
+            "| batch | order | shards in it | classes, shuffled shards (fewest) | classes, sorted shards (fewest) | "
+            "pairs of a class, shuffled and sorted |",
+            "|---|---|---|---|---|---|",
             *mixing(int(IMAGENET * args.part)),
         ],
         "hosts": [
