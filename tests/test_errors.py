@@ -42,7 +42,7 @@ def test_as_many_unreadable_images_are_allowed_as_the_message_says(count, data):
 
     def report(max_bad):
         batches = types.SimpleNamespace(source=Unreadable(count), replaced=range(met), max_bad=max_bad)
-        LocalBatches._report_replaced(batches, 0)
+        LocalBatches._report_replaced(batches, "cannot read 0")
 
     with pytest.raises(UserError) as raised:
         report(0.0)
