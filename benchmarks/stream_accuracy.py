@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.hosts import ROOT
 from benchmarks.pages import replace_section
 from vit_jax import pack
 from vit_jax.data.sources import SourceConfig, open_split
@@ -46,7 +47,8 @@ def train(source: str, order: str, seed: int, epochs: float, workdir: Path) -> f
     words += [f"total_epochs={epochs}", f"eval_every_epochs={epochs}"]
     words += [f"data.readers={READERS}", f"data.window={WINDOW}"] if order == "stream" else []
     command = [sys.executable, "-m", "vit_jax.main", "--config=configs/cifar10.py:plain=yes", f"--workdir={workdir}"]
-    done = subprocess.run([*command, *(f"--config.{word}" for word in words)], capture_output=True, text=True)
+    command += [f"--config.{word}" for word in words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     [accuracy] = [line["test/accuracy"] for line in lines if "test/accuracy" in line][-1:]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, loader, overhead, plans, screenshots, tpu
+from benchmarks import dependencies, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
 from configs import smoke
 from tests.conftest import write_tfds
 from tests.planning.builders import EXECUTABLE, make_compilation
@@ -27,6 +27,7 @@ SMALL = {
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
     "benchmarks.stream": ["--part=0.01"],
+    "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],
     "benchmarks.train_step": ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"],
 }
@@ -39,11 +40,17 @@ def test_it_runs(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(overhead.cifar10, "plain", smoke.get_config)  # it compiles sooner
     monkeypatch.setattr(plans, "TABLE_6", plans.TABLE_6[:1])
+    monkeypatch.setattr(
+        stream_accuracy, "SMALL", ["model.depth=1", "batch=16", "batch_eval=16", "data.num_examples=128"]
+    )
     write_photos(tmp_path)
     name, *words = command
     words = SMALL.get(name, words)
     if name == "benchmarks.input":
         words = [word for word in words if not word.startswith("--others")] + ["--rounds=1"]
+    if name == "benchmarks.stream_accuracy":
+        monkeypatch.setenv("XLA_FLAGS", hosts.QUICK)  # of its runs
+        write_tfds(tmp_path / "tfds", "cifar10", "3.0.2", list("abcdefghij"), {"train": 128, "test": 16})
     if name == "benchmarks.pictures":
         write_tfds(tmp_path / "tfds", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2, "test": 8})
         model = vit_jax.create("ViT-mu/8", resolution=32, num_classes=2, preprocess="resize(32)|value_range(-1,1)")

@@ -29,6 +29,7 @@ from benchmarks import (
     plans,
     screenshots,
     stream,
+    stream_accuracy,
     tpu,
     train_step,
 )
@@ -109,6 +110,7 @@ BENCHMARKS = {
     "benchmarks.plans": plans,
     "benchmarks.screenshots": screenshots,
     "benchmarks.stream": stream,
+    "benchmarks.stream_accuracy": stream_accuracy,
     "benchmarks.tpu": tpu,
     "benchmarks.train_step": train_step,
 }
