@@ -1,4 +1,9 @@
-"""The end of a shard, all that is read of one whose records are only counted."""
+"""The end of a shard, all that is read of one whose records are only counted.
+
+ArrayRecord (0.8.6) opens `gs://` itself: one request for the last 1 MiB of a shard, but then an open-ended one for each
+record, of which 1.5 to 2.6 MB came for records of 110 KB, 18 records a second from 16 threads at 30 ms. So records are
+read from whole copies, and counted by what serves every store.
+"""
 
 import tempfile
 from typing import NamedTuple
