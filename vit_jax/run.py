@@ -130,18 +130,16 @@ class Run:
 
     def finish(self) -> dict[str, float]:
         """Exports the model and returns the metrics of the last evaluation."""
-        self._supervisor.enter_phase("the end", Category.SAVING, patient=True)
+        self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
             self._log.write_text(describe_end(self.step))
-            with self._supervisor.phase("evaluation at the end", Category.EVALUATING, patient=True):
-                self.metrics = evals.run_evaluators(
-                    self._evaluators, self.state.eval_params, self._supervisor.count_step
-                )
+            self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
         if self._batches.replaced:
             self._log.write_text(describe_replaced(self._batches.replaced))
         self._supervisor.raise_pending()
+        self._supervisor.ledger.enter(Category.SAVING)
         model = self._folder.export(self.state)
         self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._folder.ledger.starts)]))
         return self.metrics

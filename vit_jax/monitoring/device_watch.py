@@ -10,6 +10,8 @@ import jax
 
 from vit_jax.tree import ArrayTree
 
+PARTING = 10.0  # seconds for the results that are still computed at the end; Python must not end while they are awaited
+
 
 class DeviceWatch:
     """Waits in a thread for what was dispatched to the devices, so that the main thread knows when they fell idle."""
@@ -19,11 +21,12 @@ class DeviceWatch:
         self._clock = clock
         self._dispatched, self._finished = 0, (0, clock())  # how many were finished, and when the last was
         self._results: queue.SimpleQueue[ArrayTree | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
 
     def dispatch(self, results: ArrayTree) -> None:
         """Notes what was dispatched; the results must not be donated."""
         if not self._dispatched:
-            threading.Thread(target=self._wait, daemon=True).start()
+            self._thread.start()
         self._dispatched += 1
         self._results.put(results)
 
@@ -33,8 +36,10 @@ class DeviceWatch:
         return self._clock() - since if count == self._dispatched else 0.0
 
     def close(self) -> None:
-        """Ends the thread after what was dispatched; waits for nothing."""
+        """Ends the thread after what was dispatched, unless that takes for ever."""
         self._results.put(None)
+        if self._thread.is_alive():
+            self._thread.join(PARTING)
 
     def _wait(self) -> None:
         while (results := self._results.get()) is not None:

@@ -66,8 +66,8 @@ class Ledger:
 
     def dispatch(self, results: ArrayTree, category: Category) -> None:
         """Enters the category of a step, whose results the devices compute from now on; they must not be donated."""
-        self._step = category
         self.enter(category)
+        self._step = category
         self._devices.dispatch(results)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 
 LEDGER = "ledger.json"
-INTERVAL = 10.0  # seconds between two writes: a start that is killed has less unwritten
+INTERVAL = 5.0  # seconds between two writes: a start that is killed has less unwritten
 
 
 @dataclasses.dataclass(frozen=True)
