@@ -140,7 +140,7 @@ def young_interval(save: float, between: float) -> float:
 def daly_interval(save: float, between: float) -> float:
     """Returns the seconds of training between two saves that lose the least, to higher order.
 
-    Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, equation 37.
+    Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006.
 
     Args:
         save: seconds of one.
@@ -153,7 +153,8 @@ def daly_interval(save: float, between: float) -> float:
 
 
 def expected_goodput(interval: float, save: float, restart: float, between: float) -> float:
-    """Returns the share of the time in which steps are made that count: training by the time of Daly's equation 20.
+    """Returns the share of the time in which steps are made that count: M exp(R / M) (exp((t + d) / M) - 1) seconds
+    are expected to pass for t of training that are saved within d (Daly 2006), with M between failures and restarts R.
 
     A failure loses what was trained since the last save; it may come while the run saves or restarts, too.
 
