@@ -39,7 +39,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
         print(f"preflight: {time.monotonic() - began:.3f} s", file=sys.stderr)
         folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
         state, origin = folder.restore_or_init()
-        stack.enter_context(contextlib.closing(folder.open_log(origin)))
+        stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger)))
         batches = data.train_batches(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None

@@ -53,6 +53,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),
     "benchmarks.fields": Output("write"),
+    "benchmarks.goodput": Output("write"),
     "benchmarks.mutants": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
+from benchmarks import dependencies, goodput, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
 from configs import smoke
-from tests.conftest import write_tfds
+from tests.conftest import ROOT, write_tfds
 from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_docs import BENCHMARKS, LINES, commands, write_photos
 from vit_jax import UserError, pack
 from vit_jax.analysis import page
+from vit_jax.planning.goodput import MEASURED_ON_CPU
 from vit_jax.planning.records import StepSchedule
 from vit_jax.planning.serialization import step_to_json
 
@@ -23,6 +24,7 @@ SMALL = {
     "benchmarks.bucket": ["--photos=data/photos", "--copies=1", "--shards=2", "--batch=8", "--batches=2", "--rounds=1"],
     "benchmarks.faults": ["--only=none"],
     "benchmarks.fields": ["--write=fields.md"],
+    "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
@@ -67,6 +69,12 @@ def test_it_runs(command, tmp_path, monkeypatch):
         loader.main([name, *words, "--workers=0"])
         words += ["--sources=synthetic"]  # one source is enough for worker processes, which start slowly
     assert not BENCHMARKS[name].main([name, *words])
+
+
+def test_what_a_restart_costs_is_as_the_page_says():
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    for lines in (goodput.restart_table(MEASURED_ON_CPU), goodput.goodput_table(MEASURED_ON_CPU)):
+        assert "\n".join(lines) in text
 
 
 def test_without_a_browser_there_are_no_screenshots(tmp_path, monkeypatch):

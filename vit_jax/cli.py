@@ -15,6 +15,7 @@ from jax.extend.backend import register_backend_factory
 from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout, tell
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory
+from vit_jax.monitoring import process_age
 from vit_jax.storage import cache
 from vit_jax.streams import flush_stderr
 
@@ -140,7 +141,7 @@ def supervised() -> Iterator[Supervisor]:
     Raises:
         UserError: see `distributed.join_cluster`.
     """
-    with Supervisor() as supervisor:
+    with Supervisor(age=process_age()) as supervisor:
         supervisor.join()
         use_compilation_cache()
         yield supervisor

@@ -11,21 +11,26 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 
 from vit_jax import UserError, analysis, choose, cli, tell, user_errors
 from vit_jax.planning import (
+    ASSUMED_FAULTS,
     CHIPS,
     STRATEGIES,
+    Faults,
     Request,
     compile_in_subprocess,
     config_flags,
     make_plan,
+    measure_restart,
     parse_topology,
     plan_inference,
     plan_to_json,
     render_plans,
 )
+from vit_jax.results import read_run
 
 
 def main(argv: list[str]) -> None:
@@ -39,6 +44,7 @@ def main(argv: list[str]) -> None:
         raise UserError("--cpu must be at least 1.")
     if args.price is not None and (args.inference or not args.topology):
         raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu or --gpu.")
+    faults = choose_faults(args)
     if args.sizes or args.models or args.picture:
         show_inference(args, words)
         return
@@ -46,7 +52,7 @@ def main(argv: list[str]) -> None:
         make_folder_of(args.html)
     plans = []
     for request in make_requests(args, words):
-        plan = make_plan(request, compile_in_subprocess, args.fit, args.price)
+        plan = make_plan(request, compile_in_subprocess, args.fit, args.price, faults)
         plans.append(plan)
         if args.json:
             print(json.dumps(plan_to_json(plan)), flush=True)
@@ -58,6 +64,26 @@ def main(argv: list[str]) -> None:
 
             write_page(Path(args.html), plans)
         tell(f"Wrote {args.html}")
+
+
+def choose_faults(args: argparse.Namespace) -> Faults:
+    """Returns the failures to plan for.
+
+    Raises:
+        UserError: they are asked for without a training run on TPUs, their rate is not positive, or the run that is to
+            tell what a restart costs does not.
+    """
+    if (args.failures is not None or args.measured) and (args.inference or not args.topology):
+        raise UserError("--failures and --measured are of a training run on a --topology; omit them here.")
+    faults = ASSUMED_FAULTS
+    if args.failures is not None:
+        if not 0 < args.failures < math.inf:
+            raise UserError(f"--failures={args.failures:g} must be a positive number: failures in 1,000 host-days.")
+        faults = dataclasses.replace(faults, per_1000_host_days=args.failures, rate_of="as given")
+    if args.measured:
+        restart = measure_restart(read_run(args.measured, args.measured).starts, args.measured)
+        faults = dataclasses.replace(faults, restart=restart, restart_of=f"as in {args.measured}")
+    return faults
 
 
 def make_folder_of(file: str) -> None:
@@ -127,6 +153,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--schedule", action="store_true", help="also read the schedules of all operations (compiling takes longer)"
     )
     parser.add_argument("--price", type=float, help="price of a chip-hour, to show what the run costs")
+    parser.add_argument(
+        "--failures",
+        type=float,
+        metavar="RATE",
+        help="in 1,000 days of a host, for the goodput to expect [3.79: Llama 3]",
+    )
+    parser.add_argument(
+        "--measured", metavar="WORKDIR", help="folder of a run whose saves and restarts took as long as these will"
+    )
     parser.add_argument("--html", metavar="FILE", help="also write the plans as a page to look at in a browser")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     return parser

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import Preempted, UserError, data, evals
 from vit_jax.distributed import Supervisor, run_on_all
-from vit_jax.monitoring import MetricWriter, Trace, TrainMetrics
+from vit_jax.monitoring import Category, MetricWriter, Trace, TrainMetrics, ledger_lines
 from vit_jax.step import Batch, StepMetrics, TrainState
 from vit_jax.workdir import Workdir
 
@@ -52,6 +52,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Ends the trace and the data; saves what was learnt if the run is preempted."""
+        self._supervisor.ledger.enter(Category.SAVING if isinstance(error, Preempted) else Category.UNKNOWN)
         with contextlib.closing(self._batches), contextlib.closing(self._trace):
             if isinstance(error, Preempted):
                 self._save_preempted()
@@ -64,9 +65,9 @@ class Run:
         """
         for step in range(self.step + 1, self._config.total_steps + 1):
             self._trace.before(step)
-            with self._supervisor.phase(f"data of step {step}"):
+            with self._supervisor.phase(f"data of step {step}", Category.DATA):
                 batch = self._next_batch(step)
-            self._supervisor.enter_phase(f"step {step}")
+            self._supervisor.enter_phase(f"step {step}", self._folder.ledger.category(step))
             yield step, batch
 
     def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
@@ -78,6 +79,7 @@ class Run:
             UserError: the checkpoint before could not be written.
         """
         self.state, self.step = state, step
+        self._folder.ledger.count_step(step, values)
         self._train_metrics(step, values)
         self._trace.after(step, state)
         self._supervisor.count_step()
@@ -103,7 +105,7 @@ class Run:
             NonFiniteLoss: the state is not finite; nothing is written.
         """
         self._train_metrics.flush()
-        with self._log.paused(), self._supervisor.phase(f"saving step {self.step}"):
+        with self._log.paused(), self._supervisor.phase(f"saving step {self.step}", Category.SAVING):
             self._folder.save(self.state, self.step)
             self._supervisor.note_save()
 
@@ -113,7 +115,7 @@ class Run:
         Raises:
             UserError: an evaluation failed; the message says from where the same command continues.
         """
-        with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}"):
+        with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}", Category.EVALUATING):
             with saved_before(self.step):
                 due = evals.due_evaluators(self._config, self._evaluators, self.step)
                 self.metrics = evals.run_evaluators(due, self.state.eval_params, self._supervisor.count_step)
@@ -128,18 +130,18 @@ class Run:
 
     def finish(self) -> dict[str, float]:
         """Exports the model and returns the metrics of the last evaluation."""
-        self._supervisor.enter_phase("the end", patient=True)
+        self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
             self._log.write_text(describe_end(self.step))
             self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
         if self._batches.replaced:
-            self._log.write_text(
-                f"Unreadable images, each replaced by the next readable one: {self._batches.replaced:,}."
-            )
+            self._log.write_text(describe_replaced(self._batches.replaced))
         self._supervisor.raise_pending()
-        self._log.write_text(f"Model: {self._folder.export(self.state)}")
+        self._supervisor.ledger.enter(Category.SAVING)
+        model = self._folder.export(self.state)
+        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._folder.ledger.starts)]))
         return self.metrics
 
     def _next_batch(self, step: int) -> Batch:
@@ -152,19 +154,25 @@ class Run:
             self.save()
             with saved_before(self.step):
                 raise
-        # All hosts save the same step: they agree on it while this one still has batches to come there.
-        ends = hosts > 1 and batches.failure and step + batches.ready < self._config.total_steps
-        if ends and self._supervisor.stop_all():
+        if batches.failure and agrees_to_end(self._supervisor, self._config.total_steps - step - batches.ready):
             self._failure = batches.failure
         return batch
 
     def _save_preempted(self) -> None:
         self._supervisor.raise_pending()  # another run may have taken the workdir
-        if not self.step:
-            return
         if self.step > self._folder.start:
             self.save()
-        end_together(self._supervisor, self._folder, self.step, self._failure)
+        self._log.write_text("\n".join(ledger_lines(self._folder.ledger.starts)))
+        if self.step:
+            end_together(self._supervisor, self._folder, self.step, self._failure)
+
+
+def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
+    """Has all hosts save the same step and end, since this one has no batches after it; returns whether they will.
+
+    They agree on it while this one still has batches to come there; `left` steps would lack them.
+    """
+    return supervisor.hosts > 1 and left > 0 and supervisor.stop_all()
 
 
 def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
@@ -185,6 +193,11 @@ def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Ex
     raise Preempted(
         f"preempted; the state after step {step} is saved. Run the same command again to continue."
     ) from None
+
+
+def describe_replaced(images: int) -> str:
+    """Returns what to say of images that could not be read."""
+    return f"Unreadable images, each replaced by the next readable one: {images:,}."
 
 
 def describe_end(step: int) -> str:

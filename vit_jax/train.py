@@ -11,6 +11,7 @@ from vit_jax import evals
 from vit_jax.config import keep_order
 from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
+from vit_jax.monitoring import Category
 from vit_jax.program import prepare
 from vit_jax.run import Run
 from vit_jax.run_end import report_end
@@ -43,7 +44,7 @@ def train(
         LostHosts: a host did not come where the others waited for it.
     """
     supervisor = supervisor or Supervisor()
-    supervisor.set_stall_limit(config.stall_limit)
+    supervisor.begin_run(config.stall_limit)
     place = check_workdir(workdir)
     if config.report:
         load_drawing()  # tells at once if what it needs is missing
@@ -56,12 +57,12 @@ def train(
         evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
             folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
-        with supervisor.phase("restoring"):
+        with supervisor.phase("restoring", Category.RESTORING if folder.start else None):
             state, origin = folder.restore_or_init()
-        log = stack.enter_context(contextlib.closing(folder.open_log(origin, watch)))
+        log = stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger, watch)))
         if folder.start < config.total_steps:
             log.write_text("Compiling the evaluation step and the training step.")
-            with supervisor.phase("trying the evaluation step"):
+            with supervisor.phase("trying the evaluation step", Category.COMPILING):
                 evals.check_fits(config, program, program.eval_batch, state.eval_params)
         folder.write_config()
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
@@ -76,6 +77,6 @@ def train(
                 run.evaluate()
         metrics = run.finish()
         if config.report:
-            with supervisor.phase("writing the report", patient=True):
+            with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
                 log.write_text("\n".join(report_end(config, program, folder, run.state.eval_params)))
         return metrics

@@ -15,12 +15,12 @@ from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
 from vit_jax.models import Model
-from vit_jax.monitoring import History, MetricsCallback, MetricWriter, last_logged_step
+from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
 
-LOGS = ("metrics.jsonl", "train.log", "history.json")  # which a resumed run continues
+LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # which a resumed run continues
 
 
 class Workdir:
@@ -31,7 +31,10 @@ class Workdir:
         path: the folder itself, or one here whose files are uploaded.
         start: steps that the run has behind it.
         evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
+        ledger: where the time of the run goes, once the log is open.
     """
+
+    ledger: LedgerFile
 
     def __init__(
         self,
@@ -123,8 +126,13 @@ class Workdir:
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
         return check_manifest(manifest, self._config, self._about, self.place)
 
-    def open_log(self, origin: str, watch: MetricsCallback | None = None) -> MetricWriter:
-        """Returns the writer of the run's metrics, after a summary of the run; `watch` is given the metrics too.
+    def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
+        """Returns the writer of the run's metrics, after a summary of the run.
+
+        Args:
+            origin: of the state.
+            ledger: of the seconds that are spent.
+            watch: is given the metrics too.
 
         Raises:
             UserError: the logs cannot be written.
@@ -141,6 +149,7 @@ class Workdir:
             watch,
             self._open_wandb(),
         )
+        self.ledger = LedgerFile(self.path, self.start, config.total_steps, ledger)
         lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
         log.write_text("\n".join(lines))
         if jax.process_index() == 0:
@@ -185,6 +194,7 @@ class Workdir:
         """
         if self._history:
             self._history.write(step)
+        self.ledger.count_save()
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
             self._checkpoints.save(state, step, self._about)
@@ -239,6 +249,7 @@ class Workdir:
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)
+        self.ledger.complete()
         with self._writing():
             self._mirror.flush()
         return f"{self.place}/{interop.MODEL_FILE}"
@@ -250,6 +261,8 @@ class Workdir:
             UserError: the workdir is remote, and the store refuses or does not answer.
         """
         try:
+            if self._log:
+                self.ledger.close()
             with self._writing():
                 self._mirror.flush(
                     last=True

@@ -27,6 +27,10 @@ from vit_jax.results import RunFolder, read_run
 RANDOM = np.random.default_rng(0)
 NAME = "a <b> & 'c'"
 PROCESS = {"seconds": 90.0, "hardware": "8 x TPU <x>", "vit_jax": "0.1.0", "jax": "0.10", "peak_bytes": 2**30}
+LEDGER = [  # 100 seconds, 50 without anything, 250 seconds
+    {"first": 0, "last": 14, "began": 1000.0, "seconds": {"starting": 20.0, "step": 80.0}},
+    {"first": 10, "last": 30, "began": 1150.0, "seconds": {"steps done again": 50.0, "step": 200.0}},
+]
 PLAN = {"batch": 16, "devices": 2, "device_kind": "TPU v5 lite", "macs_per_image": 10**6, "peak_bytes": 2**29}
 PLAN |= {"images_per_second_per_chip": 500.0, "mfu": 0.4, "hours": 0.01}
 
@@ -85,6 +89,7 @@ def write_run(folder, steps=30, **fields):
     )
     history = [PROCESS | {"first": first, "last": first + 10} for first in range(0, steps, 10)]
     (folder / "history.json").write_text(json.dumps(history))
+    (folder / "ledger.json").write_text(json.dumps(LEDGER))
     (folder / "plan.json").write_text(json.dumps(PLAN) + "\n")
     np.savez(folder / "test.test.mistakes.npz", step=np.array(20), **mistakes(classes=3))
     (folder / "checkpoints" / "10").mkdir(parents=True)
@@ -138,6 +143,9 @@ def test_the_page_stands_alone_and_says_all(tmp_path, model):
     ]
     assert len([tag for tag in page.all("img") if "after step 10" in tag["alt"]]) == 2
     assert "another run" not in page.text
+    assert "Goodput 70.0% of 6.7 minutes, 2 starts." in page.text
+    for words in ("steps done again", "idle between starts", "12.5%"):
+        assert words in page.text
     # Measured: a median of 124 images/s; planned: 1,000 on two devices; 40 % utilization there.
     for number in ("124.0", "1,000.0", "4.96%", "40.00%", "1.00 GiB", "0.50 GiB", "36.0 s", "4.5 minutes"):
         assert number in page.text, number
@@ -175,7 +183,15 @@ def test_a_run_that_has_only_begun(tmp_path):
     config.total_steps, config.total_epochs = 30, None
     save_config(config, folder / "config.json")
     page = check_run_page(run_report.make_page(report.read_runs([str(folder)])))
-    for words in ("0 of 30 steps", "No metrics", "--save=mistakes", "No checkpoint", "No plan", "No process"):
+    for words in (
+        "0 of 30 steps",
+        "No metrics",
+        "--save=mistakes",
+        "No checkpoint",
+        "No plan",
+        "No process",
+        "an earlier version trained",
+    ):
         assert words in page.text
 
 

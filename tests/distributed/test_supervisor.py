@@ -93,7 +93,7 @@ HANGS = """
 import time
 from vit_jax.distributed import Supervisor
 with Supervisor() as supervisor:
-    supervisor.set_stall_limit(1.0)
+    supervisor.begin_run(1.0)
     supervisor.enter_phase("data of step 3")
     time.sleep(60)
 """

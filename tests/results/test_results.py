@@ -67,6 +67,14 @@ def test_a_record_has_what_was_run_and_what_came_of_it(tmp_path):
     record = make_record(str(write_run(tmp_path / "run")), "name")
     assert record.metrics == {"train/loss": 1.0, "test/accuracy": 0.5, "test/n": 100} and record.steps == 10
     assert record.config["data"]["source"] == "folder:photos" and record.seconds == 200
+    assert record.ledger == {}
+    row = {"first": 0, "last": 10, "began": 1.0, "seconds": {"step": 30.04, "compiling": 10.0}}
+    (tmp_path / "run" / "ledger.json").write_text(json.dumps([row, row | {"began": 50.0}]))
+    assert make_record(str(tmp_path / "run"), "name").ledger == {
+        "step": 60.1,
+        "compiling": 20.0,
+        "idle between starts": 9.0,
+    }
     assert record.distinct("commit") == ["abc", "abd"] and record.distinct("hardware") == ["2 cores of X"]
     record = dataclasses.replace(record, metrics=record.metrics | {"fewshot/5shot": 0.25})
     assert page.format_metrics(record) == ["test/accuracy 50.00 %", "fewshot/5shot 25.00 %"]

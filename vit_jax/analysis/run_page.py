@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from vit_jax import UserError, shown
-from vit_jax.analysis import page, run_facts
+from vit_jax.analysis import page, run_facts, run_time
 from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
 from vit_jax.analysis.run_checkpoints import checkpoints_part
 from vit_jax.analysis.run_cost import WORDS, cost_part
@@ -50,6 +50,7 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
         curves_part(plots, runs),
         f"<h2>Predictions</h2>{each(runs, mistakes_part)}",
         f"<h2>Filters and positions over time</h2>{each(runs, checkpoints_part)}",
+        f"<h2>Time</h2><p>{run_time.WORDS}</p>{each(runs, run_time.time_part)}",
         f"<h2>Cost</h2><p>{WORDS}</p>{each(runs, cost_part)}",
         f"<h2>Configuration</h2>{run_facts.configuration(runs, defaults)}",
         f"<h2>Environment</h2>{run_facts.environment(runs)}",

@@ -7,16 +7,30 @@ from collections.abc import Callable, Iterator
 from vit_jax import Preempted
 from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
 from vit_jax.distributed.monitor import HostMonitor, SaveTimer, watch_group
+from vit_jax.monitoring import Category, Ledger
 
 PREEMPTED = "preempted; there was nothing new to save. Run the same command again to continue."
 
 
 class Supervisor:
-    """Watches while it is entered; outside of a `with` it only counts. A `Coordinator`."""
+    """Watches while it is entered; outside of a `with` it only counts. A `Coordinator`.
 
-    def __init__(self, group: ProcessGroup | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Supervises the processes of `group`, or else of those that JAX knows of; `clock` gives seconds."""
+    Attributes:
+        ledger: where the seconds of the run go.
+    """
+
+    def __init__(
+        self, group: ProcessGroup | None = None, clock: Callable[[], float] = time.monotonic, age: float = 0.0
+    ) -> None:
+        """Supervises the processes of `group`, or else of those that JAX knows of.
+
+        Args:
+            group: of processes.
+            clock: gives seconds.
+            age: seconds that the first run has taken already.
+        """
         self._clock, self._timer = clock, SaveTimer(clock)
+        self.ledger, self._runs = Ledger(age, clock), 0
         self._monitor = HostMonitor(watch_group(group or current_group(), clock), self._timer)
         self._entered = False
         self._error: Exception | None = None
@@ -57,26 +71,37 @@ class Supervisor:
             self._entered = False
             self._monitor.stop()
 
-    def set_stall_limit(self, seconds: float) -> None:
-        """Sets the seconds without progress after which the run is ended."""
-        self._monitor.watched.watchdog.stall_limit = seconds
+    def begin_run(self, stall_limit: float) -> None:
+        """Begins the ledger of a run, if it is not the first, and sets the seconds without progress that end it."""
+        self._monitor.watched.watchdog.stall_limit = stall_limit
+        if self._runs:
+            self.ledger = Ledger(clock=self._clock)
+        self._runs += 1
 
     def set_save_interval(self, seconds: float) -> None:
         """Sets the seconds between two saves, 0 for none by the clock, and starts to count them."""
         self._timer.interval = seconds or None
         self.note_save()
 
-    def enter_phase(self, phase: str, patient: bool = False) -> None:
-        """Notes what the main thread begins; see `Watchdog.enter`."""
+    def enter_phase(self, phase: str, category: Category | None = None, patient: bool = False) -> None:
+        """Notes what the main thread begins; see `Watchdog.enter`.
+
+        Args:
+            phase: in words.
+            category: what its seconds belong to; None: to that of the phase before.
+            patient: see `Watchdog.enter`.
+        """
         self._monitor.watched.watchdog.enter(phase, patient)
+        if category is not None:
+            self.ledger.enter(category)
 
     @contextlib.contextmanager
-    def phase(self, name: str, patient: bool = False) -> Iterator[None]:
+    def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
         """Enters a phase, and afterwards the phase before again."""
-        before = self._monitor.watched.watchdog.phase
-        self.enter_phase(name, patient)
+        before = self._monitor.watched.watchdog.phase, self.ledger.category
+        self.enter_phase(name, category, patient)
         yield
-        self.enter_phase(before)
+        self.enter_phase(*before)
 
     def count_step(self) -> None:
         """Counts a program that all hosts have begun on their devices.

@@ -1,6 +1,17 @@
 from . import events as events
+from .device_watch import DeviceWatch as DeviceWatch
 from .history import History as History
 from .history import read_history as read_history
+from .ledger import Category as Category
+from .ledger import Ledger as Ledger
+from .ledger import process_age as process_age
+from .ledger_file import LEDGER as LEDGER
+from .ledger_file import LedgerFile as LedgerFile
+from .ledger_file import Start as Start
+from .ledger_file import goodput as goodput
+from .ledger_file import ledger_lines as ledger_lines
+from .ledger_file import read_ledger as read_ledger
+from .ledger_file import total_seconds as total_seconds
 from .metric_writer import MetricsCallback as MetricsCallback
 from .metric_writer import MetricWriter as MetricWriter
 from .metrics_file import METRICS as METRICS

@@ -2,6 +2,9 @@ from .chips import CHIPS as CHIPS
 from .chips import parse_topology as parse_topology
 from .client import compile_in_subprocess as compile_in_subprocess
 from .flops import run_exaflops as run_exaflops
+from .goodput import ASSUMED_FAULTS as ASSUMED_FAULTS
+from .goodput import Faults as Faults
+from .goodput import measure_restart as measure_restart
 from .inference import plan_inference as plan_inference
 from .page import write_page as write_page
 from .planner import make_plan as make_plan

@@ -146,6 +146,11 @@ class Slice:
         return self.chips // self.hosts
 
 
+def is_topology(target: str) -> bool:
+    """Returns whether a target is a TPU slice, and not this machine's devices."""
+    return ":" in target
+
+
 def parse_topology(text: str) -> Slice:
     """Returns the slice that is written as `v5e:16x16` or `v4:4x4x8`.
 

@@ -4,7 +4,8 @@ import re
 import shlex
 from pathlib import PurePath
 
-from vit_jax.planning.records import Request, Workload, is_topology
+from vit_jax.planning.chips import is_topology
+from vit_jax.planning.records import Request, Workload
 
 BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 

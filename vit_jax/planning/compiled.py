@@ -6,7 +6,8 @@ import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, schedules
-from vit_jax.planning.records import Exchange, Executable, is_topology
+from vit_jax.planning.chips import is_topology
+from vit_jax.planning.records import Exchange, Executable
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
 TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from vit_jax.compiler_options import Options
 from vit_jax.planning import compiled, flops, schedules, serialization
-from vit_jax.planning.records import Executable, StepReport, is_topology
+from vit_jax.planning.chips import is_topology
+from vit_jax.planning.records import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
 from vit_jax.tree import ArrayTree
 

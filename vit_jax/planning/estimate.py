@@ -1,8 +1,11 @@
 """From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
 
+import math
+
 from vit_jax import data
-from vit_jax.planning.chips import Slice, parse_topology
-from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload, is_topology
+from vit_jax.planning.chips import Slice, is_topology, parse_topology
+from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
+from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.
@@ -62,6 +65,14 @@ def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
         images_per_second_per_chip=images / seconds,
         mfu=images / seconds * model_flops_per_image(workload) / chip.flops,
     )
+
+
+def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Faults) -> GoodputEstimate:
+    """Returns the goodput to expect of a training run; an evaluation saves before it, as `checkpoint_every` does."""
+    step = estimate.compute_seconds + estimate.exchange_seconds
+    interval = min(workload.save_steps * step, 60 * workload.save_minutes or math.inf)
+    hosts = parse_topology(workload.target).hosts * workload.mesh["slice"]
+    return estimate_goodput(step, interval, hosts, faults)
 
 
 def model_flops_per_image(workload: Workload) -> int:

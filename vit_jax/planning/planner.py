@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from vit_jax.planning.command import training_command
-from vit_jax.planning.estimate import estimate_schedule, estimate_step
+from vit_jax.planning.estimate import estimate_interruptions, estimate_schedule, estimate_step
+from vit_jax.planning.goodput import ASSUMED_FAULTS, Faults
 from vit_jax.planning.records import Advice, Change, Compilation, LargestBatch, Plan, Request
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
 
@@ -14,6 +15,7 @@ def make_plan(
     compile: Callable[[Request], Compilation],
     largest_batch: bool = False,
     chip_hour_price: float | None = None,
+    faults: Faults = ASSUMED_FAULTS,
 ) -> Plan:
     """Compiles a request, and returns the plan: memory and cost, what to change if it does not fit in memory, and the
     training command for it.
@@ -23,6 +25,7 @@ def make_plan(
         compile: asks the compiler.
         largest_batch: search the largest batch that fits.
         chip_hour_price: in any currency.
+        faults: that are assumed.
 
     Raises:
         UserError: the flags are wrong, or nothing compiles for the target.
@@ -36,21 +39,22 @@ def make_plan(
     advice, largest = None, None
     if largest_batch:
         best, refused = find_largest_batch(first, compile_changed)
-        largest = LargestBatch(_estimated(best, chip_hour_price) if best else None, refused)
+        largest = LargestBatch(_estimated(best, chip_hour_price, faults) if best else None, refused)
         change = {"batch": str(best.workload.batch)} if best else None
     elif not first.fits:
         found = find_fitting_change(first, compile_changed)
-        advice = Advice(found[0], _estimated(found[1], chip_hour_price)) if found else Advice({}, None)
+        advice = Advice(found[0], _estimated(found[1], chip_hour_price, faults)) if found else Advice({}, None)
         change = found[0] if found else None
     command = None
     if change is not None and not request.inference:
         command = training_command(request.with_change(change), first.workload)
-    plan = _estimated(first, chip_hour_price)
+    plan = _estimated(first, chip_hour_price, faults)
     return dataclasses.replace(plan, advice=advice, largest=largest, command=command)
 
 
-def _estimated(compilation: Compilation, chip_hour_price: float | None) -> Plan:
+def _estimated(compilation: Compilation, chip_hour_price: float | None, faults: Faults) -> Plan:
     estimate = estimate_step(compilation)
     run = estimate.run if estimate else None
     price = run.chip_hours * chip_hour_price if run and chip_hour_price is not None else None
-    return Plan(compilation, estimate, price, by_schedule=estimate_schedule(compilation))
+    goodput = estimate_interruptions(compilation.workload, estimate, faults) if estimate and run else None
+    return Plan(compilation, estimate, price, by_schedule=estimate_schedule(compilation), goodput=goodput)

@@ -6,17 +6,14 @@ Bytes, FLOPs and exchanges are those of one device.
 import dataclasses
 from collections.abc import Iterable
 
+from vit_jax.planning.goodput import GoodputEstimate
+
 Change = dict[str, str]  # config field -> value
 
 
 def config_flags(change: Change) -> list[str]:
     """Returns a change as flags of `vit_jax.main`."""
     return [f"--config.{key}={value}" for key, value in change.items()]
-
-
-def is_topology(target: str) -> bool:
-    """Returns whether a target is a TPU slice, and not this machine's devices."""
-    return ":" in target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +69,8 @@ class Workload:
         remat_choices: what the model accepts in its place.
         dtype: of the activations.
         steps: of the run.
+        save_steps: between two saves; `save_minutes` may save before.
+        save_minutes: between two saves; 0: by steps only.
         epochs: of the run.
         num_examples: images of the training split.
         parameters: their number, over all devices.
@@ -102,6 +101,8 @@ class Workload:
     remat_choices: list[str]
     dtype: str
     steps: int
+    save_steps: int
+    save_minutes: float
     epochs: float
     num_examples: int
     parameters: int
@@ -383,6 +384,7 @@ class Plan:
         largest: None: the largest batch was not searched.
         command: that trains as planned; None: nothing that fits was found, or this is a prediction.
         by_schedule: None: it was not asked for.
+        goodput: None: there is no estimate of a run.
     """
 
     compilation: Compilation
@@ -392,3 +394,4 @@ class Plan:
     largest: LargestBatch | None = None
     command: str | None = None
     by_schedule: ScheduleEstimate | None = None
+    goodput: GoodputEstimate | None = None

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from vit_jax.planning.chips import is_topology
+from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.parts import function_name, memory_parts
 from vit_jax.planning.records import (
     Compilation,
@@ -11,7 +13,6 @@ from vit_jax.planning.records import (
     ScheduleEstimate,
     StepReport,
     config_flags,
-    is_topology,
 )
 
 ESTIMATE = "compiler estimate"
@@ -105,8 +106,21 @@ def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if needs := [f"{need / 1e9:.2g} GB" for need in run.streamed_disk.values()]:
         yield "  disk, streamed", f"{needs[0]} a host" + (f", {needs[-1]} on one alone" if len(needs) > 1 else "")
     yield "  limit", "chips" if run.input_cores <= run.host_cores else "input"
+    if plan.goodput:
+        yield from _goodput_rows(plan.goodput)
     if days := run.paper_tpuv3_core_days:
         yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
+
+
+def _goodput_rows(found: GoodputEstimate) -> Iterator[tuple[str, str]]:
+    faults, restart = found.faults, found.faults.restart
+    yield "goodput, expected", f"{found.goodput:.1%}, saving every {format_minutes(found.interval_seconds)}"
+    best = f"{found.best_steps:,} steps, {format_minutes(found.best_interval_seconds)} (Daly)"
+    young = f"Young: {format_minutes(found.young_interval_seconds)}"
+    yield "  best save interval", f"{best}, {found.best_goodput:.1%}; {young}"
+    rate = f"{faults.per_1000_host_days:.3g} in 1,000 host-days ({faults.rate_of}), {found.hosts:,} host(s)"
+    yield "  failures", f"one in {found.failure_seconds / 3600:,.1f} hours: {rate}"
+    yield "  a save, a restart", f"{restart.save:.3g} s, {format_minutes(restart.seconds)} ({faults.restart_of})"
 
 
 def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Iterator[tuple[str, str]]:
@@ -193,6 +207,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from ("", f"{sentence}:", render_plans([other])) if other else ("", f"{sentence}.")
     if plan.command is not None:
         yield from ("", f"{run_sentence(plan)}:", plan.command)
+
+
+def format_minutes(seconds: float) -> str:
+    """Returns a time as text."""
+    return f"{seconds / 60:,.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
 def format_bytes(size: float) -> str:

@@ -32,6 +32,8 @@ def plan_to_json(plan: Plan) -> Json:
         result |= dataclasses.asdict(plan.estimate.run) if plan.estimate.run else {}
     if plan.by_schedule:
         result["schedule"] |= dataclasses.asdict(plan.by_schedule)
+    if plan.goodput:
+        result["goodput"] = dataclasses.asdict(plan.goodput)
     if plan.price is not None:
         result["price"] = plan.price
     if plan.advice:

@@ -9,7 +9,8 @@ from jax.experimental import topologies
 
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
-from vit_jax.planning.records import Request, is_topology
+from vit_jax.planning.chips import is_topology
+from vit_jax.planning.records import Request
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.

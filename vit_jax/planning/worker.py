@@ -118,6 +118,8 @@ def describe_workload(config: ConfigDict, program: Program, request: Request, me
         remat_choices=list(program.model.words("remat")),
         dtype=spec.dtype,
         steps=config.total_steps,
+        save_steps=min(config.checkpoint_every, config.eval_every),
+        save_minutes=config.checkpoint_every_minutes,
         epochs=config.total_steps * config.batch / config.data.num_examples,
         num_examples=config.data.num_examples,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),

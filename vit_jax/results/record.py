@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop
 from vit_jax.config import source_label
+from vit_jax.monitoring import total_seconds
 from vit_jax.results.run_folder import RunFolder, read_run
 from vit_jax.storage import filesystem
 
@@ -29,6 +30,7 @@ class Record:
         metrics: the last value of each.
         processes: that trained it, see `vit_jax.monitoring.read_history`.
         evaluations: name of an evaluation that was made later -> `data.identify_evals`.
+        ledger: seconds of each category, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Record:
     metrics: dict[str, float | None]
     processes: list[dict[str, Any]]
     evaluations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    ledger: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -87,7 +90,8 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         later |= {key: evaluation for key, evaluation in row["evals"].items() if key not in config.evals}
         metrics |= {key: value for key, value in row.items() if "/" in key}
     kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
-    return Record(name, without_folders(config.to_dict()), step, kept, run.processes, without_folders(later))
+    ledger = {str(category): round(spent, 1) for category, spent in total_seconds(run.starts).items() if spent}
+    return Record(name, without_folders(config.to_dict()), step, kept, run.processes, without_folders(later), ledger)
 
 
 def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, user_errors
 from vit_jax.config import flatten_config, parse_config
-from vit_jax.monitoring import METRICS, read_history, read_metrics
+from vit_jax.monitoring import LEDGER, METRICS, Start, read_history, read_ledger, read_metrics
 from vit_jax.storage import filesystem
 
 CONFIG, HISTORY, PLAN, MISTAKES = "config.json", "history.json", "plan.json", ".mistakes.npz"
@@ -29,6 +29,7 @@ class RunFolder:
         processes: that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
         plan: plan.json, which `vit_jax.plan --json` printed there, or None.
         mistakes: name of a file that `vit_jax.evaluate --save=mistakes` wrote there -> its content.
+        starts: where its time went, see `vit_jax.monitoring.read_ledger`; none if an earlier version trained it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunFolder:
     processes: list[dict[str, Any]]
     plan: bytes | None
     mistakes: dict[str, bytes]
+    starts: list[Start] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def fields(self) -> dict[str, str]:
@@ -84,7 +86,7 @@ def read_run(place: str, name: str) -> RunFolder:
     Raises:
         UserError: there is no run, or a file cannot be read.
     """
-    paths = {file: filesystem.join_path(place, file) for file in (CONFIG, METRICS, HISTORY, PLAN)}
+    paths = {file: filesystem.join_path(place, file) for file in (CONFIG, METRICS, HISTORY, PLAN, LEDGER)}
     text = {file: filesystem.read_bytes(path) for file, path in paths.items() if filesystem.exists(path)}
     saved = filesystem.expand_pattern(filesystem.join_path(place, f"*{MISTAKES}"))
     if CONFIG not in text:
@@ -100,6 +102,7 @@ def read_run(place: str, name: str) -> RunFolder:
         read_history(text[HISTORY], paths[HISTORY]) if HISTORY in text else [],
         text.get(PLAN),
         {path.rpartition("/")[2]: filesystem.read_bytes(path) for path in sorted(saved)},
+        read_ledger(text.get(LEDGER, b"[]")),
     )
 
 

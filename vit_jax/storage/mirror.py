@@ -20,6 +20,7 @@ from vit_jax.storage.atomic import SUFFIX
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
 GROWTH = 1 / 8  # of a file since its last upload in the background, from which on the next is worth it
+SMALL = 2**14  # bytes of a file that is uploaded however little it has grown
 UNMIRRORED = "checkpoints"  # the folder that Orbax writes itself
 AT_THE_END = "wandb"  # the folder of another program's working files
 RELEASE = 60.0  # seconds that an earlier run of this process may take to finish
@@ -121,7 +122,8 @@ class Mirror:
     def push(self) -> None:
         """Uploads changed files in the background, unless an upload is running or ended a short time ago.
 
-        A file that has grown by less than an eighth waits: the uploads of a growing file add up to nine times its size.
+        A file that has grown by less than an eighth waits, unless it is small: the uploads of a growing file add up to
+        nine times its size.
         """
         if (
             self._unanswered
@@ -193,7 +195,7 @@ class Mirror:
 
     def _has_grown_enough(self, name: str, size: int) -> bool:
         before, _ = self._sent.get(name, (0, 0))
-        return not before < size < before * (1 + GROWTH)
+        return size < SMALL or not before < size < before * (1 + GROWTH)
 
     def _try_upload(self) -> None:
         try:

@@ -1,0 +1,114 @@
+"""The goodput to expect on many hosts, with the costs of a restart as measured here: kills and resumes a run.
+
+Example:
+  python -m benchmarks.goodput --write=docs/reliability.md
+
+ViT-B/16 is trained on synthetic images in a process of its own, killed after its second save, started again, and killed
+again; the ledger of the run tells what its saves and its second start took. Programs are compiled in both starts.
+"""
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.hosts import ROOT
+from benchmarks.pages import replace_section
+from vit_jax.monitoring import LEDGER, Start, read_ledger
+from vit_jax.planning import goodput
+from vit_jax.planning.goodput import FAILURE_RATES, Restart
+
+HOSTS = (64, 128, 256, 512, 1024, 2048, 4096)
+DEFAULT_INTERVAL = 15 * 60.0  # seconds: `checkpoint_every_minutes`
+LIMIT = 1800.0  # seconds for a start to come to its steps
+WORDS = ["--config.data.source=synthetic", "--config.total_epochs=None", "--config.total_steps=1000"]
+WORDS += ["--config.warmup_steps=0", "--config.checkpoint_every=2", "--config.eval_every=1000"]
+WORDS += ["--config.data.workers=0", "--config.data.num_examples=64"]
+
+
+def read(workdir: Path) -> list[Start]:
+    """Returns the starts of a run so far."""
+    path = workdir / LEDGER
+    return read_ledger(path.read_bytes()) if path.exists() else []
+
+
+def train_until_killed(workdir: Path, words: list[str], start: int, saves: int) -> None:
+    """Trains until the ledger tells of so many saves of a start, and kills the process."""
+    command = [sys.executable, "-m", "vit_jax.main", f"--workdir={workdir}", *WORDS, *words]
+    compiled = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with workdir.with_name("log").open("a") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | compiled)
+    end = time.monotonic() + LIMIT
+    try:
+        while len(read(workdir)) <= start or read(workdir)[start].saves < saves:
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(workdir.with_name("log").read_text()[-2000:])
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(words: list[str]) -> Restart:
+    """Returns what a run that is killed and resumed tells of its saves and its restart."""
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = Path(folder) / "run"
+        for start in range(2):
+            train_until_killed(workdir, words, start, saves=3)
+        found = goodput.measure_restart(read(workdir), str(workdir))
+    return Restart(**{part: round(seconds, 1) for part, seconds in dataclasses.asdict(found).items()})
+
+
+def restart_table(found: Restart) -> Iterator[str]:
+    """Yields the parts of a restart."""
+    yield "| part of a restart | seconds |"
+    yield "|---|---|"
+    yield f"| a lost host is noticed, at most | {found.detecting:.0f} |"
+    yield f"| start of Python, imports, data, checks | {found.starting:.1f} |"
+    yield f"| reading the checkpoint, fingerprints | {found.restoring:.1f} |"
+    yield f"| compiling | {found.compiling:.1f} |"
+    yield f"| a save keeps training from going on | {found.save:.1f} |"
+
+
+def goodput_table(restart: Restart) -> Iterator[str]:
+    """Yields the goodput to expect by number of hosts, at each rate of failures."""
+    names = "".join(f" {name}, {rate:.2f} |" for name, rate in FAILURE_RATES.items())
+    yield f"| hosts |{names}"
+    yield "|---|" + "---|" * len(FAILURE_RATES)
+    for hosts in HOSTS:
+        cells = ""
+        for rate in FAILURE_RATES.values():
+            between = goodput.time_between_failures(hosts, rate)
+            best = goodput.daly_interval(restart.save, between)
+            shares = [
+                goodput.expected_goodput(interval, restart.save, restart.seconds, between)
+                for interval in (DEFAULT_INTERVAL, best)
+            ]
+            told = f"{between / 3600:,.1f} h: {shares[0]:.1%}, {shares[1]:.1%} at {best / 60:.1f} min"
+            cells += f" {told} |"
+        yield f"| {hosts:,} |{cells}"
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=f"{ROOT}/configs/vit_b16_imagenet2012.py", help="a recipe [ViT-B/16]")
+    parser.add_argument("--batch", type=int, default=2, help="images of a step [2]")
+    parser.add_argument("--write", type=Path, help="Markdown file in which to replace the sections")
+    args = parser.parse_args(argv[1:])
+    words = [f"--config={args.config}", f"--config.batch={args.batch}", f"--config.batch_eval={args.batch}"]
+    found = dataclasses.replace(measure(words), detecting=goodput.MEASURED_ON_CPU.detecting)
+    for name, lines in (("restart", restart_table(found)), ("goodput", goodput_table(found))):
+        text = "\n".join(lines) + "\n"
+        print(text)
+        if args.write:
+            replace_section(args.write, name, text)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,80 @@
+"""The ledger of real runs: killed and resumed, and with parts that are made slow."""
+
+import re
+import signal
+import time
+
+import pytest
+
+from benchmarks.hosts import Hosts, metrics, saved
+from vit_jax import evals, train
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.data import loader
+from vit_jax.monitoring import Category, goodput, ledger_file, read_ledger, total_seconds
+
+pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=1)]  # these measure time
+
+
+def read(workdir):
+    return read_ledger((workdir / "ledger.json").read_bytes())
+
+
+def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
+    """By a clock outside the run; steps after the last save, as far as they were written, are done again."""
+    workdir, pause, slow = tmp_path / "run", 3.0, 0.4
+    words = ["--config.checkpoint_every=20"]
+    began = time.time()
+    with Hosts(workdir, 1, 1, *words, slow=slow) as run:
+        run.await_step(38)
+        run.send(signal.SIGKILL)
+        run.wait()
+    killed = time.time()
+    assert max(saved(workdir)) == 20
+    made = max(line["step"] for line in metrics(workdir))
+    time.sleep(pause)
+    again = time.time()
+    with Hosts(workdir, 1, 1, *words, slow=slow) as run:
+        assert run.wait() == [0]
+    whole = (workdir / "ledger.json").stat().st_mtime - began
+    first, second = read(workdir)
+    total = total_seconds([first, second])
+    assert sum(total.values()) == pytest.approx(whole, rel=0.01)
+    assert total[Category.UNKNOWN] < 0.02 * whole
+    assert (second.first, second.last, second.complete, second.saves) == (20, 40, True, 1)
+    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < ledger_file.INTERVAL + slow + 0.5
+    assert total[Category.IDLE] == pytest.approx(again - first.end, abs=0.5)
+    assert made - (ledger_file.INTERVAL / slow + 2) <= first.last <= made
+    redone = first.last - 20 - 1  # the first of them is compiled
+    assert redone > 0 and total[Category.REDONE] == pytest.approx(slow * redone, rel=0.2)
+    # Once each: of the first start the first is compiled, the second start makes those that are not done again.
+    counted = (first.last - 1) + (40 - first.last)
+    assert total[Category.STEP] == pytest.approx(slow * counted, rel=0.2)
+    told = re.search(r"Goodput: ([\d.]+)%", (workdir / "train.log").read_text())[1]
+    assert float(told) / 100 == pytest.approx(goodput(total), abs=0.01)
+
+
+def slowly(call, seconds):
+    def wait(*args, **options):
+        time.sleep(seconds)
+        return call(*args, **options)
+
+    return wait
+
+
+def test_what_is_slow_is_found_in_its_category(quick, tmp_path, monkeypatch):
+    quick.eval_every, quick.checkpoint_every, quick.total_steps = 10, 10, 20
+    train.train(quick, tmp_path / "first")
+    before = total_seconds(read(tmp_path / "first"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", slowly(Checkpoints.save, 2.0))
+        patch.setattr(evals, "run_evaluators", slowly(evals.run_evaluators, 3.0))
+        patch.setattr(loader.LocalBatches, "__next__", slowly(loader.LocalBatches.__next__, 0.2))
+        train.train(quick, tmp_path / "slow")
+    after = total_seconds(read(tmp_path / "slow"))
+    batches = 20 + 2  # those of training that are read ahead, too
+    least = {Category.SAVING: 2 * 2.0, Category.EVALUATING: 2 * 3.0, Category.DATA: 0.19 * batches}
+    for category in set(Category) - {Category.COMPILING, Category.STARTING}:
+        floor = least.get(category, 0.0)
+        assert floor <= after[category] <= floor + before[category] + 1.9, (
+            category
+        )  # batches of evaluations are slow too

@@ -1,0 +1,195 @@
+"""The goodput to expect of a run whose hosts fail now and then, and how often it should save.
+
+On paper: failures come at random, with one rate for each host; each ends the step that all hosts compute together.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from vit_jax import UserError
+from vit_jax.monitoring import Category, Start, total_seconds
+
+DAY = 86400.0  # seconds
+# Published failures -> their number in 1,000 days of a host.
+FAILURE_RATES = {
+    # 0.08 % of the machines a day; links, switches and software come on top (Zu et al., NSDI 2024).
+    "TPU v4 machines": 0.8,
+    # 2.34 and 6.50: hosts of 8 A100s, 11 months (Kokolis et al., arXiv 2410.21680).
+    "RSC-2": 2.34,
+    # 419 unexpected interruptions of one job in 54 days on 16,384 H100s, 8 a host (Llama 3, arXiv 2407.21783, 3.3.4).
+    "Llama 3": 419 / 54 / (16384 / 8 / 1000),
+    "RSC-1": 6.50,
+}
+ASSUMED = "Llama 3"  # the rate of a plan: all that interrupts one job, as it is here
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """What failures and saves cost a run; all in seconds.
+
+    Attributes:
+        save: that a save keeps training from going on.
+        detecting: until the other hosts notice that one is lost; or, as measured, until the next start.
+        starting: from the start of the process to the first batch, without the rest.
+        restoring: a checkpoint is read.
+        compiling: the programs are compiled.
+    """
+
+    save: float
+    detecting: float
+    starting: float
+    restoring: float
+    compiling: float
+
+    @property
+    def seconds(self) -> float:
+        """From the failure to the first step after it."""
+        return self.detecting + self.starting + self.restoring + self.compiling
+
+
+# ViT-B/16 on two CPU cores: `python -m benchmarks.goodput` measures it; a lost host is noticed after 70 s at most, see
+# docs/reliability.md. Nothing was measured on a TPU.
+MEASURED_ON_CPU = Restart(save=0.9, detecting=70.0, starting=5.5, restoring=13.8, compiling=130.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Faults:
+    """What a plan assumes of failures.
+
+    Attributes:
+        per_1000_host_days: failures.
+        rate_of: whose rate that is, in words.
+        restart: what each costs.
+        restart_of: whose costs these are, in words.
+    """
+
+    per_1000_host_days: float = FAILURE_RATES[ASSUMED]
+    rate_of: str = ASSUMED
+    restart: Restart = MEASURED_ON_CPU
+    restart_of: str = "ViT-B/16 on two CPU cores"
+
+
+ASSUMED_FAULTS = Faults()
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputEstimate:
+    """The goodput to expect.
+
+    Attributes:
+        faults: what is assumed.
+        hosts: their number.
+        failure_seconds: mean time between two failures of any host.
+        interval_seconds: of training between two saves, as configured.
+        goodput: with that, between 0 and 1.
+        best_interval_seconds: that of Daly.
+        best_steps: in it.
+        best_goodput: with it.
+        young_interval_seconds: that of Young.
+    """
+
+    faults: Faults
+    hosts: int
+    failure_seconds: float
+    interval_seconds: float
+    goodput: float
+    best_interval_seconds: float
+    best_steps: int
+    best_goodput: float
+    young_interval_seconds: float
+
+
+def estimate_goodput(step_seconds: float, interval_seconds: float, hosts: int, faults: Faults) -> GoodputEstimate:
+    """Returns the goodput to expect of steps that take so long, saved so often, on so many hosts."""
+    between = time_between_failures(hosts, faults.per_1000_host_days)
+    save, restart = faults.restart.save, faults.restart.seconds
+    steps = max(round(daly_interval(save, between) / step_seconds), 1)
+    best = steps * step_seconds
+    return GoodputEstimate(
+        faults=faults,
+        hosts=hosts,
+        failure_seconds=between,
+        interval_seconds=interval_seconds,
+        goodput=expected_goodput(interval_seconds, save, restart, between),
+        best_interval_seconds=best,
+        best_steps=steps,
+        best_goodput=expected_goodput(best, save, restart, between),
+        young_interval_seconds=young_interval(save, between),
+    )
+
+
+def time_between_failures(hosts: int, per_1000_host_days: float) -> float:
+    """Returns the mean seconds between two failures of any host."""
+    return 1000 * DAY / (per_1000_host_days * hosts)
+
+
+def young_interval(save: float, between: float) -> float:
+    """Returns the seconds of training between two saves that lose the least, to first order.
+
+    Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+
+    Args:
+        save: seconds of one.
+        between: mean seconds between two failures.
+    """
+    return math.sqrt(2 * save * between)
+
+
+def daly_interval(save: float, between: float) -> float:
+    """Returns the seconds of training between two saves that lose the least, to higher order.
+
+    Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006.
+
+    Args:
+        save: seconds of one.
+        between: mean seconds between two failures.
+    """
+    ratio = save / (2 * between)
+    if ratio >= 1:
+        return between
+    return young_interval(save, between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
+
+
+def expected_goodput(interval: float, save: float, restart: float, between: float) -> float:
+    """Returns the share of the time in which steps are made that count: M exp(R / M) (exp((t + d) / M) - 1) seconds
+    are expected to pass for t of training that are saved within d (Daly 2006), with M between failures and restarts R.
+
+    A failure loses what was trained since the last save; it may come while the run saves or restarts, too.
+
+    Args:
+        interval: seconds of training between two saves.
+        save: seconds that each takes from training.
+        restart: seconds from a failure to the next step.
+        between: mean seconds between two failures.
+    """
+    try:
+        taken = between * math.exp(restart / between) * math.expm1((interval + save) / between)
+    except OverflowError:  # it fails before it comes to a save
+        return 0.0
+    return interval / taken
+
+
+def measure_restart(starts: Sequence[Start], place: str) -> Restart:
+    """Returns what saves and restarts have cost a run, by its ledger; medians of the starts that resumed it.
+
+    Raises:
+        UserError: it was never resumed, or has saved nothing.
+    """
+    resumed, saving = [start for start in starts if start.first], [start for start in starts if start.saves]
+    if not resumed or not saving:
+        raise UserError(f"the ledger of {place} has no save or no start that resumed the run; omit --measured.")
+    saving = [start for start in saving if not start.complete] or saving  # others have exported the model, too
+    total = total_seconds(starts)
+
+    def median(category: Category) -> float:
+        return statistics.median(start.seconds.get(category, 0.0) for start in resumed)
+
+    return Restart(
+        save=sum(start.seconds.get(Category.SAVING, 0.0) for start in saving) / sum(start.saves for start in saving),
+        detecting=total[Category.IDLE] / max(len(starts) - 1, 1),
+        starting=median(Category.STARTING),
+        restoring=median(Category.RESTORING),
+        compiling=median(Category.COMPILING),
+    )
