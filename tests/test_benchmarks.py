@@ -26,6 +26,7 @@ SMALL = {
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
+    "benchmarks.recipes": [],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.tpu": ["--only=none"],
     "benchmarks.train_step": ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"],
