@@ -1,9 +1,9 @@
 """ViT-S/16 from scratch on ImageNet-1k in 90 epochs: "Better plain ViT baselines" (arXiv 2205.01580), as in big_vision.
 
-Paper: no row. big_vision: 76.5 % after 6 to 7 hours on a TPU v3-8. Ours: not run.
+Paper: no row. Others: 76.5 % after 6 to 7 hours on a TPU v3-8 (big_vision). Ours: not run.
     python -m vit_jax.main --config=configs/vit_s16_imagenet2012_90ep.py --config.data.data_dir=DATA --workdir=RUN
 
-With `--config.total_epochs=300`: 80 % (the report).
+With `--config.total_epochs=300`: 80 % (the report). docs/imagenet.md: the prepared run, what differs from big_vision.
 """
 
 from ml_collections import ConfigDict

@@ -28,6 +28,7 @@ SMALL = {
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.plans": ["--only=exaflops"],
+    "benchmarks.recipes": [],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],

@@ -1,7 +1,10 @@
 """Training curves: the losses of the authors' own update functions, step for step, from the same weights and batches.
 
-The fixtures here hold the first 10 of 30 steps, in float32 with the highest matmul precision.
+Those of fine-tuning and pre-training hold the first 10 of 30 steps here, that of big_vision's S/16 all 50 of its
+trainer; all are in float32 with the highest matmul precision.
 """
+
+from unittest import mock
 
 import chex
 import jax
@@ -9,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
+from configs import base, vit_s16_imagenet2012_90ep
 from tests.conftest import ROOT
 from vit_jax import kernels, load, optim, tasks
+from vit_jax.data.preprocess import value_range
 from vit_jax.step import TrainStep
 
 FIRST = ROOT / "tests" / "fixtures" / "parity"  # 10 steps
@@ -74,3 +78,71 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
         # The gradient of a key's bias is zero: Adam turns the last bits of its rounding into steps.
         atol = 1e-4 if attention == "heads_first" else 3e-4
         chex.assert_trees_all_close(state.params, load(tmp_path / "final.npz", resolution=24)[1], rtol=1e-7, atol=atol)
+
+
+def s16_losses(config):
+    """Returns losses and norms of a recipe on the images of big_vision's run, and that run.
+
+    benchmarks/curve_big_vision.py wrote it. The images are as RandAugment left them; MixUp's ratio of each step is
+    given, what it mixes is ours.
+    """
+    curve = np.load(FIRST / "curve_big_vision_s16.curve.npz")
+    # In size as that run, and with its rate and clipping.
+    config.total_steps, config.warmup_steps, config.batch = 50, 10, 8
+    config.optim.weight_decay *= 3e-3 / config.base_lr
+    config.base_lr *= 3
+    config.grad_norm_clip *= 0.5
+    model, params = load(FIRST / "curve_big_vision_s16.npz", resolution=32)
+    schedule = optim.make_schedule(config)
+    update = TrainStep(
+        model=model,
+        task=tasks.make_task(config, model, 8),
+        optimizer=optim.make_optimizer(config, schedule),
+        schedule=schedule,
+        seed=0,
+        accum_steps=1,
+        ema_decay=0.0,
+    )
+    generator = np.random.default_rng(0)
+    batches = [[value_range(image, generator, -1, 1) for image in images] for images in curve["pixels"]]
+    np.testing.assert_array_equal(batches[0], curve["images"])
+
+    @jax.jit
+    def step(state, batch, ratio):
+        with mock.patch.object(jax.random, "beta", lambda key, a, b: ratio if a == b == 0.2 else np.nan):
+            return update(state, batch)
+
+    state, losses, rates, norms = update.init(jax.tree.map(jnp.asarray, params)), [], [], []
+    with jax.default_matmul_precision("highest"):
+        for images, labels, ratio in zip(batches, curve["labels"].astype(np.int32), curve["ratio"], strict=True):
+            state, metrics = step(state, {"image": np.stack(images), "label": labels}, 1 - ratio)
+            losses.append(metrics["train/loss"])
+            rates.append(metrics["train/lr"])
+            norms.append(metrics["norm/grads"])
+    np.testing.assert_allclose(rates, curve["lr"], rtol=1e-5)
+    return losses, norms, curve
+
+
+@pytest.mark.slow
+def test_losses_of_the_s16_recipe_are_big_vision_s_over_50_steps():
+    losses, norms, curve = s16_losses(vit_s16_imagenet2012_90ep.get_config())
+    np.testing.assert_allclose(losses, curve["loss"], rtol=1e-5)  # 1.6e-6 on the machine that wrote them
+    np.testing.assert_allclose(norms, curve["norm"], rtol=1e-3)
+    assert (curve["norm"] > 0.5).sum() > 20 and len(losses) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("grad_norm_clip", 2.0),
+        ("optim.moment_dtype", "float32"),
+        ("optim.decay_factor", "rate"),
+        ("task.mixup_probability", 0.9),
+    ],
+)
+def test_losses_tell_recipes_apart(field, value):
+    config = vit_s16_imagenet2012_90ep.get_config()
+    config.update_from_flattened_dict({field: value})
+    losses, _, curve = s16_losses(config)
+    assert np.abs(np.array(losses) / curve["loss"] - 1).max() > 5e-5

@@ -119,6 +119,20 @@ PLAIN90 = {
     "model.head_bias": 0.0,
     "task.loss": "softmax",
 }
+# JAX-Toolbox, rosetta/projects/vit.
+NVIDIA = {
+    "total_epochs": None,
+    "total_steps": 95_000,
+    "model.head_bias": 0.0,
+    "model.norm_epsilon": 1e-5,
+    "model.image_mean": (0.485, 0.456, 0.406),
+    "model.image_std": (0.229, 0.224, 0.225),
+    "task.loss": "softmax",
+    "task.label_smoothing": 0.0,
+    "data.preprocess": "inception_crop({resolution},area_min=8,antialias=True)|flip_lr|color_jitter|autoaugment"
+    "|value_range(-1,1)",
+    "evals.test.preprocess": "resize({resolution},antialias=True)|value_range(-1,1)",
+}
 
 
 def aug(alpha, *randaug):
@@ -167,6 +181,10 @@ ROWS = {
     "vit_s16_imagenet2012": row(HELD_OUT, "ViT-S/16", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
     "vit_ti16_imagenet2012": row(HELD_OUT, "ViT-Ti/16", **aug(0.0, 2, 0), **{"model.head_bias": -6.9}),
     "vit_s16_imagenet2012_90ep": row(HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **PLAIN90),
+    "vit_s16_imagenet2012_90ep_linear": row(
+        HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **(PLAIN90 | {"model.pre_logits": False})
+    ),
+    "vit_b16_imagenet2012_autoaugment": row(IMAGENET, "ViT-B/16", **NVIDIA),
 }
 
 

@@ -3,12 +3,14 @@
 import itertools
 import math
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.data import augment
+from tests.conftest import ROOT
+from vit_jax.data import augment, autoaugment
 
 F = np.float32
 MAGNITUDES = (0, 10, 15, 20)
@@ -301,10 +303,57 @@ def test_randaug_applies_one_op_after_the_other(monkeypatch):
     assert augment.randaug(image, rng(), 0, 5) is image
 
 
+THEIRS = np.load(ROOT / "tests" / "fixtures" / "augmented_pixels.npz")
+
+
+def chain_of(name: str, magnitude: int) -> list[tuple]:
+    """Returns the (function, arguments) of an operation or of a sub-policy of AutoAugment, with fixed draws."""
+    draws = [0.75, 0.75] if name == "Cutout" else [0.0, 0.0]
+    drawn = mock.Mock(np.random.Generator, random=mock.Mock(side_effect=draws))
+    if name != "autoaugment":
+        function, arguments = augment.RANDAUGMENT[name]
+        return [(function, arguments(magnitude / 10, drawn))]
+    chain = [(*autoaugment.OPERATIONS[one], part / 10) for one, _, part in autoaugment.POLICY[magnitude]]
+    return [(function, arguments(part, drawn)) for function, arguments, part in chain]
+
+
+@pytest.mark.parametrize("key", [key for key in THEIRS.files if key != "images"])
+def test_pixels_are_those_of_big_vision(key):
+    name, _, number = key.partition("/")
+    for image, expected in zip(THEIRS["images"], THEIRS[key], strict=True):
+        for function, arguments in chain_of(name, int(number)):
+            image = function(image, *arguments)
+        differences = np.abs(image.astype(int) - expected)
+        if name == "Sharpness":  # TensorFlow's sum falls short of whole numbers
+            assert differences.max() <= 3 and (differences > 0).mean() < 0.005
+        else:
+            assert differences.max() == 0
+
+
+def test_autoaugment_picks_sub_policies_uniformly_and_operations_by_their_probability(monkeypatch):
+    calls, policies = Counter(), autoaugment.POLICY
+    table = {
+        name: (lambda image, *_, name=name: calls.update([name]) or image, arguments)
+        for name, (_, arguments) in autoaugment.OPERATIONS.items()
+    }
+    monkeypatch.setattr(autoaugment, "OPERATIONS", table)
+    generator = rng()
+    for _ in range(5000):
+        autoaugment.autoaugment(IMAGES["one pixel"], generator)
+    expected = Counter()
+    for name, probability, _ in itertools.chain(*policies):
+        expected[name] += probability * 5000 / 25
+    assert len(policies) == 25 and set(calls) == set(expected)
+    for name, count in calls.items():
+        assert abs(count - expected[name]) < 5 * expected[name] ** 0.5, name
+    assert [len(policy) for policy in policies].count(1) == 2
+
+
 PUBLIC = {
     **{f"randaug {m}": (lambda image, rng, m=m: augment.randaug(image, rng, 3, m)) for m in MAGNITUDES},
     "random_erasing": lambda image, rng: augment.random_erasing(image, rng, 1),
     "color_jitter": lambda image, rng: augment.color_jitter(image, rng, hue=0.1),
+    "autoaugment": autoaugment.autoaugment,
 }
 
 

@@ -86,7 +86,7 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
 @pytest.mark.parametrize(
     ("pipe", "shape"),
     [
-        ("resize(40)|randaug(2,10)|color_jitter(hue=0.1)|random_erasing(1)|value_range(0,1)", (40, 40, 3)),
+        ("resize(40)|randaug(2,10)|autoaugment|color_jitter(hue=0.1)|random_erasing(1)|value_range(0,1)", (40, 40, 3)),
         ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
         ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
         ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),

@@ -20,6 +20,7 @@ from jaxtyping import Float32
 
 from vit_jax import UserError, choose
 from vit_jax.data import augment
+from vit_jax.data.autoaugment import autoaugment
 from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels, shrunk_size
 from vit_jax.data.pillow import FILTERS, pillow_resize, torch_size
 
@@ -149,6 +150,7 @@ def value_range(
 CROPS = (central_crop, inception_crop, random_crop, torch_center_crop)  # these take an encoded image
 
 OPS: dict[str, Callable] = {
+    "autoaugment": autoaugment,
     "central_crop": central_crop,
     "color_jitter": augment.color_jitter,
     "flip_lr": flip_lr,

@@ -23,6 +23,8 @@ adds the record of a finished run, or of all runs in a folder: configuration, me
 compiling and evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json`
 printed of its last checkpoint. Ours stands beside a number of the paper if every field that decides what is computed is
 as in the recipe of the paper's run, but for the seed and for the learning rate, which is one of the paper's.
+
+What others have reached on ImageNet with recipes that are here: [imagenet.md](imagenet.md).
 """
 TRANSFER = """## Frozen features beside fine-tuning
 

@@ -1,0 +1,89 @@
+"""The lists that compare recipes of ours with those of others, setting by setting (benchmarks/recipes.py)."""
+
+import fnmatch
+import json
+
+import pytest
+
+from benchmarks import recipes
+from benchmarks.recipes import SOURCES
+from configs import base
+from tests.conftest import ROOT
+from vit_jax.config import flatten_config
+
+BASE = flatten_config(base.get_config())
+# Fields of reading, evaluation and saving, which change nothing that is learnt.
+RUN_TIME = {"eval_every", "eval_every_epochs", "data.workers", "init_from"}
+
+
+def is_setting(source, row):
+    return any(fnmatch.fnmatchcase(key, row["setting"]) for key in source.settings())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_every_setting_of_theirs_is_explained(source):
+    rows = source.rows()
+    for key in source.settings():
+        assert any(fnmatch.fnmatchcase(key, row["setting"]) for row in rows), key
+    for row in rows:
+        assert row["relation"] in recipes.RELATIONS
+        # A setting's value is in the list that was read; what only the code has is in the row.
+        assert is_setting(source, row) != bool(row["theirs"]), row
+        assert (row["relation"] == "differs") == bool(row["why"]), row
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_every_value_of_ours_is_that_of_the_recipe(source):
+    fields = flatten_config(source.config())
+    rows = [row for row in source.rows() if row["field"]]
+    assert [row for row in rows if str(fields[row["field"]]) != row["ours"]] == []
+    changed = {key for key, value in fields.items() if value != BASE.get(key)}
+    named = {row["field"] for row in rows}
+    left = {key for key in changed - named - RUN_TIME if not key.startswith("evals.minival")}
+    assert left == set(), "fields that the recipe changes and the list does not name"
+
+
+def test_numbers_there_are_the_numbers_here():
+    """Settings with the same meaning and unit have the same value, not only the same row."""
+    for source in SOURCES:
+        fields, settings = flatten_config(source.config()), source.settings()
+        for row in source.rows():
+            theirs, ours = settings.get(row["setting"]), fields.get(row["field"])
+            if row["relation"] == "same" and type(theirs) in (int, float) and type(ours) in (int, float):
+                assert theirs == ours, row
+
+
+def test_settings_are_read_from_code(tmp_path):
+    (tmp_path / "rosetta" / "conf").mkdir(parents=True)
+    (tmp_path / "rosetta" / "conf" / "a.gin").write_text(
+        "include 'conf/b.gin'\nfrom x import y\nSTEPS = 7  # seven\nf.g:\n  size = (2, 3)\n  of = @h()\n"
+    )
+    (tmp_path / "rosetta" / "conf" / "b.gin").write_text(
+        "STEPS = 5\n## a comment\ntrain.steps = %STEPS\nf.g:\n  size = 1\n"
+    )
+    found = recipes.read_gin(tmp_path / "rosetta", "conf/a.gin")
+    assert found == {"train.steps": 7, "f.g.size": (2, 3), "f.g.of": "@h()"}
+    (tmp_path / "main.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('-b', '--batch-size', default=256, type=int)\n"
+        "p.add_argument('data', default='imagenet')\np.add_argument('--flag', action='store_true')\n"
+    )
+    assert recipes.read_mup_vit(tmp_path) == {"batch-size": 1024, "data": "imagenet", "flag": False}
+    (tmp_path / "big_vision" / "configs").mkdir(parents=True)
+    (tmp_path / "big_vision" / "configs" / "vit_s16_i1k.py").write_text(
+        "import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict({'a': {'b': [1]}, 'c': None})\n"
+    )
+    assert recipes.read_big_vision(tmp_path) == {"a.b": [1], "c": None}
+
+
+def test_the_page_has_the_lists(tmp_path, monkeypatch):
+    page, copy = ROOT / "docs" / "imagenet.md", tmp_path / "imagenet.md"
+    copy.write_text(page.read_text())
+    recipes.main(["recipes", f"--write={copy}"])
+    assert copy.read_text() == page.read_text(), "run python -m benchmarks.recipes --write=docs/imagenet.md"
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    (tmp_path / "big_vision" / "configs").mkdir(parents=True)
+    (tmp_path / "big_vision" / "configs" / "vit_s16_i1k.py").write_text(
+        "get_config = __import__('ml_collections').ConfigDict"
+    )
+    recipes.main(["recipes", "--read=big_vision_s16", f"--checkout={tmp_path}"])
+    assert json.loads((tmp_path / "big_vision_s16.json").read_text()) == {}
