@@ -28,7 +28,7 @@ DEFAULT_INTERVAL = 15 * 60.0  # seconds: `checkpoint_every_minutes`
 LIMIT = 1800.0  # seconds for a start to come to its steps
 WORDS = ["--config.data.source=synthetic", "--config.total_epochs=None", "--config.total_steps=1000"]
 WORDS += ["--config.warmup_steps=0", "--config.checkpoint_every=2", "--config.eval_every=1000"]
-WORDS += ["--config.data.workers=0", "--config.data.num_examples=64"]
+WORDS += ["--config.data.workers=0", "--config.data.num_examples=64", "--config.data.num_classes=1000"]
 
 
 def read(workdir: Path) -> list[Start]:
