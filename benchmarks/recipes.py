@@ -174,7 +174,6 @@ SOURCES = (
 # Recipe, slice.
 RUNS = (
     ("vit_s16_imagenet2012_90ep", "v5e:2x2"),
-    ("vit_s16_imagenet2012_90ep_linear", "v5e:2x2"),
     ("vit_b16_imagenet2012_autoaugment", "v5e:4x4"),
     ("finetune_autoaugment", "v5e:4x4"),
 )

@@ -126,7 +126,7 @@ def s16_losses(config):
 @pytest.mark.slow
 def test_losses_of_the_s16_recipe_are_big_vision_s_over_50_steps():
     losses, norms, curve = s16_losses(vit_s16_imagenet2012_90ep.get_config())
-    np.testing.assert_allclose(losses, curve["loss"], rtol=1e-5)  # 1.6e-6 on the machine that wrote them
+    np.testing.assert_allclose(losses, curve["loss"], rtol=1e-5)  # 1.6e-6 where it was written
     np.testing.assert_allclose(norms, curve["norm"], rtol=1e-3)
     assert (curve["norm"] > 0.5).sum() > 20 and len(losses) == 50
 
