@@ -50,8 +50,7 @@ def train(
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         check = functools.partial(check_kernels, coordinator=supervisor)
-        config = settle_attention(keep_choices(config, place), place, supervisor)
-        config, info, program = prepare(config, check)
+        config, info, program = prepare(settle_attention(keep_choices(config, place), place, supervisor), check)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))

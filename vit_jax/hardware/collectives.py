@@ -67,7 +67,7 @@ def measure_collectives(bench: Bench) -> Iterator[Row]:
     for size in SIZES:  # the largest last, if the time is short
         for axis, devices in axes:
             for kind in KINDS:
-                name = f"{kind} of {size / 2**20:g} MiB over {devices} devices of mesh.{axis}"
+                name = f"{kind} of {size // 2**10:,} KiB over {devices} devices of mesh.{axis}"
                 if bench.left <= 0:
                     yield Row(name, "GB/s", None, note="no time was left")
                     continue
@@ -75,7 +75,7 @@ def measure_collectives(bench: Bench) -> Iterator[Row]:
                 sent = bus_bytes(kind, size, devices) / 1e9
                 seconds = predict_seconds(bench.mesh, axis, kind, size) if size >= LARGE else None
                 predicted, source = (sent / seconds, "published links") if seconds else (None, "")
-                note = f"{1e6 * timing.median:.0f} µs"
+                note = f"{1e6 * timing.median:,.0f} µs"
                 yield Row(name, "GB/s", *timing.rate(sent), predicted, source, advice="collective", note=note)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -61,7 +61,7 @@ class Record:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, given: dict[str, Any]) -> Self:
+    def from_json(cls, given: dict[str, Any]) -> "Record":
         """Returns the record that `to_json` gave."""
         sections = {
             name: Section(section["seconds"], tuple(Row(**row) for row in section["rows"]))

@@ -8,7 +8,7 @@ from vit_jax.hardware.advice import ADVICE
 from vit_jax.hardware.record import Record
 from vit_jax.hardware.row import Row
 
-HEADINGS = ("", "predicted", "measured", "ratio", "", "prediction", "note")
+HEADINGS = ("", "predicted", "measured", "ratio", "", "predicted by", "note")
 SECTIONS = {
     "products": "Matrix products",
     "memory": "Memory of the devices",
@@ -29,7 +29,7 @@ STYLE = """
   background: linear-gradient(var(--faint), var(--faint)) 50% 0 / 1px 100% no-repeat }
 .ratio span { position: absolute; inset: .1rem auto .1rem 0; background: var(--bar) }
 .off .ratio span { background: var(--off) }
-th[scope=row] { font-weight: 400; min-width: 15rem } td.note { min-width: 12rem }
+.wide table { width: 100% } .wide td { min-width: 0 } .wide th[scope=row] { font-weight: 400; width: 24rem }
 """
 
 
@@ -37,7 +37,7 @@ def format_row(section: str, row: Row) -> str:
     """Returns a row as a line."""
     measured = f"not measured: {row.note}" if row.measured is None else _quantity(row.measured, row)
     if row.measured is not None and row.spread:
-        measured += f" ± {row.spread:.2g}"
+        measured += f" ± {_number(row.spread)}"
     if row.predicted is not None:
         ratio = "" if row.ratio is None else f", ratio {row.ratio:.3g}"
         measured += f" ({row.source} {_quantity(row.predicted, row)}{ratio})"
@@ -64,7 +64,12 @@ def _describe_off(row: Row) -> str:
 
 
 def _quantity(value: float, row: Row) -> str:
-    return f"{value:.4g} {row.unit}" if row.unit != "relative" else f"{value:.2g}"
+    return f"{value:.2g}" if row.unit == "relative" else f"{_number(value)} {row.unit}"
+
+
+def _number(value: float) -> str:
+    """Returns a number with four digits, or as many as it has before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def hardware_page(record: Record) -> str:
@@ -101,7 +106,7 @@ def _section(title: str, rows: Iterable[Row]) -> str:
 
 def _line(row: Row) -> str:
     measured = "" if row.measured is None else _quantity(row.measured, row)
-    measured += f" ± {row.spread:.2g}" if row.spread else ""
+    measured += f" ± {_number(row.spread)}" if row.spread else ""
     bound = ("at most " if row.is_rate else "at least ") if row.kind == "bound" else ""
     predicted = "" if row.predicted is None else bound + _quantity(row.predicted, row)
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"

@@ -134,7 +134,7 @@ def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
     """Returns the row of a step: beside its schedule, or else beside what its products alone would take."""
     schedule = workload.find_schedule(bench)
     bound = workload.flops / bench.product_flops if bench.product_flops else None
-    notes = [f"{workload.images / timing.median:.4g} images a second and device"]
+    notes = [f"{workload.images / timing.median:,.1f} images a second and device"]
     notes += [f"{bound / timing.median:.0%} of the products' rate"] if bound else []
     notes += [f"the compiler's estimate: {1e3 * schedule.estimated / schedule.clock:.4g} ms"] if schedule else []
     row = Row(

@@ -6,7 +6,6 @@ The work is that of big_vision's recipe for ImageNet-21k, as in docs/speed.md.
 import csv
 import dataclasses
 from pathlib import Path
-from typing import Self
 
 from ml_collections import ConfigDict
 
@@ -89,7 +88,7 @@ class Workload:
         return f"{self.model}, {self.images} images of {self.config.resolution} pixels a device"
 
     @classmethod
-    def of(cls, bench: Bench, name: str, images: int | None = None) -> Self:
+    def of(cls, bench: Bench, name: str, images: int | None = None) -> "Workload":
         """Returns the step of a model with so many images on a device; None: as many as its schedules have.
 
         Raises:
@@ -103,7 +102,7 @@ class Workload:
         return cls(name, images, config, macs_per_image(model_without_data(config)))
 
     @classmethod
-    def choose(cls, bench: Bench, name: str) -> Self:
+    def choose(cls, bench: Bench, name: str) -> "Workload":
         """Returns the step of a model with the most images for which it is not too long, by the rate of products; at
         least one.
         """
