@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, cli, models, reason, sharding, tell, user_errors
 from vit_jax.config import flatten_config, get_config, parse_value
-from vit_jax.distributed import Coordinator, Supervisor, join_cluster, run_on_all
+from vit_jax.distributed import Coordinator, Supervisor, run_on_all
 from vit_jax.hardware import (
     FIELDS,
     MODELS,
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     chosen = tuple(args.models.split(","))
     for name in chosen:
         models.create(name)
-    join_cluster()
+    cli.join_hosts()
     coordinator = Supervisor()
     config, given = read_config(words)
     mesh = sharding.make_mesh(config)

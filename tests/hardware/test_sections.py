@@ -54,8 +54,8 @@ def test_collectives_are_timed_over_each_axis_until_the_time_is_over():
 
 @pytest.mark.slow
 def test_a_slow_step_is_found_beside_an_earlier_record(monkeypatch):
-    bench = make_bench(seconds=30)
-    bench.product_flops = 1e10
+    bench = make_bench(devices=jax.devices()[:1], seconds=10)
+    bench.step_seconds, bench.product_flops = 0.0, 1e12  # one image a step
     healthy = rows_of(hardware.measure_steps, bench)
     name = next(name for name in healthy if name.endswith(": step"))
     assert healthy[name].kind == "bound" and healthy[name].verdict == ""
@@ -64,11 +64,10 @@ def test_a_slow_step_is_found_beside_an_earlier_record(monkeypatch):
     advance = steps.advance
     monkeypatch.setattr(steps, "advance", lambda *args: (time.sleep(SLOW), advance(*args))[1])
     slow = measure.beside_earlier(rows_of(hardware.measure_steps, bench)[name], healthy[name])
-    print(slow, healthy[name])
     assert slow.verdict == "worse" and slow.measured > 1e3 * SLOW and slow.source == "an earlier record"
     record = hardware.Record("x", {}).with_section("steps", hardware.Section(1.0, (slow,)))
     [line] = hardware.format_off(record)
-    assert line.startswith(f"steps: {MODEL}, 64 images of 32 pixels a device: step: ") and "profile_steps" in line
+    assert line.startswith(f"steps: {MODEL}, 1 images of 32 pixels a device: step: ") and "profile_steps" in line
 
 
 @pytest.mark.slow
@@ -95,8 +94,7 @@ def test_a_wrong_kernel_is_found(monkeypatch):
 @pytest.mark.slow
 def test_a_starving_loader_is_found(monkeypatch):
     bench = make_bench(devices=jax.devices()[:1], seconds=10)
-    bench.step_seconds = 0.0
-    bench.product_flops = 1e12  # one image a step
+    bench.step_seconds, bench.product_flops = 0.0, 1e12  # one image a step
     get = loader.LocalBatches.__next__
     monkeypatch.setattr(loader.LocalBatches, "__next__", lambda self: (time.sleep(SLOW), get(self))[1])
     rows = rows_of(hardware.measure_loading, bench)
