@@ -44,6 +44,7 @@ from vit_jax import (
     finetune,
     look,
     main,
+    measure,
     pack,
     plan,
     predict,
@@ -85,6 +86,7 @@ DRY = {
 OURS = {
     "vit_jax.main": main,
     "vit_jax.look": look,
+    "vit_jax.measure": measure,
     "vit_jax.convert": convert,
     "vit_jax.describe": describe,
     "vit_jax.evaluate": evaluate,
@@ -207,6 +209,9 @@ def reader(place, monkeypatch):
         "compile_in_subprocess",
         lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
     )
+    monkeypatch.setattr(
+        measure, "SECTIONS", {"products": measure.SECTIONS["products"]}
+    )  # tests/test_measure.py runs all
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 
 

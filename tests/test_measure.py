@@ -40,7 +40,7 @@ def products(bench):
 
 def run(tmp_path, *words):
     measure.main(["measure", f"--out={tmp_path}", *SMALL, *words])
-    return read_record(tmp_path / "cpu-8.json")
+    return read_record(str(tmp_path / "cpu-8.json"))
 
 
 def test_an_interrupted_measurement_goes_on(monkeypatch, tmp_path, capsys):
@@ -55,7 +55,7 @@ def test_an_interrupted_measurement_goes_on(monkeypatch, tmp_path, capsys):
     fake_sections(monkeypatch, products=products, steps=interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
-    assert list(read_record(tmp_path / "cpu-8.json").sections) == ["products"]
+    assert list(read_record(str(tmp_path / "cpu-8.json")).sections) == ["products"]
     assert "Not measured yet" in (tmp_path / "cpu-8.html").read_text()
     capsys.readouterr()
     record = run(tmp_path)
@@ -66,6 +66,7 @@ def test_an_interrupted_measurement_goes_on(monkeypatch, tmp_path, capsys):
     )
     run(tmp_path)
     assert len(asked) == 2  # all is measured
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "cpu-8.json", "cpu-8.html"}
     with pytest.raises(UserError, match=r"measured with another arguments; choose another --name"):
         run(tmp_path, "--config.model.remat=full")
 
@@ -173,11 +174,11 @@ def test_two_emulated_devices_are_measured_and_an_interruption_loses_one_part(tm
             process.send_signal(signal.SIGTERM)
             break
     process.stdout.read()
-    assert process.wait(60) == 143 and list(read_record(tmp_path / "here.json").sections) == ["products", "memory"]
+    assert process.wait(60) == 143 and list(read_record(str(tmp_path / "here.json")).sections) == ["products", "memory"]
     again = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stderr
     assert "products:" not in again.stdout.partition("\n\n")[0] and "Wrote" in again.stderr
-    record = read_record(tmp_path / "here.json")
+    record = read_record(str(tmp_path / "here.json"))
     check_whole(record)
     assert record.key["devices"] == 2 and record.key["hosts"] == 1
     assert "A curve beside" in (tmp_path / "here.html").read_text()
@@ -193,7 +194,7 @@ def test_two_hosts_write_one_record(tmp_path):
     ]
     outputs = [process.communicate(timeout=900)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    record = read_record(tmp_path / "here.json")
+    record = read_record(str(tmp_path / "here.json"))
     check_whole(record)
     assert record.key["hosts"] == 2 and "over 2 devices of mesh.fsdp" in outputs[0]
     assert "products:" not in outputs[1] and "Wrote" not in outputs[1]

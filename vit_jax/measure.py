@@ -7,7 +7,8 @@ Example:
   python -m vit_jax.measure
 
 Takes at most 15 minutes, and writes a record and a page to results/hardware. What is off by more than 15 % is named
-with the flag that avoids it. The same command goes on where it was interrupted. On several hosts run it on all of them.
+with the flag that avoids it. The same command goes on where it was interrupted. On several hosts run it on all of them,
+with --out=gs://BUCKET/FOLDER or on a disk that they share, if checkpoints are to be measured.
 --config.KEY=VALUE changes the programs that are measured, as in --config.mesh.fsdp=4 --config.data.source=folder:PATH.
 
 Exit codes: 0 measured, whatever was found; 2 wrong usage; 130 Ctrl-C.
@@ -18,7 +19,7 @@ import contextlib
 import dataclasses
 import re
 import secrets
-import tempfile
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,7 +54,8 @@ from vit_jax.hardware import (
     worst_of_hosts,
     write_record,
 )
-from vit_jax.storage import atomic_write, filesystem
+from vit_jax.results import write_page
+from vit_jax.storage import filesystem
 
 STEPS = 240  # as many of the longest would take all the time
 # Name -> what measures, and its share of the time; what one does not need is left to those that follow.
@@ -85,20 +87,21 @@ def main(argv: list[str]) -> None:
     mesh = sharding.make_mesh(config)
     devices = list(mesh.devices.flat)
     key = make_key(devices, coordinator.hosts, mesh.shape, [f"--models={args.models}", *words])
-    path = Path(args.out) / f"{args.name or default_name(devices)}.json"
-    record = share_record(coordinator, lambda: open_record(path, key))
-    earlier = share_record(coordinator, lambda: read_record(Path(args.against))) if args.against else None
-    with without_compilation_cache(), shared_folder(coordinator, args.folder) as folder:
+    name = args.name or default_name(devices)
+    record_path, page_path = (filesystem.join_path(args.out, f"{name}.{kind}") for kind in ("json", "html"))
+    record = share_record(coordinator, lambda: open_record(name, record_path, key))
+    earlier = share_record(coordinator, lambda: read_record(args.against)) if args.against else None
+    with without_compilation_cache(), shared_folder(coordinator, args.out) as folder:
         seconds = 60 * args.minutes
         bench = Bench(config, mesh, coordinator, chosen, folder, given, seconds / STEPS)
         for measured in measure(bench, record, seconds, earlier):
             record = measured
             if coordinator.host == 0:
-                write_record(record, path)
-                write_page(record, path.with_suffix(".html"))
+                write_record(record, record_path)
+                write_page(page_path, hardware_page(record))
     if coordinator.host == 0:
         print("\n".join(["", *(format_off(record) or ["Nothing is off by more than 15 %."])]))
-        tell(f"Wrote {path} and {path.with_suffix('.html')}")
+        tell(f"Wrote {record_path} and {page_path}")
 
 
 def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None) -> Iterator[Record]:
@@ -160,17 +163,36 @@ def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record
 
 
 @contextlib.contextmanager
-def shared_folder(coordinator: Coordinator, given: str | None) -> Iterator[str | None]:
-    """Yields a new folder in the given one, or else a temporary one; None if there are hosts that do not see it."""
-    if given:
-        name = coordinator.all_gather("the folder's name", f"measure-{secrets.token_hex(4)}")[0]
-        yield filesystem.join_path(given, name)
-        return
-    with tempfile.TemporaryDirectory(prefix="vit_jax_measure_") as own:
-        place = coordinator.all_gather("the temporary folder", own)[0]
-        seen = coordinator.all_gather("who sees it", Path(place).is_dir())
-        yield place if all(seen) else None
-        coordinator.all_gather("the end of the temporary folder")
+def shared_folder(coordinator: Coordinator, out: str) -> Iterator[str | None]:
+    """Yields a new folder in another one, which is removed at the end; None if there are hosts that do not see it."""
+    folder = filesystem.join_path(out, coordinator.all_gather("the folder", f"measure-{secrets.token_hex(4)}")[0])
+    remote = filesystem.is_remote(folder)
+    if remote or coordinator.host:
+        made: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    else:
+        made = local_folder(Path(folder))
+    with made:
+        coordinator.all_gather("the folder is made")
+        seen = coordinator.all_gather("who sees it", remote or Path(folder).is_dir())
+        yield folder if all(seen) else None
+        coordinator.all_gather("the folder is used no more")
+        if remote and coordinator.host == 0:
+            filesystem.remove_files(folder, filesystem.list_files(folder))
+
+
+@contextlib.contextmanager
+def local_folder(path: Path) -> Iterator[None]:
+    """Makes a folder, and removes it with all that it contains.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    with user_errors(f"cannot write to {path.parent}", advice="choose another --out."):
+        path.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -189,16 +211,6 @@ def default_name(devices: list[jax.Device]) -> str:
     return f"{re.sub('[^a-z0-9]+', '-', devices[0].device_kind.lower())}-{len(devices)}"
 
 
-def write_page(record: Record, path: Path) -> None:
-    """Writes the page of a record.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    with user_errors(f"cannot write {path}", advice="choose another --out."), atomic_write(path) as temporary:
-        temporary.write_text(hardware_page(record))
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -208,13 +220,14 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,  # all other words are fields
     )
     parser.add_argument("--name", help="of the record [the kind and number of the devices]")
-    parser.add_argument("--out", default="results/hardware", help="folder of the record and the page [%(default)s]")
+    parser.add_argument(
+        "--out", default="results/hardware", help="folder of the record and the page, also gs:// [%(default)s]"
+    )
     parser.add_argument("--minutes", type=float, default=15.0, help="that it may take [15]")
     parser.add_argument("--models", default=",".join(MODELS), help="whose steps are measured [%(default)s]")
     parser.add_argument(
         "--against", metavar="FILE", help="an earlier record, to compare what no prediction is known of"
     )
-    parser.add_argument("--folder", help="for the checkpoint, also gs:// [a temporary one here]")
     return parser
 
 

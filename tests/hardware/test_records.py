@@ -49,24 +49,24 @@ RECORD = (
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    path = tmp_path / "new" / "here.json"
-    assert open_record(path, KEY) == Record("here", KEY, {})
+    path = str(tmp_path / "new" / "here.json")
+    assert open_record("here", path, KEY) == Record("here", KEY, {})
     write_record(RECORD, path)
-    assert open_record(path, KEY) == RECORD == read_record(path)
+    assert open_record("here", path, KEY) == RECORD == read_record(path)
     assert RECORD.find("steps", "S/16: step") == ROWS[1] and RECORD.find("steps", "x") is RECORD.find("x", "x") is None
 
 
 def test_a_record_of_other_devices_or_code_is_refused(tmp_path):
     path = tmp_path / "here.json"
-    write_record(RECORD, path)
+    write_record(RECORD, str(path))
     with pytest.raises(UserError, match=r"here.json was measured with another mesh, source; choose another --name"):
-        open_record(path, KEY | {"mesh": {"data": 4}, "source": "abd"})
+        open_record("here", str(path), KEY | {"mesh": {"data": 4}, "source": "abd"})
     for damage in ("{", "[]", '{"name": "x"}', json.dumps(RECORD.to_json() | {"sections": {"a": {"rows": [1]}}})):
         path.write_text(damage)
         with pytest.raises(UserError, match=r"it is not a record of vit_jax.measure"):
-            read_record(path)
+            read_record(str(path))
     with pytest.raises(UserError, match=r"cannot read .*absent.json"):
-        read_record(tmp_path / "absent.json")
+        read_record(str(tmp_path / "absent.json"))
 
 
 def test_the_key_names_devices_code_and_arguments():

@@ -108,7 +108,7 @@ def test_a_checkpoint_is_saved_and_restored(tmp_path):
     saved, restored = hardware.measure_saving(make_bench(folder=str(tmp_path)))
     assert saved.measured > 0 and restored.measured > 0 and (tmp_path / "checkpoints" / "1").is_dir()
     [alone] = hardware.measure_saving(make_bench())
-    assert alone.measured is None and alone.verdict == "" and "--folder=gs://" in alone.note
+    assert alone.measured is None and alone.verdict == "" and "--out=gs://" in alone.note
 
 
 @pytest.mark.slow

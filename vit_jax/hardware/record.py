@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, __version__, user_errors
+from vit_jax import UserError, __version__
 from vit_jax.hardware.row import Row
 from vit_jax.machine import describe_hardware
-from vit_jax.storage import atomic_write, versions
+from vit_jax.results import write_page
+from vit_jax.storage import filesystem, versions
 
 LIBRARIES = (*versions.COMPILERS, "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -92,41 +93,38 @@ def make_key(devices: list[jax.Device], hosts: int, mesh: Mapping[str, int], arg
     }
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_record(record: Record, path: str) -> None:
     """Writes a record, whole or not at all.
 
     Raises:
         UserError: it cannot be written.
     """
-    with user_errors(f"cannot write {path}", advice="choose another --out."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(record.to_json(), indent=1) + "\n")
+    write_page(path, json.dumps(record.to_json(), indent=1) + "\n")
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: str) -> Record:
     """Returns a record that was written.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
+    content = filesystem.read_bytes(path)
     try:
-        with user_errors(f"cannot read {path}"):
-            return Record.from_json(json.loads(path.read_bytes()))
+        return Record.from_json(json.loads(content))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"cannot read {path}: it is not a record of vit_jax.measure; delete it.") from error
 
 
-def open_record(path: Path, key: Mapping[str, Any]) -> Record:
+def open_record(name: str, path: str, key: Mapping[str, Any]) -> Record:
     """Returns the record at a path, to go on with, or an empty one.
 
     Raises:
-        UserError: the record there is of other devices, code or arguments, or is damaged.
+        UserError: the record there is of other devices, code or arguments, or cannot be read.
     """
-    if not path.exists():
-        return Record(path.stem, key)
+    if not filesystem.exists(path):
+        return Record(name, key)
     found = read_record(path)
-    if changed := [name for name in key if found.key.get(name) != key[name]]:
+    if changed := [word for word in key if found.key.get(word) != key[word]]:
         raise UserError(
             f"{path} was measured with another {', '.join(changed)}; choose another --name, or delete it to measure "
             "again."

@@ -1,7 +1,10 @@
 """A checkpoint, saved and restored as a run does it."""
 
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import jax
 
@@ -20,26 +23,26 @@ def measure_saving(bench: Bench) -> Iterator[Row]:
     name = f"the state of {workload.model}, {size:,.0f} MB"
     folder = bench.folder
     if folder is None:
-        yield Row(name, "MB/s", None, note="the hosts share no folder; add --folder=gs://BUCKET/FOLDER")
+        yield Row(name, "MB/s", None, note="the hosts share no folder; add --out=gs://BUCKET/FOLDER")
         return
     state = jax.block_until_ready(program.init(jax.random.key(0), {}))
+    with tempfile.TemporaryDirectory(prefix="vit_jax_measure_") as staging:
 
-    def open_checkpoints() -> checkpoint.Checkpoints:
-        return checkpoint.Checkpoints(workload.config, folder, coordinator=bench.coordinator)
+        def open_checkpoints() -> checkpoint.Checkpoints:
+            return checkpoint.Checkpoints(workload.config, folder, Path(staging), bench.coordinator)
 
-    checkpoints = open_checkpoints()
-    checkpoints.open()
-    began = time.perf_counter()
-    checkpoints.save(state, 1, {"evaluated": True})
-    blocked = time.perf_counter() - began
-    checkpoints.wait()
-    saved = time.perf_counter() - began
-    checkpoints.close()
-    yield Row(f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s")
-    del state
-    began = time.perf_counter()
-    restored = open_checkpoints().restore(program.state, program.state_shardings)
-    assert restored
-    jax.block_until_ready(restored.state)
-    seconds = time.perf_counter() - began
+        with closing(open_checkpoints()) as checkpoints:
+            checkpoints.open()
+            began = time.perf_counter()
+            checkpoints.save(state, 1, {"evaluated": True})
+            blocked = time.perf_counter() - began
+            checkpoints.wait()
+            saved = time.perf_counter() - began
+        yield Row(f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s")
+        del state
+        began = time.perf_counter()
+        restored = open_checkpoints().restore(program.state, program.state_shardings)
+        assert restored
+        jax.block_until_ready(restored.state)
+        seconds = time.perf_counter() - began
     yield Row(f"{name}: restored", "MB/s", size / seconds, advice="checkpoint", note="fingerprints compared")
