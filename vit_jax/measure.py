@@ -49,9 +49,9 @@ from vit_jax.hardware import (
     measure_products,
     measure_saving,
     measure_steps,
+    merge_hosts,
     open_record,
     read_record,
-    worst_of_hosts,
     write_record,
 )
 from vit_jax.results import write_page
@@ -140,9 +140,11 @@ def measured_rows(function: Callable[[Bench], Iterator[Row]], bench: Bench) -> I
         except jax.errors.JaxRuntimeError as error:
             yield Row("the rest", "", None, advice="products", note=reason(error))
 
-    for row in own_rows():
-        answers = bench.coordinator.all_gather("a row", dataclasses.asdict(row))
-        yield worst_of_hosts([Row(**answer) for answer in answers])
+    if bench.coordinator.hosts == 1:
+        yield from own_rows()  # each is printed at once
+        return
+    answers = bench.coordinator.all_gather("the rows of a part", [row.to_json() for row in own_rows()])
+    yield from merge_hosts([[Row(**row) for row in rows] for rows in answers])
 
 
 def beside_earlier(row: Row, earlier: Row | None) -> Row:

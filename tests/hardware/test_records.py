@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from benchmarks import tpu
+from benchmarks.pages import replace_section
 from tests.conftest import ROOT
-from vit_jax import UserError
+from vit_jax import UserError, measure
 from vit_jax.hardware import (
     Record,
     Row,
@@ -97,6 +98,22 @@ def test_the_page_shows_every_row_and_what_is_left():
     assert "2 cores of &lt;X&gt;" in text and text.count("<tr class=off>") == 2 and "at least 2 ms" in text
     assert "Not measured yet: Memory of the devices, Collectives" in text and "<li>products: square products" in text
     assert "Nothing is off." in hardware_page(Record("x", KEY))
+
+
+def test_the_page_of_the_docs_shows_the_record_of_two_emulated_devices():
+    """UPDATE_GOLDEN=1 writes it anew."""
+    record, page = read_record(str(ROOT / "results" / "hardware" / "cpu2.json")), ROOT / "docs" / "hardware.md"
+    lines = [
+        format_row(name, row)
+        for name, section in record.sections.items()
+        for row in section.rows
+        if name != "collectives" and (row.unit != "relative" or name == "curve")
+    ]
+    text = "\n".join(["```", *lines, "", *format_off(record), "```"]) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        replace_section(page, "cpu2", text)
+    assert f"<!-- cpu2 -->\n{text}<!-- /cpu2 -->" in page.read_text()
+    assert record.key["devices"] == 2 and list(record.sections) == list(measure.SECTIONS)
 
 
 def test_the_schedules_are_those_that_were_compiled():

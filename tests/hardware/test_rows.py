@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vit_jax.config import FIELDS
-from vit_jax.hardware import Row, worst_of_hosts
+from vit_jax.hardware import Row, merge_hosts
 from vit_jax.hardware.advice import ADVICE
 
 
@@ -41,17 +41,23 @@ def test_what_the_spread_explains_is_not_off():
 
 
 def test_the_worst_host_counts_and_is_named():
-    def rows(unit, *values):
-        return [Row("a", unit, value, note="here") for value in values]
+    def merged(unit, *values):
+        [row] = merge_hosts([[Row("a", unit, value, note="here")] for value in values])
+        return row
 
-    assert worst_of_hosts(rows("GB/s", 100.0, 99.0, 98.0)) == Row("a", "GB/s", 98.0, note="here")
-    slow = worst_of_hosts(rows("GB/s", 100.0, 99.0, 50.0))
-    assert slow.measured == 50 and slow.note == "host 2 is the slowest; the fastest host: 100 GB/s; here"
-    late = worst_of_hosts(rows("ms", 100.0, 199.0, 98.0))
-    assert late.measured == 199 and late.note.startswith("host 1 is the slowest; the fastest host: 98 ms")
-    failed = worst_of_hosts(rows("ms", 100.0, None))
+    assert merged("GB/s", 100.0, 99.0, 98.0) == Row("a", "GB/s", 98.0, note="here")
+    slow = merged("GB/s", 100.0, 99.0, 50.0)
+    assert slow.measured == 50 and slow.note == "host 2 is the slowest; the fastest, host 0: 100 GB/s; here"
+    late = merged("ms", 100.0, 199.0, 98.0)
+    assert late.measured == 199 and late.note.startswith("host 1 is the slowest; the fastest, host 2: 98 ms")
+    failed = merged("ms", 100.0, None)
     assert failed.measured is None and failed.note == "host 1: here"
-    assert worst_of_hosts(rows("ms", None, None)).note == "here"
+    assert merged("ms", None, None).note == "here"
+
+
+def test_hosts_may_have_different_rows():
+    one, two, failed = Row("a", "ms", 1.0), Row("b", "ms", 2.0), Row("c", "ms", None, advice="kernel values", note="no")
+    assert merge_hosts([[one, two], [one, failed]]) == [one, two, failed]
 
 
 def test_the_flags_that_are_advised_exist():

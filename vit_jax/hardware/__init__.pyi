@@ -15,7 +15,7 @@ from .report import format_off as format_off
 from .report import format_row as format_row
 from .report import hardware_page as hardware_page
 from .row import Row as Row
-from .row import worst_of_hosts as worst_of_hosts
+from .row import merge_hosts as merge_hosts
 from .saving import measure_saving as measure_saving
 from .steps import measure_steps as measure_steps
 from .workloads import FIELDS as FIELDS

@@ -28,7 +28,11 @@ def measure_attention(bench: Bench) -> Iterator[Row]:
             yield Row(f"{name}: attention", "ms", None, note=str(error))
             continue
         kind = model.field("attention")
-        yield from compare_values(bench, f"{name}: {kind}", model)
+        values = list(compare_values(bench, f"{name}: {kind}", model))
+        yield from values
+        if not all(bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)):
+            yield Row(f"{name}: {kind}", "ms", None, note="it does not run on every host")
+            continue
         if kind == PLAIN:
             yield Row(f"{name}: {kind}", "ms", None, note="no kernel suits these devices")
             continue

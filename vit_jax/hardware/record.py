@@ -59,7 +59,11 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as JSON has it."""
-        return dataclasses.asdict(self)
+        sections = {
+            name: {"seconds": section.seconds, "rows": [row.to_json() for row in section.rows]}
+            for name, section in self.sections.items()
+        }
+        return {"name": self.name, "key": self.key, "sections": sections}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Record":

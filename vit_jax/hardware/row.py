@@ -1,7 +1,7 @@
 """One measured quantity, beside what it should be."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 MARGIN = 0.15  # by which a quantity may differ from its prediction
@@ -36,6 +36,12 @@ class Row:
     advice: str = ""
     note: str = ""
 
+    def to_json(self) -> dict[str, str | float | None]:
+        """Returns the fields that are not their defaults, numbers with six digits; `Row(**fields)` reads them."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        told = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in given.items()}
+        return {name: value for name, value in told.items() if value != DEFAULTS.get(name, dataclasses.MISSING)}
+
     @property
     def is_rate(self) -> bool:
         """Whether more is better."""
@@ -61,19 +67,30 @@ class Row:
         return "better" if gain > allowed and self.kind != "limit" else ""
 
 
-def worst_of_hosts(rows: Sequence[Row]) -> Row:
-    """Returns the worst of the hosts' rows of one quantity, with a note that names the host if the others differ."""
-    values = [row.measured for row in rows]
-    missing = [host for host, value in enumerate(values) if value is None]
-    if missing or len(rows) == 1:
-        host = missing[0] if missing else 0
-        note = f"host {host}: {rows[host].note}" if missing and len(missing) < len(rows) else rows[host].note
-        return dataclasses.replace(rows[host], note=note)
-    known = [value for value in values if value is not None]
-    pick = min if rows[0].is_rate else max
-    host = pick(range(len(rows)), key=known.__getitem__)
-    best = max(known) if rows[0].is_rate else min(known)
-    if abs(best - known[host]) <= MARGIN * min(map(abs, (best, known[host]))) + rows[host].spread:
-        return rows[host]
-    words = f"host {host} is the slowest; the fastest host: {best:.4g} {rows[0].unit}"
-    return dataclasses.replace(rows[host], note="; ".join(filter(None, (words, rows[host].note))))
+DEFAULTS = {each.name: each.default for each in dataclasses.fields(Row)}
+
+
+def merge_hosts(hosts: Sequence[Sequence[Row]]) -> list[Row]:
+    """Returns each quantity once: the worst of the hosts that have it, with a note that names the host if another is
+    better by more than MARGIN.
+    """
+    names = dict.fromkeys(row.name for rows in hosts for row in rows)
+    by_name = [{row.name: row for row in rows} for rows in hosts]
+    return [_worst({host: rows[name] for host, rows in enumerate(by_name) if name in rows}) for name in names]
+
+
+def _worst(rows: Mapping[int, Row]) -> Row:
+    missing = [host for host, row in rows.items() if row.measured is None]
+    if missing:
+        row = rows[missing[0]]
+        some = len(missing) < len(rows)
+        return dataclasses.replace(row, note=f"host {missing[0]}: {row.note}") if some else row
+    values = {host: row.measured or 0.0 for host, row in rows.items()}
+    host, best = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    if not rows[host].is_rate:
+        host, best = best, host
+    row = rows[host]
+    if dataclasses.replace(row, predicted=values[best], kind="limit").verdict == "":
+        return row
+    words = f"host {host} is the slowest; the fastest, host {best}: {values[best]:.4g} {row.unit}"
+    return dataclasses.replace(row, note="; ".join(filter(None, (words, row.note))))
