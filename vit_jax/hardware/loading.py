@@ -18,16 +18,17 @@ SHARE = 0.3  # of the section's time for each of the three
 
 def measure_loading(bench: Bench) -> Iterator[Row]:
     """Yields images per second over all devices, of the first model, whose step needs the most."""
-    seconds = SHARE * bench.left
     workload = Workload.choose(bench, bench.models[0])
     config, info = data.complete_config(workload.config)
     running = steps.start(bench, workload)
-    images = running.program.batch["image"].shape[0]
+    timed = steps.time_steps(bench, running)
+    if timed.later is None:
+        yield Row(f"the step alone, {workload}", "images/s", None, note="no time was left for more steps")
+        return
+    images, step, seconds = running.program.batch["image"].shape[0], timed.later, SHARE * bench.left
     alone = time_loader(bench, config, info, running, seconds)
-    step, _ = steps.time_steps(bench, running)
     running = running._replace(state=running.program.init(jax.random.key(0), {}))
     both = time_both(bench, config, info, running, seconds)
-
     needed = images / step.median
     slower = "the loader" if alone.median > step.median else "the step"
     waits = "the devices wait for the loader" if slower == "the loader" else "the loader waits for the devices"

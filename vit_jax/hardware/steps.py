@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import machine, reason
 from vit_jax.hardware.bench import Bench, Timing, summarize
 from vit_jax.hardware.row import Row
-from vit_jax.hardware.workloads import STATE_SHARE, Workload
+from vit_jax.hardware.workloads import Workload
 from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
 from vit_jax.step import Batch, TrainState
 
-LEAST, MOST = 5, 50  # steps that are timed
+LEAST, MOST = 4, 50  # steps after the first
 SECONDS = 20.0  # that the steps of a model may take
+STATES = 3  # a step needs about the memory of so many states: gradients, what is temporary
 BYTES = 2**30  # of a GiB
 
 
@@ -39,6 +40,20 @@ class Running(NamedTuple):
     compile_seconds: float
 
 
+class TimedSteps(NamedTuple):
+    """What steps took.
+
+    Attributes:
+        first: seconds of the first one, which is compiled.
+        later: those of a later one; None: there was no time for more.
+        loss: of the last one.
+    """
+
+    first: float
+    later: Timing | None
+    loss: float
+
+
 def measure_steps(bench: Bench) -> Iterator[Row]:
     """Yields the rows of every model."""
     for name in bench.models:
@@ -54,16 +69,18 @@ def measure_steps(bench: Bench) -> Iterator[Row]:
 
 def why_not(bench: Bench, workload: Workload) -> str:
     """Returns why a step is not measured; an empty text if it is."""
-    left, needed = bench.left, workload.flops * LEAST / bench.product_flops if bench.product_flops else 0.0
+    left, seconds = bench.left, workload.flops * LEAST / bench.product_flops if bench.product_flops else 0.0
     if left <= 0:
         return "no time was left; raise --minutes"
-    if needed > left:
-        return f"its steps need {needed:.0f} s at least, and {left:.0f} s were left; raise --minutes"
+    if seconds > left:
+        return f"its steps need {seconds:.0f} s at least, and {left:.0f} s were left; raise --minutes"
+    if bench.device.platform != "cpu":
+        return ""  # other devices refuse a program that is too large; of a host, the kernel ends some process
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
-    state = device_bytes(program.state, program.state_shardings)
-    memory = machine.device_memory(bench.mesh.local_devices)
-    if memory and state > STATE_SHARE * memory:
-        return f"its state has {state / BYTES:.1f} GiB, a device {memory / BYTES:.1f} GiB; raise --config.mesh.fsdp"
+    state = device_bytes(program.state, program.state_shardings) * len(bench.mesh.local_devices)
+    needed, free = STATES * state, bench.agree(machine.free_host_memory())
+    if needed > free:
+        return f"needs some {needed / BYTES:.0f} GiB, but {free / BYTES:.0f} GiB are free; raise --config.mesh.fsdp"
     return ""
 
 
@@ -72,14 +89,14 @@ def measure_model(bench: Bench, workload: Workload) -> Iterator[Row]:
     before = high_water(bench.device)
     running = start(bench, workload)
     yield Row(f"{workload}: compile", "s", running.compile_seconds, advice="compile")
-    began = time.perf_counter()
-    state, metrics = advance(running.step, running.state, running.batch)
-    jax.block_until_ready(metrics)
-    first = time.perf_counter() - began
-    timing, loss = time_steps(bench, running._replace(state=state))
-    yield Row(f"{workload}: first step", "ms", 1e3 * first)
-    yield step_row(bench, workload, timing)
-    if not bool(jnp.isfinite(loss)):
+    timed = time_steps(bench, running)
+    yield Row(f"{workload}: first step", "ms", 1e3 * timed.first)
+    yield (
+        step_row(bench, workload, timed.later)
+        if timed.later
+        else Row(f"{workload}: step", "ms", None, note="no time was left for more steps; raise --minutes")
+    )
+    if not np.isfinite(timed.loss):
         yield Row(f"{workload}: loss", "nats", None, advice="curve", note="the loss is not a number")
     yield memory_row(bench, workload, running, before)
 
@@ -110,24 +127,23 @@ def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState
     return step(state, batch)
 
 
-def time_steps(bench: Bench, running: Running) -> tuple[Timing, jax.Array]:
-    """Returns what a step takes, and the last loss. The next one is begun before one ends, as in training."""
+def time_steps(bench: Bench, running: Running) -> TimedSteps:
+    """Makes steps, the next one begun before one ends, as in training."""
+    began = time.perf_counter()
     state, metrics = advance(running.step, running.state, running.batch)
     jax.block_until_ready(metrics)
-    began = time.perf_counter()
-    state, metrics = advance(running.step, state, running.batch)
-    jax.block_until_ready(metrics)
-    once = bench.agree(time.perf_counter() - began)
-    count = min(MOST, max(LEAST, int(min(SECONDS, bench.left) / once)))
-    seconds, end = list[float](), time.perf_counter()
-    for _ in range(count):
+    first, left = bench.agree(time.perf_counter() - began), bench.left
+    if first * LEAST > left:
+        return TimedSteps(first, None, float(metrics["train/loss"]))
+    seconds = list[float]()
+    for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / first)))):
+        end = time.perf_counter()
         state, upcoming = advance(running.step, state, running.batch)
         jax.block_until_ready(metrics)
-        now = time.perf_counter()
-        seconds.append(now - end)
-        end, metrics = now, upcoming
+        seconds.append(time.perf_counter() - end)
+        metrics = upcoming
     jax.block_until_ready(state)
-    return summarize(seconds[1:]), metrics["train/loss"]
+    return TimedSteps(first, summarize(seconds[1:]), float(metrics["train/loss"]))
 
 
 def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:

@@ -31,7 +31,6 @@ FIELDS = {
 }
 ELSEWHERE = ("data.", "checkpoint.")  # beginnings of the names of fields that change no step
 SHRINK = 4  # from one number of images to the next smaller one
-STATE_SHARE = 0.4  # of a device's memory that the parameters and moments may take
 
 
 @dataclasses.dataclass(frozen=True)
