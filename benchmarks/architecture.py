@@ -49,6 +49,8 @@ CAPTIONS = {
     "cli": "exit codes",
     "kernels": "for one kind of chip",
     "kernel_check": "against the plain form",
+    "kernel_times": "beside the plain form",
+    "hardware": "measured beside predicted",
     "machine": "what this computer has",
     "tree": "names of leaves",
     "streams": "output that may be closed",

@@ -46,6 +46,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.describe": Output(),
     "vit_jax.convert": Output(),
     "vit_jax.look": Output("out"),
+    "vit_jax.measure": Output("out", bucket=True),
     "vit_jax.report": Output(),
     "benchmarks.architecture": Output("write"),
     "benchmarks.bucket": Output(),

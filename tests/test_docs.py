@@ -47,6 +47,7 @@ from vit_jax import (
     finetune,
     look,
     main,
+    measure,
     pack,
     plan,
     predict,
@@ -58,6 +59,7 @@ from vit_jax import (
 from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
+from vit_jax.hardware import products
 from vit_jax.planning import Request, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
@@ -88,6 +90,7 @@ DRY = {
 OURS = {
     "vit_jax.main": main,
     "vit_jax.look": look,
+    "vit_jax.measure": measure,
     "vit_jax.convert": convert,
     "vit_jax.describe": describe,
     "vit_jax.evaluate": evaluate,
@@ -213,6 +216,9 @@ def reader(place, monkeypatch):
         "compile_in_subprocess",
         lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
     )
+    # tests/test_measure.py runs all.
+    monkeypatch.setattr(measure, "SECTIONS", {"products": measure.SECTIONS["products"]})
+    monkeypatch.setattr(products, "SIZES", products.SIZES[:1])
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 
 

@@ -35,18 +35,21 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     return list(lines.values())
 
 
-def keep_order(config: ConfigDict, place: str) -> ConfigDict:
-    """Returns the configuration with the order of images that the run in a workdir chose at its first start, if it did.
+def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
+    """Returns the configuration with what the run in a workdir chose at its first start, where the configuration leaves
+    it open: the order of images, and the plain form of attention.
 
     Raises:
         UserError: the workdir cannot be read.
     """
     path = filesystem.join_path(place, "config.json")
-    stored = parse_config(filesystem.read_bytes(path), path).data if filesystem.exists(path) else None
-    if stored is None or config.data.order not in ("auto", stored.order):
+    if not filesystem.exists(path):
         return config
-    kept = config.copy_and_resolve_references()
-    kept.data.update({"order": stored.order, "readers": kept.data.readers or stored.readers})
+    stored, kept = parse_config(filesystem.read_bytes(path), path), config.copy_and_resolve_references()
+    if config.data.order in ("auto", stored.data.order):
+        kept.data.update({"order": stored.data.order, "readers": kept.data.readers or stored.data.readers})
+    if (config.model.attention, stored.model.attention) == ("auto", "tokens_first"):
+        kept.model.attention = stored.model.attention
     return kept
 
 

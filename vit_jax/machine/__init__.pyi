@@ -7,6 +7,7 @@ from .cluster import check_cluster as check_cluster
 from .finding import Finding as Finding
 from .hardware import describe_hardware as describe_hardware
 from .kernels import check_kernel as check_kernel
+from .memory import free_host_memory as free_host_memory
 from .memory import host_memory as host_memory
 from .packages import check_extras as check_extras
 from .packages import check_packages as check_packages

@@ -1,4 +1,6 @@
+from .attention_calls import make_attention_calls as make_attention_calls
 from .attention_check import measure_differences as measure_differences
+from .attention_choice import AttentionSizes as AttentionSizes
 from .attention_choice import attention_sizes as attention_sizes
 from .bit_spec import BitSpec as BitSpec
 from .model import LOSSES as LOSSES

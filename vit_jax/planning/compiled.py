@@ -1,6 +1,7 @@
 """Reads what a compiler reports: of a program that it compiled, or of one for which there is not enough memory."""
 
 import re
+from typing import Any
 
 import jax
 
@@ -34,14 +35,10 @@ def read_executable(
     tpu = chips.parse_topology(target) if is_topology(target) else None
     links = collectives.find_links(tpu, devices) if tpu else None
     schedule = schedules.read_step_schedule(text, dumps, links) if dumps and links else None
-    peak = memory.peak_memory_in_bytes
-    if tpu is None:  # other compilers leave out what a step needs beside its arguments
-        outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        peak = memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
     return Executable(
         temp_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        peak_bytes=peak,
+        peak_bytes=peak_bytes(memory, is_tpu=tpu is not None),
         compiler_flops=None if loops else costs.get("flops"),
         collectives=sum_exchanges(collectives.read_collectives(text), links),
         cycles=cycles or None,
@@ -49,6 +46,15 @@ def read_executable(
         kernel_cycles=schedule.kinds.get("kernel") if schedule else None,
         schedule=schedule,
     )
+
+
+def peak_bytes(memory: Any, is_tpu: bool) -> int:
+    """Returns the most memory that a program needs on a device at once, by a compiler's analysis of it."""
+    if is_tpu:
+        return memory.peak_memory_in_bytes
+    # Other compilers leave out what a step needs beside its arguments.
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
 def sum_exchanges(found: list[collectives.Collective], links: collectives.Links | None) -> dict[str, Exchange]:

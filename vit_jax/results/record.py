@@ -16,6 +16,7 @@ from vit_jax.results.run_folder import RunFolder, read_run
 from vit_jax.storage import filesystem
 
 UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
+HARDWARE = "hardware"  # the folder of the records of vit_jax.measure
 FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # of an absolute local path, also after `folder:`
 
 
@@ -146,13 +147,13 @@ def write_record(record: Record, folder: Path) -> Path:
 
 
 def read_records(folder: Path) -> dict[Path, Record]:
-    """Returns the records of a folder and those below it: file -> record, sorted by file.
+    """Returns the records of a folder and those below it, but for hardware: file -> record, sorted by file.
 
     Raises:
         UserError: a file is not a record.
     """
     records = {}
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(set(folder.rglob("*.json")) - set((folder / HARDWARE).glob("*.json"))):
         try:
             records[path] = Record(**json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:

@@ -1,0 +1,88 @@
+"""The form of attention that a run chooses here, beside the plain form: its values and its time."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+
+from vit_jax import UserError, models, reason
+from vit_jax.hardware.bench import Bench
+from vit_jax.hardware.row import Row
+from vit_jax.hardware.workloads import Workload
+from vit_jax.kernel_check import TOLERANCE
+from vit_jax.kernel_times import PLAIN, AttentionTime, remember_times
+from vit_jax.kernels import interpret_kernels
+
+INTERPRETED = "ViT-mu/16"  # where no kernel is executed: small, since an interpreter is slow
+
+
+def measure_attention(bench: Bench) -> Iterator[Row]:
+    """Yields the differences from the plain form, and the times of both, for each model; remembers the times."""
+    times = list[AttentionTime]()
+    for name in bench.models:
+        try:
+            workload = Workload.choose(bench, name)
+            model = workload.device_model(bench)
+            sizes = models.attention_sizes(model.vit, workload.images, bench.mesh.shape["tensor"])
+        except UserError as error:
+            yield Row(f"{name}: attention", "ms", None, note=str(error))
+            continue
+        kind = model.field("attention")
+        values = list(compare_values(bench, f"{name}: {kind}", model))
+        yield from values
+        if not all(bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)):
+            yield Row(f"{name}: {kind}", "ms", None, note="it does not run on every host")
+            continue
+        if kind == PLAIN:
+            yield Row(f"{name}: {kind}", "ms", None, note="no kernel suits these devices")
+            continue
+        if bench.left <= 0:
+            yield Row(f"{name}: {kind}", "ms", None, note="no time was left")
+            continue
+        try:
+            yield from compare_times(bench, f"{name}: {kind}, {workload.images} images", kind, sizes, times)
+        except jax.errors.JaxRuntimeError as error:
+            yield Row(f"{name}: {kind}", "ms", None, advice="kernel time", note=reason(error))
+    if bench.device.platform == "cpu":
+        small = models.create(INTERPRETED, resolution=64, attention="fused")
+        with interpret_kernels():
+            yield from compare_values(bench, f"{INTERPRETED}: fused, interpreted", small)
+        yield Row("fused: time", "ms", None, note="a CPU executes no kernel")
+    if bench.coordinator.host == 0 and times:
+        remember_times(bench.device.device_kind, times)
+
+
+def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row]:
+    """Yields how far a model's attention is from the plain form in float32: the result and each gradient."""
+    tensor = bench.mesh.shape["tensor"]
+    try:
+        found = models.measure_differences(model.spec, bench.device, tensor)
+    except Exception as error:  # whatever a compiler or a driver raises
+        yield Row(f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}")
+        return
+    for what, value in found.items():
+        finite = value if math.isfinite(value) else None
+        yield Row(
+            f"{name}, {what}",
+            "relative",
+            finite,
+            0.0,
+            TOLERANCE,
+            "tolerated difference from the plain form",
+            "limit",
+            margin=0.0,
+            advice="kernel values",
+            note="" if finite is not None else "not a number",
+        )
+
+
+def compare_times(
+    bench: Bench, name: str, kind: str, sizes: models.AttentionSizes, times: list[AttentionTime]
+) -> Iterator[Row]:
+    """Yields what each pass takes beside the plain form, and adds both to `times`."""
+    forms = [models.make_attention_calls(form, sizes, bench.device) for form in (kind, PLAIN)]  # type: ignore[arg-type]
+    for what in forms[0]:
+        own, plain = bench.time_in_turns([calls[what] for calls in forms])
+        measured, predicted = (1e3 * own.median, 1e3 * own.spread), 1e3 * plain.median
+        yield Row(f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time")
+    times.append(AttentionTime(sizes.heads, sizes.head_dim, sizes.tokens, sizes.dtype, kind, own.median, plain.median))

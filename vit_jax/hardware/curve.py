@@ -1,0 +1,78 @@
+"""The losses of 200 steps of a small model, beside those recorded on a CPU: whether the devices compute right."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import data, sharding
+from vit_jax.config import get_config, resolve_config
+from vit_jax.hardware.bench import Bench
+from vit_jax.hardware.row import Row
+from vit_jax.program import make_program
+
+RECORDED = Path(__file__).parent / "curve.json"  # one CPU device, float32
+STEPS, BATCH = 200, 256
+EARLY = 20  # steps in which differences of rounding have not grown
+# Relative differences. Between 1, 2 and 8 CPU devices, which sum in other orders, they are at most 2e-7 and 3e-6; other
+# chips also have other exponentials and roots.
+EARLY_TOLERANCE, TOLERANCE = 1e-4, 1e-3
+
+
+def measure_curve(bench: Bench) -> Iterator[Row]:
+    """Yields how far the losses are from those recorded, relatively: of the first steps, and of all."""
+    parts = bench.mesh.devices.size // bench.mesh.shape["tensor"]
+    if BATCH % parts:
+        note = f"its batch of {BATCH} cannot be split over {parts} devices"
+        yield Row("losses", "relative", None, note=note)
+        return
+    losses = train(bench.mesh, lambda: bench.left > 0)
+    recorded = np.array(json.loads(RECORDED.read_text()))[: len(losses)]
+    difference = np.abs(losses - recorded) / recorded
+    for steps, tolerance in {len(losses): TOLERANCE, EARLY: EARLY_TOLERANCE}.items():
+        largest = float(difference[:steps].max())
+        yield Row(
+            f"losses of {steps} steps in float32, the largest difference",
+            "relative",
+            largest if np.isfinite(largest) else None,
+            0.0,
+            tolerance,
+            "tolerated difference from a CPU",
+            "limit",
+            margin=0.0,
+            advice="curve",
+            note=f"the last loss is {losses[steps - 1]:.4f}, recorded: {recorded[steps - 1]:.4f}",
+        )
+
+
+def make_config(mesh: jax.sharding.Mesh) -> ConfigDict:
+    """Returns the recipe of the curve for the devices of a mesh: digits, nothing drawn on the host."""
+    config = get_config()
+    config.batch, config.resolution, config.total_steps, config.warmup_steps = BATCH, 16, STEPS, 20
+    config.base_lr, config.grad_norm_clip = 2e-3, 1.0
+    config.model.name = "ViT/4"
+    config.model.update({"width": 64, "depth": 2, "mlp_dim": 128, "num_heads": 2, "pooling": "gap"})
+    config.model.update({"dtype": "float32", "dropout_rate": 0.1})
+    config.data.source, config.data.preprocess = "digits", "resize(16)|value_range(-1,1)"
+    config.evals.test.preprocess = config.data.preprocess
+    config.optim.weight_decay = 0.1
+    config.mesh.update(dict(mesh.shape))
+    return config
+
+
+def train(mesh: jax.sharding.Mesh, goes_on: Callable[[], bool] = lambda: True) -> np.ndarray:
+    """Returns the losses of all steps, or of those up to which it goes on, with products in full float32 anywhere."""
+    config, info = data.complete_config(make_config(mesh))
+    config = resolve_config(config)
+    with jax.default_matmul_precision("highest"):
+        program = make_program(config, mesh, data.spec(config))
+        state, losses = program.init(jax.random.key(config.seed), {}), list[jax.Array]()
+        with closing(data.train_batches(config, sharding.batch_sharding(mesh), 0, info.opened)) as batches:
+            while len(losses) < STEPS and (not losses or len(losses) % EARLY or goes_on()):
+                state, metrics = program.train_step(state, next(batches))
+                losses.append(jax.block_until_ready(metrics["train/loss"]))
+    return np.array([float(loss) for loss in losses])

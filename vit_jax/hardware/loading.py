@@ -1,0 +1,82 @@
+"""The loader alone, the step alone, both together: who waits for whom."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import jax
+
+from vit_jax import data
+from vit_jax.hardware import steps
+from vit_jax.hardware.bench import Bench, Timing, summarize
+from vit_jax.hardware.row import Row
+from vit_jax.hardware.workloads import Workload
+
+LEAST, MOST = 5, 200  # batches
+SHARE = 0.3  # of the section's time for each of the three
+
+
+def measure_loading(bench: Bench) -> Iterator[Row]:
+    """Yields images per second over all devices, of the first model, whose step needs the most."""
+    workload = Workload.choose(bench, bench.models[0])
+    config, info = data.complete_config(workload.config)
+    running = steps.start(bench, workload)
+    timed = steps.time_steps(bench, running)
+    if timed.later is None:
+        yield Row(f"the step alone, {workload}", "images/s", None, note="no time was left for more steps")
+        return
+    images, step, seconds = running.program.batch["image"].shape[0], timed.later, SHARE * bench.left
+    alone = time_loader(bench, config, info, running, seconds)
+    running = running._replace(state=running.program.init(jax.random.key(0), {}))
+    both = time_both(bench, config, info, running, seconds)
+    needed = images / step.median
+    slower = "the loader" if alone.median > step.median else "the step"
+    waits = "the devices wait for the loader" if slower == "the loader" else "the loader waits for the devices"
+    least = images / max(alone.median, step.median)
+    yield Row(f"the step alone, {workload}", "images/s", *step.rate(images))
+    loader = f"the loader alone, from {config.data.source}", "images/s", *alone.rate(images)
+    yield Row(*loader, needed, "what the step needs", "limit", advice="loader")
+    together = "both together", "images/s", *both.rate(images)
+    yield Row(*together, least, f"{slower} alone", "limit", advice="together", note=waits)
+
+
+def time_loader(bench: Bench, config, info: data.DataInfo, running: steps.Running, seconds: float) -> Timing:
+    """Returns what a batch takes up to the devices if nothing else runs."""
+    with closing(data.train_batches(config, running.program.batch_sharding, 0, info.opened)) as batches:
+        for _ in range(batches.depth + 2):  # those that are read ahead
+            jax.block_until_ready(next(batches))
+        return time_each(bench, lambda: jax.block_until_ready(next(batches)), seconds)
+
+
+def time_both(bench: Bench, config, info: data.DataInfo, running: steps.Running, seconds: float) -> Timing:
+    """Returns what a step takes with the batches of the loader, the next one begun before one ends."""
+    state, waiting = running.state, list[jax.Array]()
+    with closing(data.train_batches(config, running.program.batch_sharding, 0, info.opened)) as batches:
+
+        def train() -> None:
+            nonlocal state
+            state, metrics = steps.advance(running.step, state, next(batches))
+            waiting.append(metrics["train/loss"])
+            if len(waiting) > 1:
+                jax.block_until_ready(waiting.pop(0))
+
+        for _ in range(batches.depth + 2):
+            train()
+        timing = time_each(bench, train, seconds)
+        jax.block_until_ready(state)
+    return timing
+
+
+def time_each(bench: Bench, call, seconds: float) -> Timing:
+    """Returns what each of the calls takes that fit into some seconds, by their mean: they wait for one another."""
+    once = bench.agree(elapsed(call))
+    count = min(MOST, max(LEAST, int(seconds / once)))
+    each = [elapsed(call) for _ in range(count)]
+    return Timing(sum(each) / count, summarize(each).spread / count**0.5)
+
+
+def elapsed(call) -> float:
+    """Returns what one call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,71 @@
+"""Matrix products: the rate that nothing exceeds."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax.hardware.bench import Bench, Timing
+from vit_jax.hardware.published import find_published
+from vit_jax.hardware.row import Row
+
+SIZES = (512, 1024, 2048, 4096, 8192, 16384)  # of square matrices
+ENOUGH = 0.01  # seconds: from there on, what a call costs beside its product does not count
+
+
+def measure_products(bench: Bench) -> Iterator[Row]:
+    """Yields the rate of square products on all devices at once, and the rate of the slowest device alone."""
+    devices = bench.mesh.devices.flatten()
+    published = find_published(bench.device.device_kind)
+    everywhere = NamedSharding(bench.mesh, P(bench.mesh.axis_names))
+    size, timing = grow(bench, everywhere, len(devices))
+    operations = 2 * size**3 / 1e9
+    yield Row(
+        f"square products of {size} in {bench.dtype}, all devices at once: each",
+        "GFLOP/s",
+        *timing.rate(operations),
+        published.flops / 1e9 if published else None,
+        "published" if published else "",
+        advice="products",
+    )
+    if len(bench.mesh.local_devices) > 1:
+        calls = [product(bench.dtype, size, device, 1) for device in bench.mesh.local_devices]
+        found: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
+        slowest, best = (of(found, key=lambda device: found[device].median) for of in (max, min))
+        yield Row(
+            "the same, devices in turns: the slowest",
+            "GFLOP/s",
+            *found[slowest].rate(operations),
+            found[best].rate(operations)[0],
+            "the fastest",
+            advice="products",
+            note=str(slowest),
+        )
+
+
+def grow(bench: Bench, place: NamedSharding, devices: int) -> tuple[int, Timing]:
+    """Returns the first size whose product takes long enough, and its time."""
+    for size in SIZES:
+        timing = bench.time(product(bench.dtype, size, place, devices))
+        if bench.agree(timing.median) > ENOUGH or bench.left <= 0:
+            break
+    return size, timing
+
+
+def product(dtype: str, size: int, place: jax.Device | NamedSharding, devices: int):
+    """Returns a call that multiplies two square matrices on each of some devices, which `place` names."""
+
+    def draw() -> tuple[jax.Array, jax.Array]:
+        numbers = jax.random.normal(jax.random.key(0), (devices, size, size), jnp.float32).astype(dtype)
+        return numbers, numbers + 1
+
+    if isinstance(place, NamedSharding):
+        operands = jax.jit(draw, out_shardings=(place, place))()
+        multiply = jax.jit(lambda a, b: a @ b, out_shardings=place)
+    else:
+        with jax.default_device(place):
+            operands = jax.jit(draw)()
+        multiply = jax.jit(lambda a, b: a @ b)
+    return lambda: multiply(*operands)

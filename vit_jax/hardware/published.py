@@ -1,0 +1,58 @@
+"""What the makers of accelerators state about them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from vit_jax.planning import CHIPS, Slice
+
+
+class Published(NamedTuple):
+    """Speeds of one device.
+
+    Attributes:
+        flops: operations per second in bfloat16, without sparsity.
+        hbm_bandwidth: bytes per second of its memory.
+    """
+
+    flops: float
+    hbm_bandwidth: float
+
+
+# Beginning of the kind of device, as JAX names it -> key of `planning.CHIPS`; the first that applies counts.
+TPUS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6": "v6e",
+}
+# NVIDIA's data sheets of A100, H100 and H200.
+GPUS = {
+    "NVIDIA A100-SXM4-40GB": Published(312e12, 1555e9),
+    "NVIDIA A100-SXM4-80GB": Published(312e12, 2039e9),
+    "NVIDIA H100 80GB HBM3": Published(989.4e12, 3350e9),
+    "NVIDIA H200": Published(989.4e12, 4800e9),
+}
+
+
+def find_tpu(device_kind: str) -> str | None:
+    """Returns the key of `planning.CHIPS` for a kind of device; None: it is no TPU that is known."""
+    return next((chip for kind, chip in TPUS.items() if device_kind.startswith(kind)), None)
+
+
+def find_published(device_kind: str) -> Published | None:
+    """Returns what is published of a kind of device; None: nothing is known here."""
+    if chip := find_tpu(device_kind):
+        return Published(CHIPS[chip].flops, CHIPS[chip].hbm_bandwidth)
+    return next((published for kind, published in GPUS.items() if device_kind.startswith(kind)), None)
+
+
+def find_slice(devices: Sequence[jax.Device]) -> Slice | None:
+    """Returns the slice that the devices are, or each of several; None: they are no TPUs that are known."""
+    chip = find_tpu(devices[0].device_kind)
+    if chip is None:
+        return None
+    places = [device.coords for device in devices]  # type: ignore[attr-defined]
+    return Slice(chip, tuple(max(along) + 1 for along in zip(*places, strict=True))[: CHIPS[chip].dimensions])

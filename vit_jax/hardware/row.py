@@ -1,0 +1,96 @@
+"""One measured quantity, beside what it should be."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+MARGIN = 0.15  # by which a quantity may differ from its prediction
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a record.
+
+    Attributes:
+        name: of the quantity.
+        unit: a rate, such as GB/s, is better the larger it is; anything else, the smaller it is.
+        measured: None: it was not measured; `note` says why.
+        spread: its interquartile range.
+        predicted: None: nothing is known.
+        source: of the prediction.
+        kind: what the prediction is: `near` (the quantity should be as large), `limit` (it may be better), or `bound`
+            (it cannot be better).
+        margin: the relative difference from which the quantity is off.
+        advice: a key of `advice.ADVICE`. A quantity that has one although it was not measured has failed.
+        note: more words.
+    """
+
+    name: str
+    unit: str
+    measured: float | None
+    spread: float = 0.0
+    predicted: float | None = None
+    source: str = ""
+    kind: Literal["near", "limit", "bound"] = "near"
+    margin: float = MARGIN
+    advice: str = ""
+    note: str = ""
+
+    def to_json(self) -> dict[str, str | float | None]:
+        """Returns the fields that are not their defaults, numbers with six digits; `Row(**fields)` reads them."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        told = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in given.items()}
+        return {name: value for name, value in told.items() if value != DEFAULTS.get(name, dataclasses.MISSING)}
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether more is better."""
+        return self.unit.endswith("/s")
+
+    @property
+    def ratio(self) -> float | None:
+        """Returns measured / predicted; None without one of them."""
+        return self.measured / self.predicted if self.measured is not None and self.predicted else None
+
+    @property
+    def verdict(self) -> Literal["", "worse", "better", "failed"]:
+        """Returns how the quantity is off, if it is; the difference that its spread explains does not count."""
+        if self.measured is None:
+            return "failed" if self.advice else ""
+        if self.predicted is None:
+            return ""
+        difference = self.measured - self.predicted
+        gain = difference if self.is_rate else -difference
+        allowed = self.margin * min(self.measured, self.predicted) + self.spread
+        if not -allowed <= gain and self.kind != "bound":  # what is not a number is worse
+            return "worse"
+        return "better" if gain > allowed and self.kind != "limit" else ""
+
+
+DEFAULTS = {each.name: each.default for each in dataclasses.fields(Row)}
+
+
+def merge_hosts(hosts: Sequence[Sequence[Row]]) -> list[Row]:
+    """Returns each quantity once: the worst of the hosts that have it, with a note that names the host if another is
+    better by more than MARGIN.
+    """
+    names = dict.fromkeys(row.name for rows in hosts for row in rows)
+    by_name = [{row.name: row for row in rows} for rows in hosts]
+    return [_worst({host: rows[name] for host, rows in enumerate(by_name) if name in rows}) for name in names]
+
+
+def _worst(rows: Mapping[int, Row]) -> Row:
+    missing = [host for host, row in rows.items() if row.measured is None]
+    if missing:
+        row = rows[missing[0]]
+        some = len(missing) < len(rows)
+        return dataclasses.replace(row, note=f"host {missing[0]}: {row.note}") if some else row
+    values = {host: row.measured or 0.0 for host, row in rows.items()}
+    host, best = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    if not rows[host].is_rate:
+        host, best = best, host
+    row = rows[host]
+    if dataclasses.replace(row, predicted=values[best], kind="limit").verdict == "":
+        return row
+    words = f"host {host} is the slowest; the fastest, host {best}: {values[best]:.4g} {row.unit}"
+    return dataclasses.replace(row, note="; ".join(filter(None, (words, row.note))))

@@ -1,0 +1,186 @@
+"""Whole training steps: what they take to compile, at first, and then; and the memory that they need."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import machine, reason
+from vit_jax.hardware.bench import Bench, Timing, summarize
+from vit_jax.hardware.row import Row
+from vit_jax.hardware.workloads import Workload
+from vit_jax.planning import device_bytes, peak_bytes
+from vit_jax.program import Program, program_without_data
+from vit_jax.step import Batch, TrainState
+
+LEAST, MOST = 4, 50  # steps after the first
+SECONDS = 20.0  # that the steps of a model may take
+STATES = 3  # a step needs about the memory of so many states: gradients, what is temporary
+BYTES = 2**30  # of a GiB
+
+
+class Running(NamedTuple):
+    """A compiled step with what it is called with.
+
+    Attributes:
+        program: of the step.
+        step: (state, batch) -> (state, metrics), compiled.
+        state: of the training; the step takes it away.
+        batch: which stays the same.
+        compile_seconds: that the compiler took.
+    """
+
+    program: Program
+    step: Callable[[TrainState, Batch], tuple[TrainState, Any]]
+    state: TrainState
+    batch: Batch
+    compile_seconds: float
+
+
+class TimedSteps(NamedTuple):
+    """What steps took.
+
+    Attributes:
+        first: seconds of the first one, which is compiled.
+        later: those of a later one; None: there was no time for more.
+        loss: of the last one.
+    """
+
+    first: float
+    later: Timing | None
+    loss: float
+
+
+def measure_steps(bench: Bench) -> Iterator[Row]:
+    """Yields the rows of every model."""
+    for name in bench.models:
+        workload = Workload.choose(bench, name)
+        if note := why_not(bench, workload):
+            yield Row(f"{workload}: step", "ms", None, note=note)
+            continue
+        try:
+            yield from measure_model(bench, workload)
+        except jax.errors.JaxRuntimeError as error:
+            yield Row(f"{workload}: step", "ms", None, advice="device memory", note=reason(error))
+
+
+def why_not(bench: Bench, workload: Workload) -> str:
+    """Returns why a step is not measured; an empty text if it is."""
+    left, seconds = bench.left, workload.flops * LEAST / bench.product_flops if bench.product_flops else 0.0
+    if left <= 0:
+        return "no time was left; raise --minutes"
+    if seconds > left:
+        return f"its steps need {seconds:.0f} s at least, and {left:.0f} s were left; raise --minutes"
+    if bench.device.platform != "cpu":
+        return ""  # other devices refuse a program that is too large; of a host, the kernel ends some process
+    _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
+    state = device_bytes(program.state, program.state_shardings) * len(bench.mesh.local_devices)
+    needed, free = STATES * state, bench.agree(machine.free_host_memory())
+    if needed > free:
+        return f"needs some {needed / BYTES:.0f} GiB, but {free / BYTES:.0f} GiB are free; raise --config.mesh.fsdp"
+    return ""
+
+
+def measure_model(bench: Bench, workload: Workload) -> Iterator[Row]:
+    """Yields what a step takes to compile, at first, and then, and the memory that it needs."""
+    before = high_water(bench.device)
+    running = start(bench, workload)
+    yield Row(f"{workload}: compile", "s", running.compile_seconds, advice="compile")
+    timed = time_steps(bench, running)
+    yield Row(f"{workload}: first step", "ms", 1e3 * timed.first)
+    yield (
+        step_row(bench, workload, timed.later)
+        if timed.later
+        else Row(f"{workload}: step", "ms", None, note="no time was left for more steps; raise --minutes")
+    )
+    if not np.isfinite(timed.loss):
+        yield Row(f"{workload}: loss", "nats", None, advice="curve", note="the loss is not a number")
+    yield memory_row(bench, workload, running, before)
+
+
+def start(bench: Bench, workload: Workload) -> Running:
+    """Compiles a step, if this was not done, and initialises its state and a batch of random numbers on the devices."""
+    _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
+    if str(workload) not in bench.compiled:
+        lowered = program.train_step.lower(program.state, program.batch)  # type: ignore[attr-defined]
+        began = time.perf_counter()
+        step = lowered.compile()
+        bench.compiled[str(workload)] = step, time.perf_counter() - began
+    step, seconds = bench.compiled[str(workload)]
+
+    def draw() -> Batch:
+        image, label = program.batch["image"], program.batch["label"]
+        return {
+            "image": jax.random.uniform(jax.random.key(0), image.shape, image.dtype, -1, 1),
+            "label": jax.random.randint(jax.random.key(1), label.shape, 0, 1000, label.dtype),
+        }
+
+    batch = jax.jit(draw, out_shardings=program.batch_sharding)()
+    return Running(program, step, program.init(jax.random.key(0), {}), batch, seconds)
+
+
+def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+    """Makes one step."""
+    return step(state, batch)
+
+
+def time_steps(bench: Bench, running: Running) -> TimedSteps:
+    """Makes steps, the next one begun before one ends, as in training."""
+    began = time.perf_counter()
+    state, metrics = advance(running.step, running.state, running.batch)
+    jax.block_until_ready(metrics)
+    first, left = bench.agree(time.perf_counter() - began), bench.left
+    if first * LEAST > left:
+        return TimedSteps(first, None, float(metrics["train/loss"]))
+    seconds = list[float]()
+    for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / first)))):
+        end = time.perf_counter()
+        state, upcoming = advance(running.step, state, running.batch)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - end)
+        metrics = upcoming
+    jax.block_until_ready(state)
+    return TimedSteps(first, summarize(seconds[1:]), float(metrics["train/loss"]))
+
+
+def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
+    """Returns the row of a step: beside its schedule, or else beside what its products alone would take."""
+    schedule = workload.find_schedule(bench)
+    bound = workload.flops / bench.product_flops if bench.product_flops else None
+    notes = [f"{workload.images / timing.median:,.1f} images a second and device"]
+    notes += [f"{bound / timing.median:.0%} of the products' rate"] if bound else []
+    notes += [f"the compiler's estimate: {1e3 * schedule.estimated / schedule.clock:.4g} ms"] if schedule else []
+    row = Row(
+        f"{workload}: step",
+        "ms",
+        1e3 * timing.median,
+        1e3 * timing.spread,
+        bound and 1e3 * bound,
+        "its products, as measured" if bound else "",
+        "bound",
+        advice="step",
+        note="; ".join(notes),
+    )
+    if schedule is None:
+        return row
+    cycles = schedule.cycles - (0 if bench.mesh.size > 1 else schedule.exchange)
+    source = f"schedule of {schedule.topology}"
+    return dataclasses.replace(row, predicted=1e3 * cycles / schedule.clock, source=source, kind="near")
+
+
+def memory_row(bench: Bench, workload: Workload, running: Running, before: int | None) -> Row:
+    """Returns the row of the memory's high-water mark, beside what the compiler allocates."""
+    after, name = high_water(bench.device), f"{workload}: memory's high-water mark"
+    expected = peak_bytes(running.step.memory_analysis(), bench.device.platform == "tpu")  # type: ignore[attr-defined]
+    if after is None or after == before:
+        note = "below that of what came before" if after else "these devices count no bytes"
+        return Row(name, "GiB", None, 0.0, expected / BYTES, "the compiler's", note=note)
+    return Row(name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory")
+
+
+def high_water(device: jax.Device) -> int | None:
+    """Returns the most bytes that were in use at once since the process began; None: the device does not count."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")

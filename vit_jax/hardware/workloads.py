@@ -1,0 +1,135 @@
+"""The training steps that are measured: those whose schedules for TPUs are kept, with fewer images on slow devices.
+
+The work is that of big_vision's recipe for ImageNet-21k, as in docs/speed.md.
+"""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from vit_jax.hardware.bench import Bench
+from vit_jax.hardware.published import find_slice
+from vit_jax.models import Model
+from vit_jax.planning import macs_per_image, parse_topology
+from vit_jax.program import model_without_data
+
+SCHEDULES = Path(__file__).parent / "schedules.csv"
+MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16")
+IMAGES = {"ViT-S/16": 256, "ViT-B/16": 128, "ViT-L/16": 64}  # a device; of other models as many as of the largest
+FIELDS = {
+    "total_steps": 100_000,
+    "warmup_steps": 10_000,
+    "grad_norm_clip": 1.0,
+    "model.pooling": "gap",
+    "data.num_classes": 1000,
+    "data.num_examples": 1_281_167,
+    "task.loss": "sigmoid",
+    "optim.weight_decay": 1e-4,
+    "optim.moment_dtype": "bfloat16",
+}
+ELSEWHERE = ("data.", "checkpoint.")  # beginnings of the names of fields that change no step
+SHRINK = 4  # from one number of images to the next smaller one
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What the compiler for TPUs says of a step; a row of schedules.csv, which `benchmarks.tpu` compiled.
+
+    Attributes:
+        topology: the slice.
+        model: name of the model.
+        images: a chip.
+        cycles: of a step by schedule, the exchange included.
+        exchange: cycles of it that wait for other chips.
+        estimated: cycles by the compiler's own estimate, without the exchange.
+    """
+
+    topology: str
+    model: str
+    images: int
+    cycles: int
+    exchange: int
+    estimated: int
+
+    @property
+    def clock(self) -> float:
+        """The cycles per second."""
+        return parse_topology(self.topology).chip.clock
+
+
+def read_schedules() -> list[Schedule]:
+    """Returns the schedules that are kept, of each chip the smallest slice first."""
+    with SCHEDULES.open() as file:
+        rows = list(csv.reader(file))[1:]
+    kept = [Schedule(topology, model, *map(int, numbers)) for topology, model, *numbers in rows]
+    return sorted(kept, key=lambda row: parse_topology(row.topology).chips)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A training step of a model.
+
+    Attributes:
+        model: its name.
+        images: on a device.
+        config: with its durations in steps.
+        macs: multiply-accumulates of an image's forward pass.
+    """
+
+    model: str
+    images: int
+    config: ConfigDict
+    macs: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.images} images of {self.config.resolution} pixels a device"
+
+    @classmethod
+    def of(cls, bench: Bench, name: str, images: int | None = None) -> "Workload":
+        """Returns the step of a model with so many images on a device; None: as many as its schedules have.
+
+        Raises:
+            UserError: the configuration is wrong.
+        """
+        images = images or IMAGES.get(name, min(IMAGES.values()))
+        config = bench.config.copy_and_resolve_references()
+        config.model.name = name
+        config.batch = images * bench.mesh.devices.size // bench.mesh.shape["tensor"]
+        config.resolution = bench.config.resolution
+        return cls(name, images, config, macs_per_image(model_without_data(config)))
+
+    @classmethod
+    def choose(cls, bench: Bench, name: str) -> "Workload":
+        """Returns the step of a model with the most images for which it is not too long, by the rate of products; at
+        least one.
+        """
+        workload = cls.of(bench, name)
+        images, rate = workload.images, bench.product_flops
+        while images > 1 and rate and 6 * workload.macs * images / rate > bench.step_seconds:
+            images = max(1, images // SHRINK)
+        return cls.of(bench, name, images)
+
+    @property
+    def flops(self) -> float:
+        """Returns the operations of a step on a device."""
+        return 6.0 * self.macs * self.images
+
+    def device_model(self, bench: Bench) -> Model:
+        """Returns the model with the type of its activations and its attention chosen for the devices."""
+        config = self.config.copy_and_resolve_references()
+        config.model.dtype = bench.dtype if config.model.dtype == "auto" else config.model.dtype
+        return model_without_data(config).for_device(bench.device.device_kind, self.images, bench.mesh.shape["tensor"])
+
+    def find_schedule(self, bench: Bench) -> Schedule | None:
+        """Returns the schedule of this step on such devices; None: none is kept, or the command line changes the step.
+
+        If none is kept of their slice, it is that of another one, which differs by the exchange alone, a few percent.
+        """
+        if not all(name.startswith(ELSEWHERE) for name in bench.given):
+            return None
+        here = find_slice(list(bench.mesh.devices.flat))
+        rows = [row for row in read_schedules() if (row.model, row.images) == (self.model, self.images)]
+        rows = [row for row in rows if here and parse_topology(row.topology).kind == here.kind]
+        return next((row for row in rows if row.topology == str(here)), rows[0] if rows else None)

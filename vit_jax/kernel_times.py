@@ -1,0 +1,133 @@
+"""How fast the forms of attention were on this kind of device, and what a run that starts here makes of it.
+
+`python -m vit_jax.measure` remembers the times in the folder `measured` of the cache. At a run's first start they may
+choose the plain form, which the run's configuration then states; later they only advise.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import models
+from vit_jax.distributed import Coordinator, run_on_all
+from vit_jax.kernels import round_up
+from vit_jax.program import model_without_data
+from vit_jax.storage import atomic_write, cache, filesystem, versions
+
+PLAIN = "tokens_first"
+SLOWER = 1.05  # times the plain form's seconds; two measurements of one form differ by less
+ROWS = 8  # of a tile: sequences that fill as many take as long
+
+
+class AttentionTime(NamedTuple):
+    """Seconds of one layer's attention, forward and backward, on one device.
+
+    Attributes:
+        heads: on the device.
+        head_dim: channels of each.
+        tokens: of an image.
+        dtype: of the activations.
+        kind: the form that `attention=auto` stands for.
+        seconds: that it takes.
+        plain_seconds: that the plain form takes.
+    """
+
+    heads: int
+    head_dim: int
+    tokens: int
+    dtype: str
+    kind: str
+    seconds: float
+    plain_seconds: float
+
+    def is_of(self, sizes: models.AttentionSizes) -> bool:
+        """Returns whether attention of such sizes takes as long, in proportion to its images."""
+        tokens = round_up(self.tokens, ROWS), round_up(sizes.tokens, ROWS)
+        return (self.heads, self.head_dim, self.dtype) == (sizes.heads, sizes.head_dim, sizes.dtype) and (
+            tokens[0] == tokens[1]
+        )
+
+
+def remember_times(device_kind: str, times: Sequence[AttentionTime]) -> None:
+    """Keeps times for the runs that start on such a device with this code; on a full disk they are not kept."""
+    path = _path(device_kind)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(times))
+
+
+def read_times(device_kind: str) -> list[AttentionTime]:
+    """Returns the times that were kept for such a device and this code."""
+    with contextlib.suppress(OSError, ValueError, TypeError):  # it was never measured, or the file is damaged
+        return [AttentionTime(*time) for time in json.loads(_path(device_kind).read_text())]
+    return []
+
+
+def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -> ConfigDict:
+    """Returns the configuration of a run, with the plain form of attention if it starts where that was faster.
+
+    Host 0 decides for all. What was measured after the first start changes no run: a line says what it could use.
+
+    Args:
+        config: of the run, with what it chose at its first start.
+        place: its workdir.
+        coordinator: how the hosts agree.
+
+    Raises:
+        UserError: the model is wrong, or the workdir cannot be read.
+    """
+
+    def look() -> tuple[str, bool] | None:
+        if coordinator.host or (slower := find_slower(config)) is None:
+            return None
+        return slower, filesystem.exists(filesystem.join_path(place, "config.json"))
+
+    found = run_on_all(coordinator, "the form of attention", look)[0]
+    if found is None:
+        return config
+    slower, started = found
+    if coordinator.host == 0:
+        follows = f"this run goes on with it; --config.model.attention={PLAIN} replaces it"
+        words = follows if started else f"this run uses that, model.attention={PLAIN}"
+        logging.getLogger(__name__).warning("%s, as vit_jax.measure found here; %s.", slower, words)
+    if started:
+        return config
+    settled = config.copy_and_resolve_references()
+    settled.model.attention = PLAIN
+    return settled
+
+
+def find_slower(config: ConfigDict) -> str | None:
+    """Returns how much slower than the plain form the form is that `attention=auto` stands for here, in words.
+
+    Returns None if it is not slower, was not measured for attention of these sizes, or if the configuration does not
+    leave it open.
+    """
+    device = jax.local_devices()[0]
+    times = read_times(device.device_kind) if config.model.attention == "auto" else []
+    if not times:
+        return None
+    spec = model_without_data(config).spec
+    if not isinstance(spec, models.ModelSpec):
+        return None
+    dtype = {"auto": "float32" if device.platform == "cpu" else "bfloat16"}.get(config.model.dtype, config.model.dtype)
+    sizes = models.attention_sizes(spec, 1, config.mesh.tensor)._replace(dtype=dtype)
+    for time in times:
+        if time.is_of(sizes) and time.seconds > SLOWER * time.plain_seconds:
+            ratio = time.seconds / time.plain_seconds
+            return f"the attention {time.kind} takes {ratio:.2f} times as long as the plain form"
+    return None
+
+
+def _path(device_kind: str) -> Path:
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
+    text = json.dumps([device_kind, code])
+    return cache.root() / "measured" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"

@@ -1,0 +1,257 @@
+"""Measures what the devices here do, beside what they should do.
+
+That is products, memory, collectives, kernels, training steps, the loader, checkpoints, and whether a small model
+learns as it does on a CPU.
+
+Example:
+  python -m vit_jax.measure
+
+Takes at most 15 minutes, and writes a record and a page to results/hardware. What is off by more than 15 % is named
+with the flag that avoids it. The same command goes on where it was interrupted. On several hosts run it on all of them,
+with --out=gs://BUCKET/FOLDER or on a disk that they share, if checkpoints are to be measured.
+--config.KEY=VALUE changes the programs that are measured, as in --config.mesh.fsdp=4 --config.data.source=folder:PATH.
+
+Exit codes: 0 measured, whatever was found; 2 wrong usage; 130 Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, choose, cli, models, reason, sharding, tell, user_errors
+from vit_jax.config import flatten_config, get_config, parse_value
+from vit_jax.distributed import Coordinator, Supervisor, run_on_all
+from vit_jax.hardware import (
+    FIELDS,
+    MODELS,
+    Bench,
+    Record,
+    Row,
+    Section,
+    format_off,
+    format_row,
+    hardware_page,
+    make_key,
+    measure_attention,
+    measure_collectives,
+    measure_curve,
+    measure_loading,
+    measure_memory,
+    measure_products,
+    measure_saving,
+    measure_steps,
+    merge_hosts,
+    open_record,
+    read_record,
+    write_record,
+)
+from vit_jax.results import write_page
+from vit_jax.storage import filesystem
+
+STEPS = 240  # as many of the longest would take all the time
+# Name -> what measures, and its share of the time; what one does not need is left to those that follow.
+SECTIONS: dict[str, tuple[Callable[[Bench], Iterator[Row]], float]] = {
+    "products": (measure_products, 0.04),
+    "memory": (measure_memory, 0.04),
+    "collectives": (measure_collectives, 0.10),
+    "steps": (measure_steps, 0.40),
+    "loading": (measure_loading, 0.12),
+    "attention": (measure_attention, 0.15),
+    "saving": (measure_saving, 0.05),
+    "curve": (measure_curve, 0.10),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: a flag is wrong, or the record cannot be read or written.
+    """
+    args, words = make_parser().parse_known_args(argv[1:])
+    chosen = tuple(args.models.split(","))
+    for name in chosen:
+        models.create(name)
+    cli.join_hosts()
+    coordinator = Supervisor()
+    config, given = read_config(words)
+    mesh = sharding.make_mesh(config)
+    devices = list(mesh.devices.flat)
+    key = make_key(devices, coordinator.hosts, mesh.shape, [f"--models={args.models}", *words])
+    name = args.name or default_name(devices)
+    record_path, page_path = (filesystem.join_path(args.out, f"{name}.{kind}") for kind in ("json", "html"))
+    record = share_record(coordinator, lambda: open_record(name, record_path, key))
+    earlier = share_record(coordinator, lambda: read_record(args.against)) if args.against else None
+    with without_compilation_cache(), shared_folder(coordinator, args.out) as folder:
+        seconds = 60 * args.minutes
+        bench = Bench(config, mesh, coordinator, chosen, folder, given, seconds / STEPS)
+        for measured in measure(bench, record, seconds, earlier):
+            record = measured
+            if coordinator.host == 0:
+                write_record(record, record_path)
+                write_page(page_path, hardware_page(record))
+    if coordinator.host == 0:
+        print("\n".join(["", *(format_off(record) or ["Nothing is off by more than 15 %."])]))
+        tell(f"Wrote {record_path} and {page_path}")
+
+
+def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None) -> Iterator[Record]:
+    """Yields the record as it is at first, and after each section.
+
+    Args:
+        bench: what is measured on.
+        record: what was measured before.
+        seconds: that the rest may take.
+        earlier: of another time, beside whose rows those are laid of which nothing better is known.
+    """
+    end = time.monotonic() + seconds
+    yield record
+    for name, (function, share) in SECTIONS.items():
+        if name not in record.sections:
+            ahead = sum(each for other, (_, each) in SECTIONS.items() if other not in record.sections)
+            began = time.monotonic()
+            bench.deadline = began + (end - began) * share / ahead
+            rows = []
+            for row in measured_rows(function, bench):
+                rows.append(beside_earlier(row, earlier.find(name, row.name) if earlier else None))
+                if bench.coordinator.host == 0:
+                    print(format_row(name, rows[-1]), flush=True)
+            record = record.with_section(name, Section(round(time.monotonic() - began, 1), tuple(rows)))
+            yield record
+        if name == "products":
+            bench.product_flops = 1e9 * (record.sections[name].rows[0].measured or 0.0)
+
+
+def measured_rows(function: Callable[[Bench], Iterator[Row]], bench: Bench) -> Iterator[Row]:
+    """Yields the rows of a section, of each the worst of all hosts; one that says so if the devices fail."""
+
+    def own_rows() -> Iterator[Row]:
+        try:
+            yield from function(bench)
+        except jax.errors.JaxRuntimeError as error:
+            yield Row("the rest", "", None, advice="products", note=reason(error))
+
+    if bench.coordinator.hosts == 1:
+        yield from own_rows()  # each is printed at once
+        return
+    answers = bench.coordinator.all_gather("the rows of a part", [row.to_json() for row in own_rows()])
+    yield from merge_hosts([[Row(**row) for row in rows] for rows in answers])
+
+
+def beside_earlier(row: Row, earlier: Row | None) -> Row:
+    """Returns a row beside an earlier one, if nothing or only a bound was known of it."""
+    if earlier is None or earlier.measured is None or (row.predicted is not None and row.kind != "bound"):
+        return row
+    return dataclasses.replace(row, predicted=earlier.measured, source="an earlier record", kind="limit")
+
+
+def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record:
+    """Returns what host 0 reads, on every host.
+
+    Raises:
+        UserError: see `read`.
+    """
+    found = run_on_all(coordinator, "the record", lambda: None if coordinator.host else read().to_json())
+    return Record.from_json(found[0])
+
+
+@contextlib.contextmanager
+def shared_folder(coordinator: Coordinator, out: str) -> Iterator[str | None]:
+    """Yields a new folder in another one, which is removed at the end; None if there are hosts that do not see it."""
+    folder = filesystem.join_path(out, coordinator.all_gather("the folder", f"measure-{secrets.token_hex(4)}")[0])
+    remote = filesystem.is_remote(folder)
+    if remote or coordinator.host:
+        made: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    else:
+        made = local_folder(Path(folder))
+    with made:
+        coordinator.all_gather("the folder is made")
+        seen = coordinator.all_gather("who sees it", remote or Path(folder).is_dir())
+        yield folder if all(seen) else None
+        coordinator.all_gather("the folder is used no more")
+        if remote and coordinator.host == 0:
+            filesystem.remove_files(folder, filesystem.list_files(folder))
+
+
+@contextlib.contextmanager
+def local_folder(path: Path) -> Iterator[None]:
+    """Makes a folder, and removes it with all that it contains.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    with user_errors(f"cannot write to {path.parent}", advice="choose another --out."):
+        path.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Makes the compiler compile all anew, so that it can be timed."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+
+def default_name(devices: list[jax.Device]) -> str:
+    """Returns the kind and the number of devices, as a file's name: tpu-v5-lite-8."""
+    return f"{re.sub('[^a-z0-9]+', '-', devices[0].device_kind.lower())}-{len(devices)}"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_jax.measure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # all other words are fields
+    )
+    parser.add_argument("--name", help="of the record [the kind and number of the devices]")
+    parser.add_argument(
+        "--out", default="results/hardware", help="folder of the record and the page, also gs:// [%(default)s]"
+    )
+    parser.add_argument("--minutes", type=float, default=15.0, help="that it may take [15]")
+    parser.add_argument("--models", default=",".join(MODELS), help="whose steps are measured [%(default)s]")
+    parser.add_argument(
+        "--against", metavar="FILE", help="an earlier record, to compare what no prediction is known of"
+    )
+    return parser
+
+
+def read_config(words: list[str]) -> tuple[ConfigDict, frozenset[str]]:
+    """Returns the configuration of what is measured, and the names of the fields that the command line gives.
+
+    Raises:
+        UserError: a word is no field, or its value is wrong.
+    """
+    config = get_config()
+    config.update_from_flattened_dict(FIELDS)
+    config.batch = jax.device_count()
+    given = {}
+    for word in words:
+        name, equals, text = word.removeprefix("--config.").partition("=")
+        if not word.startswith("--config.") or not equals:
+            raise UserError(f"unexpected {word!r}; fields are written --config.KEY=VALUE.")
+        choose("config field", name, flatten_config(config), "vit_jax/config/fields.py")
+        given[name] = parse_value(config, name, text)
+    config.update_from_flattened_dict(given)
+    return config, frozenset(given)
+
+
+if __name__ == "__main__":
+    cli.run(main, again="the same command measures what is left.", reports=True)
