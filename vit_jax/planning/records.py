@@ -306,6 +306,23 @@ class RunEstimate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Band:
+    """Between what multiples of the predicted time the steps of published runs lie.
+
+    Attributes:
+        low: the smallest ratio of published and predicted time.
+        high: the largest.
+        runs: their number.
+        kinds: the kinds of chips on which they ran.
+    """
+
+    low: float
+    high: float
+    runs: int
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Estimate:
     """What a step takes on a TPU, by the compiler's cycles and the published speed of the links.
 
@@ -317,6 +334,7 @@ class Estimate:
         mfu: model FLOPs utilization, between 0 and 1.
         model_flops: of a step on one chip.
         run: the whole run; None for a prediction.
+        band: of the compute and exchange of a step; None: not calibrated.
     """
 
     cycles_per_image: float
@@ -326,6 +344,7 @@ class Estimate:
     mfu: float
     model_flops: float
     run: RunEstimate | None
+    band: Band | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,12 +356,14 @@ class ScheduleEstimate:
         seconds: of a step.
         images_per_second_per_chip: the rate of processing.
         mfu: model FLOPs utilization, between 0 and 1.
+        band: of `seconds`; None: not calibrated.
     """
 
     cycles_per_image: float
     seconds: float
     images_per_second_per_chip: float
     mfu: float
+    band: Band | None = None
 
 
 @dataclasses.dataclass(frozen=True)
