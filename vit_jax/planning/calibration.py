@@ -4,9 +4,8 @@ Nothing of this package was run on a TPU. The figures are of other programs, who
 which steps of the same sizes were compiled here: docs/speed.md, How true it is.
 """
 
+import dataclasses
 from typing import Literal
-
-from vit_jax.planning.records import Band
 
 Measure = Literal["estimate", "schedule"]
 
@@ -14,6 +13,23 @@ FEWEST_RUNS = 3  # below which nothing is called calibrated
 
 # Measure -> kind of chip -> published over predicted time of a step, for each run; python -m benchmarks.calibration.
 MEASURED: dict[Measure, dict[str, tuple[float, ...]]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """Between what multiples of the predicted time the steps of published runs lie.
+
+    Attributes:
+        low: the smallest ratio of published and predicted time.
+        high: the largest.
+        runs: their number.
+        kinds: the kinds of chips on which they ran.
+    """
+
+    low: float
+    high: float
+    runs: int
+    kinds: tuple[str, ...]
 
 
 def find_band(kind: str, measure: Measure) -> Band | None:

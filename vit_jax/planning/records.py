@@ -6,6 +6,8 @@ Bytes, FLOPs and exchanges are those of one device.
 import dataclasses
 from collections.abc import Iterable
 
+from vit_jax.planning.calibration import Band
+
 Change = dict[str, str]  # config field -> value
 
 
@@ -303,23 +305,6 @@ class RunEstimate:
     chip_hours: float
     paper_tpuv3_core_days: int | None
     streamed_disk: dict[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Band:
-    """Between what multiples of the predicted time the steps of published runs lie.
-
-    Attributes:
-        low: the smallest ratio of published and predicted time.
-        high: the largest.
-        runs: their number.
-        kinds: the kinds of chips on which they ran.
-    """
-
-    low: float
-    high: float
-    runs: int
-    kinds: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from vit_jax.planning.calibration import Band
 from vit_jax.planning.parts import function_name, memory_parts
 from vit_jax.planning.records import (
-    Band,
     Compilation,
     Estimate,
     EvaluationReport,
