@@ -39,7 +39,7 @@ REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the leas
 TWO_BLOCKS = ("model.depth", 2)
 SHORT = (
     Row("vit_jax", "B/16", "v5e:2x2", IMAGES["B/16"], fields=(TWO_BLOCKS,)),
-    Row("vit_jax", "S/16", "v5e:2x4", IMAGES["S/16"], fields=(TWO_BLOCKS, *SPLIT["split"])),
+    Row("vit_jax", "L/16", "v5e:2x4", IMAGES["L/16"], fields=(TWO_BLOCKS, *SPLIT["split"])),
 )
 KINDS = ("matmul", "kernel", "reduction", "layout", "elementwise", "other")
 
@@ -158,7 +158,7 @@ def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
         cells = theirs.cells() if theirs else [""] * len(CELLS)
         lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *cells, ratio])
     names = [f"{code}: {CELLS[0]}" if not i else name for code in CODES for i, name in enumerate(CELLS)]
-    return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours"], lines)
+    return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours, fetched again"], lines)
 
 
 def models(results: Results) -> list[str]:

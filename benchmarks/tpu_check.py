@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import tpu
 from benchmarks.tpu_rows import Row
-from vit_jax import UserError, cli
+from vit_jax import cli
 from vit_jax.planning.serialization import step_from_json
 
 TOLERANCE = 1.03
@@ -78,14 +78,14 @@ def check(rows: Iterable[Row], checkout: Path | None) -> bool:
 def main(argv: list[str]) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="rows to compile [all that are kept]")
+    parser.add_argument("--only", default="*", help="rows to compile; none: no row [all that are kept]")
     parser.add_argument("--big-vision", type=Path, help="a checkout of big_vision; omitted: its rows are left out")
     args = parser.parse_args(argv[1:])
     codes = tpu.CODES if args.big_vision else tpu.CODES[:1]
     rows = [row for row in tpu.kept_rows() if row.code in codes and fnmatch.fnmatch(row.name, args.only)]
-    if not rows:
-        raise UserError(f"no kept row matches {args.only!r}; benchmarks/tpu_results lists them.")
-    return int(check(rows, args.big_vision.resolve() if args.big_vision else None))
+    worse = check(rows, args.big_vision.resolve() if args.big_vision else None)
+    print(f"{len(rows)} steps compiled again.")
+    return int(worse)
 
 
 if __name__ == "__main__":

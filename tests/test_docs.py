@@ -19,6 +19,7 @@ import vit_jax
 from benchmarks import (
     architecture,
     bucket,
+    calibration,
     faults,
     fields,
     input,
@@ -30,6 +31,7 @@ from benchmarks import (
     screenshots,
     stream,
     tpu,
+    tpu_check,
     train_step,
 )
 from configs import base
@@ -99,6 +101,7 @@ OURS = {
 }
 BENCHMARKS = {
     "benchmarks.bucket": bucket,
+    "benchmarks.calibration": calibration,
     "benchmarks.faults": faults,
     "benchmarks.fields": fields,
     "benchmarks.input": input,
@@ -110,6 +113,7 @@ BENCHMARKS = {
     "benchmarks.screenshots": screenshots,
     "benchmarks.stream": stream,
     "benchmarks.tpu": tpu,
+    "benchmarks.tpu_check": tpu_check,
     "benchmarks.train_step": train_step,
 }
 MODULES = OURS | BENCHMARKS  # test_benchmarks runs the latter
