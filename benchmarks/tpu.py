@@ -12,22 +12,16 @@ import dataclasses
 import fnmatch
 import itertools
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.pages import replace_section
+from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
 from vit_jax import cli
-from vit_jax.planning import parse_topology, records, report, targets
-from vit_jax.planning.client import show_progress
-from vit_jax.planning.schedules import dump_environment
+from vit_jax.planning import parse_topology, records, report
 from vit_jax.planning.serialization import step_from_json
 
-ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "tpu_results"
 
 CODES = ("vit_jax", "big_vision")
@@ -42,6 +36,11 @@ SPLIT = {
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
 REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
+TWO_BLOCKS = ("model.depth", 2)
+SHORT = (
+    Row("vit_jax", "B/16", "v5e:2x2", IMAGES["B/16"], fields=(TWO_BLOCKS,)),
+    Row("vit_jax", "L/16", "v5e:2x4", IMAGES["L/16"], fields=(TWO_BLOCKS, *SPLIT["split"])),
+)
 KINDS = ("matmul", "kernel", "reduction", "layout", "elementwise", "other")
 
 Cells = list[str]
@@ -103,32 +102,37 @@ class Results:
 
     def __init__(self, pattern: str, checkout: Path | None) -> None:
         self._pattern, self._checkout = pattern, checkout
+        self.asked: dict[Row, None] = {}
 
     def __getitem__(self, row: Row) -> Result:
-        path = KEPT / f"{row.name}.json"
+        self.asked[row] = None
         chosen = fnmatch.fnmatch(row.name, self._pattern) and (row.code == "vit_jax" or self._checkout is not None)
-        if not path.exists() and not chosen:
+        kept = read_report(row)
+        if kept is None and not chosen:
             return Result(row)
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(compile_in_process(row, self._checkout), indent=1) + "\n")
-        kept = json.loads(path.read_text())
+        if kept is None:
+            kept = compile_row(row, self._checkout)
+            report_path(row).parent.mkdir(exist_ok=True)
+            report_path(row).write_text(json.dumps(kept, indent=1) + "\n")
         if "error" in kept:
             return Result(row, error=kept["error"])
         return Result(row, step_from_json(kept), kept["macs_per_image"])
 
 
-def compile_in_process(row: Row, checkout: Path | None) -> dict[str, Any]:
-    """Returns what the compiler reports of a row, or why it does not compile, from a process of its own."""
-    request = records.Request((), row.target)
-    command = [sys.executable, "-m", "benchmarks.tpu_rows", json.dumps(dataclasses.asdict(row)), str(checkout or "")]
-    with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {row.name}"):
-        environment = targets.compiler_environment(request) | dump_environment(folder)
-        answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if answer.returncode == 0:
-        return json.loads(answer.stdout)
-    lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return {"error": f"exit code {answer.returncode}: {lines[-1][:200] if lines else 'nothing was printed'}"}
+def report_path(row: Row) -> Path:
+    """Returns the file in which the compiler's report of a row is kept."""
+    return KEPT / f"{row.name}.json"
+
+
+def read_report(row: Row) -> Report | None:
+    """Returns what the compiler reported of a row; None: it was not compiled."""
+    return json.loads(report_path(row).read_text()) if report_path(row).exists() else None
+
+
+def compile_row(row: Row, checkout: Path | None) -> Report:
+    """Returns what the compiler reports of a row, or why it does not compile."""
+    words = json.dumps(dataclasses.asdict(row)), str(checkout or "")
+    return compile_in_process(row.name, row.target, "benchmarks.tpu_rows", *words)
 
 
 def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
@@ -154,7 +158,7 @@ def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
         cells = theirs.cells() if theirs else [""] * len(CELLS)
         lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *cells, ratio])
     names = [f"{code}: {CELLS[0]}" if not i else name for code in CODES for i, name in enumerate(CELLS)]
-    return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours"], lines)
+    return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours, fetched again"], lines)
 
 
 def models(results: Results) -> list[str]:
@@ -210,6 +214,17 @@ def growing(results: Results) -> list[str]:
     return table(["weights", "chips", *CELLS, "step / 8 chips"], lines)
 
 
+def short(results: Results) -> list[str]:
+    """Returns the steps that a test compiles again: two blocks, whose cycles and memory must not grow."""
+    lines = []
+    for row in SHORT:
+        found = results[row]
+        lines.append(
+            [f"{row.model}, {row.images}", row.target, "split" if len(row.fields) > 1 else "copied", *found.cells()]
+        )
+    return table(["two blocks of, images a chip", "chips", "weights", *CELLS], lines)
+
+
 def memory(results: Results) -> list[str]:
     """Returns B/16 with fewer and more images a chip, and with less kept for the backward pass."""
     lines, usual = [], IMAGES["B/16"]
@@ -229,7 +244,16 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "chips": chips,
     "growing": growing,
     "memory": memory,
+    "short": short,
 }
+
+
+def kept_rows() -> list[Row]:
+    """Returns the rows of all tables that were compiled."""
+    results = Results("none", None)
+    for section in SECTIONS.values():
+        section(results)
+    return [row for row in results.asked if report_path(row).exists()]
 
 
 def main(argv: list[str]) -> None:

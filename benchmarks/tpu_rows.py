@@ -6,14 +6,12 @@ in bfloat16, decay 1e-4, clipping at 1.0, warm-up and cosine, no dropout, activa
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from typing import Any
 
-import jax
-
 from benchmarks import tpu_big_vision
+from benchmarks.tpu_process import answer
 from configs import base
 from vit_jax.planning import flops, serialization, targets
 from vit_jax.planning.compiler import Function, compile_function
@@ -84,11 +82,7 @@ def main(argv: list[str]) -> None:
     """Prints in JSON what the compiler reports of the row that is given in JSON."""
     given = json.loads(argv[1])
     row = Row(**given | {"fields": tuple((key, value) for key, value in given["fields"])})
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not part of the answer
-    jax.config.update("jax_platforms", "cpu")
-    json.dump(compile_row(row, argv[2] or None), answers)
-    answers.close()
+    answer(lambda: compile_row(row, argv[2] or None))
 
 
 if __name__ == "__main__":

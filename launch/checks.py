@@ -50,6 +50,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.report": Output(),
     "benchmarks.architecture": Output("write"),
     "benchmarks.bucket": Output(),
+    "benchmarks.calibration": Output("write"),
     "benchmarks.curve_big_vision": Output("write"),
     "benchmarks.dependencies": Output("write"),
     "benchmarks.duplicates": Output("write"),
@@ -69,7 +70,7 @@ OUTPUTS: dict[str, Output | None] = {
     **dict.fromkeys(
         [
             f"benchmarks.{name}"
-            for name in ("agreement", "coordination", "input", "load", "loader", "overhead", "train_step")
+            for name in ("agreement", "coordination", "input", "load", "loader", "overhead", "tpu_check", "train_step")
         ]
     ),
 }

@@ -22,6 +22,7 @@ from vit_jax.planning.serialization import step_to_json
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {
     "benchmarks.bucket": ["--photos=data/photos", "--copies=1", "--shards=2", "--batch=8", "--batches=2", "--rounds=1"],
+    "benchmarks.calibration": ["--only=none"],
     "benchmarks.faults": ["--only=none"],
     "benchmarks.fields": ["--write=fields.md"],
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
@@ -32,6 +33,7 @@ SMALL = {
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],
+    "benchmarks.tpu_check": ["--only=none"],
     "benchmarks.train_step": ["--model=ViT-mu/16", "--batch=2", "--resolution=32", "--rounds=1"],
 }
 SHOWN = [command for line in LINES for command in commands(line) if command[0] in BENCHMARKS]

@@ -19,6 +19,7 @@ import vit_jax
 from benchmarks import (
     architecture,
     bucket,
+    calibration,
     faults,
     fields,
     goodput,
@@ -33,6 +34,7 @@ from benchmarks import (
     stream,
     stream_accuracy,
     tpu,
+    tpu_check,
     train_step,
 )
 from configs import base
@@ -105,6 +107,7 @@ OURS = {
 }
 BENCHMARKS = {
     "benchmarks.bucket": bucket,
+    "benchmarks.calibration": calibration,
     "benchmarks.faults": faults,
     "benchmarks.fields": fields,
     "benchmarks.goodput": goodput,
@@ -119,6 +122,7 @@ BENCHMARKS = {
     "benchmarks.stream": stream,
     "benchmarks.stream_accuracy": stream_accuracy,
     "benchmarks.tpu": tpu,
+    "benchmarks.tpu_check": tpu_check,
     "benchmarks.train_step": train_step,
 }
 MODULES = OURS | BENCHMARKS  # test_benchmarks runs the latter

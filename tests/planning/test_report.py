@@ -13,6 +13,7 @@ from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
 from vit_jax.config import parse_command_line
 from vit_jax.planning import chips, estimate, report, serialization
+from vit_jax.planning.calibration import Band, find_band
 from vit_jax.planning.command import training_command
 from vit_jax.planning.records import (
     Advice,
@@ -160,6 +161,23 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
     assert shown["kernel"] == "25.00 Mcycles, 25%" and shown["loops"].startswith("4 operations")
     assert shown["exchange"] == "50.00 Mcycles exposed, 1.00 hidden"
     assert serialization.plan_to_json(whole)["schedule"]["mfu"] == found.mfu
+
+
+def test_a_prediction_stands_with_its_band(plan):
+    executable = dataclasses.replace(EXECUTABLE, cycles=1000, schedule=StepSchedule({}, 1, 0, 0, 0, 0, 0, 0))
+    compilation = make_compilation(500, executable=executable)
+    step, schedule = estimate.estimate_step(compilation), estimate.estimate_schedule(compilation)
+    assert step.band == find_band("v5e", "estimate") and schedule.band == find_band("v5e", "schedule")
+    bands = Band(0.8, 0.9, 3, ("v5e",)), Band(1.1, 1.25, 4, ("v4", "v5p"))
+    step, schedule = (dataclasses.replace(each, band=band) for each, band in zip((step, schedule), bands, strict=True))
+    whole = Plan(compilation, step, by_schedule=schedule)
+    shown, found = cells(whole), serialization.plan_to_json(whole)
+    assert shown["published / estimate"] == "0.80 to 0.90 in 3 runs on v5e (docs/speed.md)"
+    assert shown["published / schedule"] == "1.10 to 1.25 in 4 runs on v4, v5p (docs/speed.md)"
+    assert (found["band"], found["schedule"]["band"]) == tuple(map(dataclasses.asdict, bands))
+    assert cells(plan)["published / estimate"] == "not calibrated"
+    prediction = make_compilation(500, executable=executable, inference=True)  # none was published
+    assert estimate.estimate_step(prediction).band is estimate.estimate_schedule(prediction).band is None
 
 
 def test_the_limit_is_shown(plan):

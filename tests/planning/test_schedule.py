@@ -66,6 +66,13 @@ def test_what_depends_on_data_is_counted_once_and_reported():
     assert found.assumed == 1 and found.mxu_rows == 13 * 16
 
 
+def test_what_a_collective_sends_beside_an_operation_is_no_traffic_of_its_own():
+    general = GRID.replace("dma.hbm_to_vmem [thread:$0]", "dma.general").replace("/*hbm=*/", "/*src=*/")
+    assert read_schedule(general).granules == 3 * 64  # decided by the indices of the blocks
+    unknown = general.replace("%p2_p1 = scmp.ne.s32.totalorder %s22_s2, %s23_s3", "%p2_p1 = scmp.ne.s32 %s77_s7, 0")
+    assert unknown != general and read_schedule(unknown).granules == 0
+
+
 def test_the_longest_of_three_counts():
     v5e, v4, v6e = (chips.CHIPS[kind] for kind in ("v5e", "v4", "v6e"))
     for bundles, rows, granules, cycles in ((5, 3, 0, 5), (5, 8, 0, 8), (5, 8, 819 * 10, 480)):

@@ -3,6 +3,7 @@
 import math
 
 from vit_jax import data
+from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
 from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload
@@ -46,6 +47,7 @@ def estimate_step(compilation: Compilation) -> Estimate | None:
         mfu=rate * model_flops_per_image(workload) / chip.flops,
         model_flops=model_flops_per_image(workload) * images,
         run=None if workload.inference else estimate_run(workload, tpu, compute + exchange),
+        band=None if workload.inference else find_band(tpu.kind, "estimate"),
     )
 
 
@@ -57,13 +59,14 @@ def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
     workload, executable = compilation.workload, compilation.step.executable
     if not compilation.fits or executable is None or executable.schedule is None:
         return None
-    chip, images = parse_topology(workload.target).chip, workload.batch / workload.devices
-    seconds = (executable.schedule.cycles + executable.schedule.exchange_exposed) / chip.clock
+    tpu, images = parse_topology(workload.target), workload.batch / workload.devices
+    seconds = (executable.schedule.cycles + executable.schedule.exchange_exposed) / tpu.chip.clock
     return ScheduleEstimate(
         cycles_per_image=executable.schedule.cycles / images,
         seconds=seconds,
         images_per_second_per_chip=images / seconds,
-        mfu=images / seconds * model_flops_per_image(workload) / chip.flops,
+        mfu=images / seconds * model_flops_per_image(workload) / tpu.chip.flops,
+        band=None if workload.inference else find_band(tpu.kind, "schedule"),
     )
 
 

@@ -6,6 +6,7 @@ Bytes, FLOPs and exchanges are those of one device.
 import dataclasses
 from collections.abc import Iterable
 
+from vit_jax.planning.calibration import Band
 from vit_jax.planning.goodput import GoodputEstimate
 
 Change = dict[str, str]  # config field -> value
@@ -318,6 +319,7 @@ class Estimate:
         mfu: model FLOPs utilization, between 0 and 1.
         model_flops: of a step on one chip.
         run: the whole run; None for a prediction.
+        band: of the compute and exchange of a step; None: not calibrated.
     """
 
     cycles_per_image: float
@@ -327,6 +329,7 @@ class Estimate:
     mfu: float
     model_flops: float
     run: RunEstimate | None
+    band: Band | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,12 +341,14 @@ class ScheduleEstimate:
         seconds: of a step.
         images_per_second_per_chip: the rate of processing.
         mfu: model FLOPs utilization, between 0 and 1.
+        band: of `seconds`; None: not calibrated.
     """
 
     cycles_per_image: float
     seconds: float
     images_per_second_per_chip: float
     mfu: float
+    band: Band | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vit_jax.planning.calibration import Band
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.parts import function_name, memory_parts
@@ -92,6 +93,7 @@ def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "  cycles an image", f"{estimate.cycles_per_image / 1e6:.2f} million"
     compute, exchange = estimate.compute_seconds * 1e3, estimate.exchange_seconds * 1e3
     yield "  step", f"{compute + exchange:.1f} ms = {compute:.1f} of compute + {exchange:.1f} of exchange"
+    yield "  published / estimate", format_band(estimate.band)
     yield "  images/s/chip", f"{estimate.images_per_second_per_chip:,.0f}"
     yield "  MFU", f"{estimate.mfu:.0%}"
     run = estimate.run
@@ -143,6 +145,7 @@ def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Iterator[tuple[str, s
     if schedule.missing:
         yield "  missing", f"{schedule.missing:,} operations, left out"
     yield "  ms, images/s", f"{found.seconds * 1e3:.1f}, {found.images_per_second_per_chip:,.0f} a chip"
+    yield "  published / schedule", format_band(found.band)
     yield "  MFU by schedule", f"{found.mfu:.0%}"
 
 
@@ -207,6 +210,13 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from ("", f"{sentence}:", render_plans([other])) if other else ("", f"{sentence}.")
     if plan.command is not None:
         yield from ("", f"{run_sentence(plan)}:", plan.command)
+
+
+def format_band(band: Band | None) -> str:
+    """Returns what steps of published runs took, as multiples of their prediction."""
+    if band is None:
+        return "not calibrated"
+    return f"{band.low:.2f} to {band.high:.2f} in {band.runs} runs on {', '.join(band.kinds)} (docs/speed.md)"
 
 
 def format_minutes(seconds: float) -> str:

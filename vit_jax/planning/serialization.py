@@ -28,8 +28,9 @@ def plan_to_json(plan: Plan) -> Json:
     """Returns what `python -m vit_jax.plan --json` prints of a plan."""
     result = compilation_to_json(plan.compilation)
     if plan.estimate:
-        result |= _shallow(plan.estimate, "run")
-        result |= dataclasses.asdict(plan.estimate.run) if plan.estimate.run else {}
+        estimate = dataclasses.asdict(plan.estimate)
+        run = estimate.pop("run")
+        result |= estimate | (run or {})
     if plan.by_schedule:
         result["schedule"] |= dataclasses.asdict(plan.by_schedule)
     if plan.goodput:

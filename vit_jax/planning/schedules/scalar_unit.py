@@ -173,8 +173,14 @@ class _Core:
         return _signed(OPERATIONS[kind[0]](values[0], values[1])) if kind[0] in OPERATIONS else None
 
     def transfer(self, each: Instruction, holds: bool | None) -> None:
-        """Counts a transfer, unless it is known that it does not take place."""
-        if holds is False or self.granules is None or not ("hbm" in each.code or each.code == "dma.general"):
+        """Counts a transfer from or to HBM, unless it is known that it does not take place.
+
+        A general one that depends on data is what a collective sends to another chip beside the operation, once in all
+        turns of a loop: it is part of the exchange.
+        """
+        if holds is False or self.granules is None:
+            return
+        if "hbm" not in each.code and not (each.code == "dma.general" and holds):
             return
         size = self.value(each.operands[1]) if len(each.operands) > 1 else None
         self.granules = None if size is None else self.granules + size

@@ -1,0 +1,139 @@
+"""Published speeds of real TPUs beside what both measures say of training steps of the same sizes, for docs/speed.md.
+
+Example:
+  python -m benchmarks.calibration --write=docs/speed.md
+
+Takes an hour the first time on two cores. Reports are kept in benchmarks/calibration_results, so the same command
+compiles only what is missing; to compile a run again, delete its file.
+"""
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+from pathlib import Path
+
+from benchmarks.pages import replace_section
+from benchmarks.published_runs import RUNS, PublishedRun
+from benchmarks.tpu import table
+from benchmarks.tpu_process import ROOT, compile_in_process
+from vit_jax import cli
+from vit_jax.planning import parse_topology, records
+from vit_jax.planning.calibration import MEASURED, find_band
+from vit_jax.planning.report import format_band
+from vit_jax.planning.serialization import step_from_json
+
+KEPT = ROOT / "benchmarks" / "calibration_results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A published run and the compiler's report of a step of its sizes, with schedules."""
+
+    run: PublishedRun
+    executable: records.Executable
+
+    @property
+    def kernel_cycles(self) -> float:
+        """The cycles of the attention's kernels, in which only the blocks count that the mask leaves."""
+        return (self.executable.kernel_cycles or 0) * self.run.kernel_share
+
+    @property
+    def estimate_seconds(self) -> float:
+        """A step by the compiler's estimate, followed by its exchanges, as in `planning.estimate`."""
+        tpu = parse_topology(self.run.target)
+        exchange = sum(each.link_bytes for each in self.executable.collectives.values()) / tpu.link_bandwidth
+        return ((self.executable.cycles or 0) + self.kernel_cycles) / tpu.chip.clock + exchange
+
+    @property
+    def schedule_seconds(self) -> float:
+        """A step by the schedules of its operations, with the exchange that they do not hide."""
+        schedule = self.executable.schedule
+        assert schedule
+        skipped = (self.executable.kernel_cycles or 0) - self.kernel_cycles
+        cycles = schedule.cycles - skipped + schedule.exchange_exposed
+        return cycles / parse_topology(self.run.target).chip.clock
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """By measure, the published time over the predicted one."""
+        seconds = self.run.step_seconds
+        return {"estimate": seconds / self.estimate_seconds, "schedule": seconds / self.schedule_seconds}
+
+    def cells(self) -> list[str]:
+        """Returns both predictions, and the ratios."""
+        schedule = self.executable.schedule
+        assert schedule
+        exposed = schedule.exchange_exposed / parse_topology(self.run.target).chip.clock
+        predicted = f"{self.estimate_seconds:.2f}", f"{self.schedule_seconds - exposed:.2f} + {exposed:.2f}"
+        return [*predicted, *(f"{ratio:.2f}" for ratio in self.ratios.values())]
+
+
+def read_comparisons(pattern: str) -> list[Comparison]:
+    """Returns the runs whose step was compiled, now if their names match a pattern, or before."""
+    found = []
+    for run in RUNS:
+        path = KEPT / f"{run.name}.json"
+        if not path.exists() and fnmatch.fnmatch(run.name, pattern):
+            path.parent.mkdir(exist_ok=True)
+            report = compile_in_process(run.name, run.target, "benchmarks.published_runs", run.name)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if "schedule" in kept:  # neither refused for its size nor failed
+            executable = step_from_json(kept).executable
+            assert executable
+            found.append(Comparison(run, executable))
+    return found
+
+
+def ratios_by_chip(found: list[Comparison]) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Returns what `planning.calibration` states: measure -> kind of chip -> ratios, to two digits."""
+    result: dict[str, dict[str, tuple[float, ...]]] = {}
+    for each in found:
+        kind = parse_topology(each.run.target).kind
+        for measure, ratio in each.ratios.items():
+            by_kind = result.setdefault(measure, {})
+            by_kind[kind] = (*by_kind.get(kind, ()), round(ratio, 2))
+    return result
+
+
+def runs_table(found: list[Comparison]) -> list[str]:
+    """Returns the table of runs; cells of what was not compiled are empty."""
+    labels = ["run", "source", "chips", "sequences a chip", "published: MFU", "s a step"]
+    labels += ["estimate, s", "schedule + exchange, s", "published / estimate", "published / schedule"]
+    cells = {each.run: each.cells() for each in found}
+    rows = []
+    for run in RUNS:
+        mfu = "" if run.mfu is None else f"{run.mfu:.1%}"
+        told = [run.model, run.source, run.target, f"{run.sequences} x {run.decoder.length:,}", mfu]
+        rows.append([*told, f"{run.step_seconds:.2f}", *cells.get(run, [""] * 4)])
+    return table(labels, rows)
+
+
+def bands_table() -> list[str]:
+    """Returns the table of the bands that `vit_jax.plan` prints."""
+    kinds = sorted({kind for by_kind in MEASURED.values() for kind in by_kind})
+    rows = [[kind, *(format_band(find_band(kind, measure)) for measure in MEASURED)] for kind in kinds]
+    return table(["chip", *(f"a step takes, of its {measure}" for measure in MEASURED)], rows)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; returns 1 if `planning/calibration.py` does not state the table's ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="runs to compile, as in '*-v5e_16x16'; none: no run [all]")
+    parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")
+    args = parser.parse_args(argv[1:])
+    found = read_comparisons(args.only)
+    for name, lines in (("published", runs_table(found)), ("bands", bands_table())):
+        text = "\n".join(lines) + "\n"
+        print(text)
+        if args.write:
+            replace_section(args.write, name, text)
+    if ratios_by_chip(found) == MEASURED:
+        return 0
+    print(f"vit_jax/planning/calibration.py states other ratios; write there MEASURED = {ratios_by_chip(found)}")
+    return 1
+
+
+if __name__ == "__main__":
+    cli.run(main)
