@@ -25,7 +25,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     words = ["--config.checkpoint_every=20"]
     began = time.time()
     with Hosts(workdir, 1, 1, *words, slow=slow) as run:
-        run.await_step(38)
+        run.await_step(38, limit=300)
         run.send(signal.SIGKILL)
         run.wait()
     killed = time.time()
@@ -34,7 +34,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     time.sleep(pause)
     again = time.time()
     with Hosts(workdir, 1, 1, *words, slow=slow) as run:
-        assert run.wait() == [0]
+        assert run.wait(300) == [0]
     whole = (workdir / "ledger.json").stat().st_mtime - began
     first, second = read(workdir)
     total = total_seconds([first, second])
