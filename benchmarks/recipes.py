@@ -221,7 +221,7 @@ def plan_runs() -> str:
                 recipe,
                 f"{target}, {workload.devices}",
                 f"{workload.steps:,}",
-                f"{plan.compilation.step.peak_bytes / 2**30:.1f} GiB",
+                f"{plan.compilation.step.required_bytes / 2**30:.1f} GiB",
                 f"{1e3 * (plan.estimate.compute_seconds + plan.estimate.exchange_seconds):.0f} ms",
                 f"{run.hours:.1f}",
                 f"{run.chip_hours:.0f}",

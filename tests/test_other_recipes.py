@@ -1,5 +1,6 @@
 """The lists that compare recipes of ours with those of others, setting by setting (benchmarks/recipes.py)."""
 
+import dataclasses
 import fnmatch
 import json
 
@@ -9,7 +10,10 @@ from benchmarks import recipes
 from benchmarks.recipes import SOURCES
 from configs import base
 from tests.conftest import ROOT
+from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax.config import flatten_config
+from vit_jax.planning.estimate import estimate_step
+from vit_jax.planning.records import Plan
 
 BASE = flatten_config(base.get_config())
 # Fields of reading, evaluation and saving, which change nothing that is learnt.
@@ -87,3 +91,16 @@ def test_the_page_has_the_lists(tmp_path, monkeypatch):
     )
     recipes.main(["recipes", "--read=big_vision_s16", f"--checkout={tmp_path}"])
     assert json.loads((tmp_path / "big_vision_s16.json").read_text()) == {}
+
+
+def test_a_prepared_run_is_what_its_plan_says(tmp_path, monkeypatch):
+    second = dataclasses.replace(EXECUTABLE, cycles=1_500_000_000)  # on a v5e
+    compilation = make_compilation(3 * 2**30, executable=second, memory_bytes=2**34, steps=7200, batch=8340)
+    monkeypatch.setattr(recipes, "plan_recipe", lambda recipe, target: Plan(compilation, estimate_step(compilation)))
+    page = tmp_path / "page.md"
+    names = ["runs", *(source.name for source in SOURCES)]
+    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
+    recipes.main(["recipes", f"--write={page}", "--plan"])
+    rows = [line for line in page.read_text().splitlines() if line.startswith(f"| {recipes.RUNS[0][0]} ")]
+    told = f"{recipes.RUNS[0][1]}, 8 | 7,200 | 3.0 GiB | 1000 ms | 2.0 | 16 | {16 * recipes.PRICE:.0f} | 128 | 0 of 224"
+    assert rows == [f"| {recipes.RUNS[0][0]} | {told} |"]
