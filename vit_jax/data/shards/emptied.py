@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from vit_jax.data.shards import files
+from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.manifest import ShardEntry
 from vit_jax.data.sources import Label, Source, label_list
 
@@ -27,11 +27,11 @@ def find_emptied(
         left_out = {label for index in indices for label in label_list(read_label(sources[split], split, index))}
         missing = {labels[label] for label in left_out if label in labels}
         for entry in entries:
-            shard = files.Shard(f"{out}/{entry.name}", entry.records, entry.size)
+            shard = readers.Shard(f"{out}/{entry.name}", entry.records, entry.size)
             for row in range(entry.records):
                 if not missing:
                     break
-                missing -= set(files.read_record(files.cached_reader(shard), row)[1])
+                missing -= set(files.read_record(readers.cached_reader(shard), row)[1])
         if missing:
             emptied[split] = sorted(missing)
     return emptied

@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError, EncodeOptions
-from vit_jax.data.shards import files
+from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.class_selection import parse_class_selection
 from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
 from vit_jax.data.shards.emptied import find_emptied, read_label
@@ -157,7 +157,7 @@ class Packing:
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:
-            return files.count_records(f"{out}/{job.name}", entry.size) == entry.records
+            return readers.count_records(f"{out}/{job.name}", entry.size) == entry.records
         except UserError:
             return False
 

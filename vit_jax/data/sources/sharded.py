@@ -34,7 +34,7 @@ class ShardedSplits:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.records, shard.size, shard.version)
+                    yield ShardRun(shard.path, contained, *shard[1:])
 
     def stamp(self, split: str) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
@@ -46,4 +46,4 @@ class ShardedSplits:
 
 def open_run(run: ShardRun) -> None:
     """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, run.records, run.size, run.version), waits=False)
+    shards.streamed_reader(shards.Shard(run.path, *run[2:]), waits=False)

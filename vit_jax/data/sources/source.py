@@ -56,6 +56,7 @@ class ShardRun(NamedTuple):
         records: all that the file has.
         size: of the file, in bytes; None: not stated.
         version: of a remote file, where its listing states one; another is refused.
+        format: of the file, as `shards.Shard` states it.
     """
 
     path: str
@@ -63,6 +64,7 @@ class ShardRun(NamedTuple):
     records: int
     size: int | None
     version: Version | None = None
+    format: str = "array_record"
 
 
 class Shards(NamedTuple):
