@@ -111,7 +111,7 @@ def test_records_that_are_no_images_are_refused(tmp_path):
             run(tmp_path)
     with pytest.raises(UserError, match=r"name the folder instead of .*train-\*"):
         run(tmp_path / "train-*")
-    with pytest.raises(UserError, match=r"cannot describe digits: only array_record:FOLDER has an info.json"):
+    with pytest.raises(UserError, match=r"cannot describe digits: only array_record:FOLDER and webdataset:FOL"):
         describe.main(["vit_jax.describe", "digits", "--num-classes=4"])
     assert not (tmp_path / "info.json").exists()
 

@@ -29,10 +29,11 @@ def config_of(kind, place):
     """Where the data of a kind lie below a folder, local or remote."""
     return {
         "tfds": SourceConfig("tfds:tiny", data_dir=f"{place}/tfds"),
+        "webdataset": SourceConfig(f"webdataset:{place}/webdataset", num_classes=3),
     }[kind]
 
 
-KINDS = ["tfds"]
+KINDS = ["tfds", "webdataset"]
 
 
 @pytest.fixture

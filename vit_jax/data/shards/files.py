@@ -96,7 +96,8 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     if not manifest:
         listed = {paths[name]: found.versions[paths[name]] for name in expected}
         sizes = {path: version.size if version else None for path, version in listed.items()}
-        check_count_room(found, split, sum(size or 0 for size in sizes.values()))
+        size = sum(size or 0 for size in sizes.values())
+        check_count_room(split, found.folder, MANIFEST_NAME, size, f"array_record:{found.folder}")
         return tuple(
             Shard(path, count_records(path, version=version), sizes[path], version) for path, version in listed.items()
         )
@@ -115,14 +116,21 @@ def list_sizes(found: ShardSet) -> dict[str, int | None]:
     return {path: version.size if version else os.path.getsize(path) for path, version in found.versions.items()}
 
 
-def check_count_room(found: ShardSet, split: str, size: int) -> None:
-    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them."""
+def check_count_room(split: str, folder: str, info: str, size: int, source: str) -> None:
+    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them.
+
+    Args:
+        split: of which they are.
+        folder: in which they lie.
+        info: the name of the file that would state their lengths.
+        size: of those whose length is not stated.
+        source: for the command that counts them.
+    """
     if size > cache.max_bytes():
         raise UserError(
-            f"the records of split {split} in {found.folder} are not counted, since there is no {MANIFEST_NAME} beside "
-            f"its shards, and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the "
-            "cache may hold; count them once with python -m vit_jax.describe "
-            f"array_record:{found.folder} --num-classes=N"
+            f"the records of split {split} in {folder} are not counted, since there is no {info} beside its shards, "
+            f"and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the cache may "
+            f"hold; count them once with python -m vit_jax.describe {source} --num-classes=N"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from vit_jax import UserError
 from vit_jax.data.shards.array_record_file import ArrayRecordFile
+from vit_jax.data.shards.tar_file import TarFile
 from vit_jax.data.shards.tfrecord_file import TFRecordFile
 from vit_jax.storage import Version, cache, filesystem
 
@@ -30,6 +31,7 @@ class ShardReader(Protocol):
 # Format -> (path for messages, path of the file or of its local copy) -> its reader; UserError: the file is damaged.
 FORMATS: dict[str, Callable[[str, str], ShardReader]] = {
     "array_record": ArrayRecordFile,
+    "tar": TarFile,
     "tfrecord": TFRecordFile,
 }
 
@@ -98,9 +100,11 @@ def open_shard(shard: Shard, local: str) -> ShardReader:
     return reader
 
 
-def count_records(path: str, size: int | None = None, version: Version | None = None) -> int:
+def count_records(
+    path: str, size: int | None = None, version: Version | None = None, format: str = "array_record"
+) -> int:
     """Returns the number of records of a shard; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path, version), size).num_records()
+    return open_reader(path, local_path(path, version), size, format).num_records()
 
 
 @functools.cache

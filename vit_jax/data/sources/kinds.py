@@ -16,6 +16,7 @@ from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
 from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
+from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ KINDS = {
     "synthetic": SourceKind(open_synthetic, None),
     "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
     "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
+    "webdataset": SourceKind(open_webdataset, list_webdataset_splits, "FOLDER", "where the tar files lie"),
 }
 
 

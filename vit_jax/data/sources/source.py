@@ -28,11 +28,11 @@ class SourceConfig:
     """Where examples come from.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `npz:PATH` or
-            `synthetic`.
+        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
+            `npz:PATH` or `synthetic`.
         data_dir: the folder of TFDS data.
-        num_classes: of shards without info.json, and of synthetic images.
-        max_labels: of shards without info.json.
+        num_classes: of shards whose info.json does not state it, and of synthetic images.
+        max_labels: of shards whose info.json does not state it.
         num_examples: number of synthetic images of the split `train_split`.
         train_split: as a config names it.
         resolution: of synthetic images.
