@@ -29,11 +29,12 @@ def config_of(kind, place):
     """Where the data of a kind lie below a folder, local or remote."""
     return {
         "tfds": SourceConfig("tfds:tiny", data_dir=f"{place}/tfds"),
+        "parquet": SourceConfig(f"parquet:{place}/parquet"),
         "webdataset": SourceConfig(f"webdataset:{place}/webdataset", num_classes=3),
     }[kind]
 
 
-KINDS = ["tfds", "webdataset"]
+KINDS = ["tfds", "webdataset", "parquet"]
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from .manifest import SHUFFLE as SHUFFLE
 from .manifest import ShardEntry as ShardEntry
 from .packing import PackingResult as PackingResult
 from .packing import plan_packing as plan_packing
+from .parquet_file import ParquetFile as ParquetFile
+from .parquet_file import read_footer as read_footer
 from .readers import Shard as Shard
 from .readers import ShardReader as ShardReader
 from .readers import cached_reader as cached_reader

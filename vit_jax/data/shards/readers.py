@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from vit_jax import UserError
 from vit_jax.data.shards.array_record_file import ArrayRecordFile
+from vit_jax.data.shards.parquet_file import ParquetFile
 from vit_jax.data.shards.tar_file import TarFile
 from vit_jax.data.shards.tfrecord_file import TFRecordFile
 from vit_jax.storage import Version, cache, filesystem
@@ -31,6 +32,7 @@ class ShardReader(Protocol):
 # Format -> (path for messages, path of the file or of its local copy) -> its reader; UserError: the file is damaged.
 FORMATS: dict[str, Callable[[str, str], ShardReader]] = {
     "array_record": ArrayRecordFile,
+    "parquet": ParquetFile,
     "tar": TarFile,
     "tfrecord": TFRecordFile,
 }
