@@ -48,7 +48,7 @@ OWNERS = {
     "sklearn": r"vit_jax\.(data(\..*)?|analysis\.measure\.parameters)",
     "array_record": r"vit_jax\.data\.shards\.array_record_file",
     "google_crc32c": r"vit_jax\.data\.shards\.tfrecord_file",
-    "pyarrow": r"vit_jax\.data\.(shards\.parquet_file|sources\.parquet)",
+    "pyarrow": r"vit_jax\.data\.shards\.parquet_file",
     "google.protobuf": r"vit_jax\.data\.shards\.tf_example",
     "google.colab": r"vit_jax\.analysis\.notebook",
     "jax._src": r"vit_jax\.distributed\.coordination",

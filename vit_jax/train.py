@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax import evals
-from vit_jax.config import keep_order
+from vit_jax.config import keep_choices
 from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_check import check_kernels
 from vit_jax.program import prepare
@@ -49,7 +49,7 @@ def train(
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         check = functools.partial(check_kernels, coordinator=supervisor)
-        config, info, program = prepare(keep_order(config, place), check)
+        config, info, program = prepare(keep_choices(config, place), check)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))

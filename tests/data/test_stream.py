@@ -16,7 +16,7 @@ from tests.conftest import bytes_in
 from tests.data.test_array_record import write_set
 from tests.data.test_loader import assert_same
 from vit_jax import UserError, data
-from vit_jax.config import check_resumes, keep_order, save_config
+from vit_jax.config import check_resumes, keep_choices, save_config
 from vit_jax.data import loader
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import AHEAD, ShardFetcher
@@ -237,18 +237,18 @@ def test_the_order_is_chosen_once_and_told(shards, tmp_path, monkeypatch):
     assert info.fingerprint["order"].startswith(f"2 readers, window 1, {SHARDS} shards ")
     save_config(chosen, tmp_path / "config.json")
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "50")
-    kept, _ = complete(keep_order(config_of(shards, window=1), str(tmp_path)))
+    kept, _ = complete(keep_choices(config_of(shards, window=1), str(tmp_path)))
     assert kept.data == chosen.data
     assert not check_resumes(chosen, kept, "run")
     with pytest.raises(UserError, match=r"data\.order: stream -> global"):
         check_resumes(chosen, complete(config_of(shards, order="global"))[0], "run")
-    assert keep_order(config_of(shards, order="stream"), str(tmp_path)).data.readers == 2  # with more hosts, too
-    assert keep_order(config_of(shards), str(tmp_path / "none")).data.order == "auto"
+    assert keep_choices(config_of(shards, order="stream"), str(tmp_path)).data.readers == 2  # with more hosts, too
+    assert keep_choices(config_of(shards), str(tmp_path / "none")).data.order == "auto"
     text = (tmp_path / "config.json").read_text()
     names = ("order", "readers", "window")
     older = [line for line in text.splitlines() if not any(f'"{name}"' in line for name in names)]
     (tmp_path / "config.json").write_text("\n".join(older))
-    assert keep_order(config_of(shards), str(tmp_path)).data.order == "global"
+    assert keep_choices(config_of(shards), str(tmp_path)).data.order == "global"
 
 
 def test_a_folder_in_a_bucket_says_what_would_be_faster(shards):

@@ -9,7 +9,7 @@ from vit_jax import UserError
 from vit_jax.config.field import OnResume
 from vit_jax.config.names import flatten_config, resume_rule
 from vit_jax.config.stored import parse_config
-from vit_jax.storage import filesystem
+from vit_jax.storage import filesystem, unpin_revision
 
 WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
@@ -35,19 +35,28 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     return list(lines.values())
 
 
-def keep_order(config: ConfigDict, place: str) -> ConfigDict:
-    """Returns the configuration with the order of images that the run in a workdir chose at its first start, if it did.
+def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
+    """Returns the configuration with what the run in a workdir chose at its first start, if it did.
+
+    That is the order of images, and the commits of data sets on the Hugging Face hub.
 
     Raises:
         UserError: the workdir cannot be read.
     """
     path = filesystem.join_path(place, "config.json")
-    stored = parse_config(filesystem.read_bytes(path), path).data if filesystem.exists(path) else None
-    if stored is None or config.data.order not in ("auto", stored.order):
+    if not filesystem.exists(path):
         return config
-    kept = config.copy_and_resolve_references()
-    kept.data.update({"order": stored.order, "readers": kept.data.readers or stored.readers})
+    stored, kept = parse_config(filesystem.read_bytes(path), path), config.copy_and_resolve_references()
+    if config.data.order in ("auto", stored.data.order):
+        kept.data.update({"order": stored.data.order, "readers": kept.data.readers or stored.data.readers})
+    kept.data.source = _keep_commit(config.data.source, stored.data.source)
+    for name in set(kept.evals) & set(stored.evals):
+        kept.evals[name].source = _keep_commit(config.evals[name].source, stored.evals[name].source)
     return kept
+
+
+def _keep_commit(source: str | None, stored: str | None) -> str | None:
+    return stored if stored and unpin_revision(stored) == source else source
 
 
 def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:

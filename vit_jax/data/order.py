@@ -13,7 +13,7 @@ from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
-IN_SHARDS = ("array_record", "tfds", "webdataset", "parquet")  # kinds of sources
+IN_SHARDS = ("array_record", "tfds", "webdataset", "parquet", "hf")  # kinds of sources
 ONE_BY_ONE = (
     "Order: global; the files in the bucket are read one by one. Shards are read faster, and need not fit this disk: "
     "python -m vit_jax.pack --shuffle=0 makes them."

@@ -7,9 +7,6 @@ import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from vit_jax import UserError
 from vit_jax.storage import filesystem
 
@@ -17,7 +14,7 @@ KEPT_BYTES = 2**27  # of decoded groups in a process, whose files may have been 
 FOOTER = 2**16  # bytes of the end of a remote file that are read first
 ADVICE = "copy or write it again"
 
-_kept: collections.OrderedDict[Hashable, pa.Table] = collections.OrderedDict()  # the last used at the end
+_kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()  # the last used at the end
 _changing = threading.Lock()
 
 
@@ -30,6 +27,9 @@ class ParquetFile:
         Raises:
             UserError: it is truncated or not a Parquet file.
         """
+        import pyarrow as pa  # here, since it takes 0.14 s
+        import pyarrow.parquet as pq
+
         try:
             self._file = pq.ParquetFile(local, memory_map=True, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
@@ -51,7 +51,9 @@ class ParquetFile:
         [values] = table.slice(row - self._ends[group], 1).to_pylist()
         return values
 
-    def _read_group(self, group: int, columns: Sequence[str] | None) -> pa.Table:
+    def _read_group(self, group: int, columns: Sequence[str] | None) -> Any:
+        import pyarrow as pa
+
         key = (self._name, group, columns and tuple(columns))
         with _changing:
             if key in _kept:
@@ -68,12 +70,17 @@ class ParquetFile:
         return table
 
 
-def read_footer(path: str, size: int | None) -> pq.FileMetaData:
-    """Returns what the end of a file states: rows and columns. Of a remote file of `size` bytes no more is read.
+def read_footer(path: str, size: int | None) -> Any:
+    """Returns what the end of a file states of its rows and columns, as pyarrow's `FileMetaData`.
+
+    Of a remote file of `size` bytes no more is read.
 
     Raises:
         UserError: it is truncated or not a Parquet file, or its store does not give it.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         if not filesystem.is_remote(path):
             return pq.read_metadata(path)

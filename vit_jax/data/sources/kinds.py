@@ -13,7 +13,7 @@ from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
-from vit_jax.data.sources.parquet import list_parquet_splits, open_parquet
+from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
 from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
@@ -41,6 +41,7 @@ KINDS = {
     "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie"),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
     "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
+    "hf": SourceKind(open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub"),
     "npz": SourceKind(open_npz, list_npz_splits, "PATH", "where the file lies"),
     "parquet": SourceKind(open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie"),
     "synthetic": SourceKind(open_synthetic, None),

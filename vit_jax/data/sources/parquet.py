@@ -7,12 +7,11 @@ others. The EXIF orientation is not applied.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
-
-import pyarrow.parquet as pq
 
 from vit_jax import UserError
 from vit_jax.data import shards
@@ -86,6 +85,27 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     )
 
 
+def open_hub(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens the Parquet files of a data set on the Hugging Face hub; `name` is //datasets/OWNER/NAME with options.
+
+    Raises:
+        UserError: as `open_parquet`, or the name is another one.
+    """
+    return open_parquet(source_config, hub_pattern(name), split)
+
+
+def list_hub_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of a data set on the hub; raises as `open_hub`."""
+    return list_parquet_splits(source_config, hub_pattern(name))
+
+
+def hub_pattern(name: str) -> str:
+    """Returns the pattern of the files; raises UserError if the name is not that of a data set."""
+    if not re.match("//datasets/[^/]+/[^/]", name):
+        raise UserError(f"cannot read the data source hf:{name}; write hf://datasets/OWNER/NAME")
+    return f"hf:{name}"
+
+
 def list_parquet_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of Parquet files; raises as `find_parquet`."""
     return list(find_parquet(read_options(name, OPTIONS)[0]))
@@ -103,14 +123,14 @@ def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
     return splits
 
 
-def read_footers(files: Sequence[FoundFile]) -> dict[str, pq.FileMetaData]:
+def read_footers(files: Sequence[FoundFile]) -> dict[str, Any]:
     """Returns what the ends of files state, by their paths; raises UserError if one is damaged."""
     with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
         footers = pool.map(lambda file: shards.read_footer(file.path, file.size), files)
         return dict(zip((file.path for file in files), footers, strict=True))
 
 
-def choose_columns(footer: pq.FileMetaData, options: Mapping[str, str], path: str) -> Columns:
+def choose_columns(footer: Any, options: Mapping[str, str], path: str) -> Columns:
     """Returns the columns to read.
 
     Args:
@@ -131,7 +151,7 @@ def choose_columns(footer: pq.FileMetaData, options: Mapping[str, str], path: st
     return Columns(chosen["image"], chosen["label"], tuple(map(str, names)) if names else None)
 
 
-def check_columns(footer: pq.FileMetaData, chosen: Mapping[str, str], path: str) -> None:
+def check_columns(footer: Any, chosen: Mapping[str, str], path: str) -> None:
     """Raises UserError if a file has no column of a name; `chosen` is what is in each -> its name."""
     existing = footer.schema.to_arrow_schema().names
     for role, name in chosen.items():
@@ -142,7 +162,7 @@ def check_columns(footer: pq.FileMetaData, chosen: Mapping[str, str], path: str)
             )
 
 
-def describe_features(footer: pq.FileMetaData) -> dict[str, Any]:
+def describe_features(footer: Any) -> dict[str, Any]:
     """Returns the description of each column that `datasets` has left in a file; nothing, if there is none."""
     try:
         described = json.loads((footer.metadata or {})[b"huggingface"])["info"]["features"]
@@ -160,7 +180,7 @@ def class_label(feature: Any) -> dict[str, Any]:
     return class_label(feature["feature"]) if "feature" in feature else feature
 
 
-def struct_fields(footer: pq.FileMetaData, column: str) -> list[str]:
+def struct_fields(footer: Any, column: str) -> list[str]:
     """Returns the names of the fields of a column that is a struct; none of another one."""
     kind = footer.schema.to_arrow_schema().field(column).type
     return [kind.field(number).name for number in range(kind.num_fields)]

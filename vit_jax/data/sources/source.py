@@ -29,7 +29,7 @@ class SourceConfig:
 
     Attributes:
         source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
-            `parquet:PATTERN`, `npz:PATH` or `synthetic`.
+            `parquet:PATTERN`, `hf://datasets/OWNER/NAME`, `npz:PATH` or `synthetic`.
         data_dir: the folder of TFDS data.
         num_classes: of shards whose info.json does not state it, and of synthetic images.
         max_labels: of shards whose info.json does not state it.
