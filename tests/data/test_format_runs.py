@@ -9,6 +9,7 @@ from tests.data.test_formats import KINDS, config_of, here, there  # noqa: F401
 from tests.test_train import rows
 from vit_jax import evals, evaluate, interop, pack, train
 from vit_jax.config import load_config
+from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.inference import make_inference
 from vit_jax.sharding import make_mesh
 
@@ -69,3 +70,18 @@ def test_a_run_is_the_same_stopped_packed_and_from_a_bucket(kind, here, there, t
     with np.load(tmp_path / "test.test.predictions.npz") as arrays:
         assert sorted(arrays["labels"].tolist()) == [0, 0, 0, 1, 1, 2, 2]
         assert all("10" in name for name in arrays["names"].tolist())  # the images are called 100 to 106
+
+
+@pytest.mark.slow
+def test_a_mixture_goes_on_bitwise_and_is_packed(here, tmp_path):  # noqa: F811
+    config = recipe(config_of("tfds", here))
+    config.data.source = f"mix:0.7*tfds:tiny+0.3*webdataset:{here}/webdataset"
+    metrics = train.train(config, tmp_path / "whole")
+    assert metrics["test/n"] == 14  # both test splits, each image once
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, tmp_path / "stopped", stop)
+    train.train(config, tmp_path / "stopped")
+    assert_same_runs(tmp_path / "stopped", tmp_path / "whole")
+    words = [f"--data-dir={config.data.data_dir}", "--num-classes=3", "--splits=train"]
+    pack.main(["vit_jax.pack", config.data.source, str(tmp_path / "packed"), *words])
+    assert len(open_split(SourceConfig(f"array_record:{tmp_path}/packed"), "train")) == 40

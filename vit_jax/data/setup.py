@@ -183,9 +183,13 @@ def pin_revisions(config: ConfigDict) -> ConfigDict:
 
 
 def absolute_source(source: str) -> str:
-    """Returns a source with an absolute path, if it has one."""
-    kind, _, path = source.partition(":")
-    return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
+    """Returns a source with an absolute path, if it has one; of a mixture, each of its parts."""
+
+    def absolute(source: str) -> str:
+        kind, _, path = source.partition(":")
+        return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
+
+    return sources.change_sources(source, absolute)
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:

@@ -4,7 +4,7 @@ import re
 
 from vit_jax.storage import filesystem
 
-DATASET = re.compile(r"hf://datasets/(?P<name>[^/@,]+/[^/@,]+)(?P<at>@(?P<revision>[^/,]+))?")
+DATASET = re.compile(r"hf://datasets/(?P<name>[^/@,+*]+/[^/@,+*]+)(?:@(?P<revision>[^/,+*]+))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -14,16 +14,17 @@ def pin_revision(path: str) -> str:
     Raises:
         UserError: there is no such data set or revision, or the hub does not answer.
     """
-    match = DATASET.search(path)
-    if not match or COMMIT.fullmatch(match["revision"] or ""):
-        return path
-    commit = filesystem.hub_commit(match["name"], match["revision"])
-    return f"{path[: match.end('name')]}@{commit}{path[match.end() :]}"
+
+    def pin(match: re.Match) -> str:
+        name, revision = match["name"], match["revision"]
+        commit = revision if COMMIT.fullmatch(revision or "") else filesystem.hub_commit(name, revision)
+        return f"hf://datasets/{name}@{commit}"
+
+    return DATASET.sub(pin, path)
 
 
 def unpin_revision(path: str) -> str:
     """Returns a path or a source without the commit that it states, if it states one."""
-    match = DATASET.search(path)
-    if not match or not COMMIT.fullmatch(match["revision"] or ""):
-        return path
-    return path[: match.end("name")] + path[match.end() :]
+    return DATASET.sub(
+        lambda match: f"hf://datasets/{match['name']}" if COMMIT.fullmatch(match["revision"] or "") else match[0], path
+    )

@@ -2,8 +2,10 @@ from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
+from .mixture import change_sources as change_sources
 from .sharded import check_labels as check_labels
 from .source import Label as Label
+from .source import Mixture as Mixture
 from .source import ShardRun as ShardRun
 from .source import Shards as Shards
 from .source import Source as Source
