@@ -25,7 +25,7 @@ import jax
 
 from configs import base
 from vit_jax import data, pack, sharding
-from vit_jax.data.shards import files
+from vit_jax.data.shards import readers
 from vit_jax.storage import cache, filesystem
 
 LATENCY, RATE, PIECE = 0.03, 100e6, 2**16  # seconds, bytes a second, bytes
@@ -106,9 +106,9 @@ def train(source: str, order: str, step: float, arguments: argparse.Namespace) -
 
 def forget() -> None:
     """Ends the use of what this process has copied, as its end does."""
-    files.cached_reader.cache_clear()
-    files.local_path.cache_clear()
-    files.close_streamed(())
+    readers.cached_reader.cache_clear()
+    readers.local_path.cache_clear()
+    readers.close_streamed(())
     for path in (cache.root() / "files").glob("*.lock"):
         cache.unlock_folder(path.with_suffix(""))
 

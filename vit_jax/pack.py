@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-decode", action="store_true", help="copy without decoding: faster, but notices no damage")
     parser.add_argument("--data-dir", help="folder of TFDS data")
     parser.add_argument(
-        "--num-classes", type=positive, help="number of classes, for array_record shards without info.json"
+        "--num-classes", type=positive, help="number of classes, for shards without an info.json that states it"
     )
     parser.add_argument("--max-labels", type=positive, help="most labels of an image, for such shards")
     parser.add_argument("--workers", type=positive, default=0, help="threads that read and encode [one per core]")

@@ -19,7 +19,7 @@ from absl import flags
 from tests.data.test_sources import configured, open_source
 from vit_jax import UserError, data
 from vit_jax.data.images import decode, encode
-from vit_jax.data.shards import files, tf_example
+from vit_jax.data.shards import files, readers, tf_example
 from vit_jax.storage import filesystem
 
 
@@ -273,7 +273,7 @@ def test_examples_are_those_of_tensorflow():
 def test_threads_and_processes_share_a_source(tmp_path, monkeypatch):
     where = write_set(tmp_path / "set", [[0]] * 200, total=7)
     source = open_source(where, "train")
-    monkeypatch.setattr(files, "cached_reader", functools.lru_cache(2)(files.cached_reader.__wrapped__))
+    monkeypatch.setattr(readers, "cached_reader", functools.lru_cache(2)(readers.cached_reader.__wrapped__))
     order = np.random.default_rng(0).integers(0, 200, 2000).tolist()
     with ThreadPoolExecutor(8) as pool:  # with more shards than may be open
         assert numbers(pool.map(source.__getitem__, order)) == order
@@ -312,11 +312,11 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
 def test_a_store_is_asked_once_for_each_shard_however_often_it_is_opened(tmp_path, monkeypatch):
     write_set(tmp_path / "set", SINGLE)
     asked = []
-    monkeypatch.setattr(files.filesystem, "local_copy", lambda path, version: asked.append(path) or path)
+    monkeypatch.setattr(readers.filesystem, "local_copy", lambda path, version: asked.append(path) or path)
     source = open_source(f"array_record:{tmp_path}/set", "train")
     for _ in range(3):
         assert numbers(source) == list(range(11))
-        files.cached_reader.cache_clear()  # as if there were more of them than may be open
+        readers.cached_reader.cache_clear()  # as if there were more of them than may be open
     assert len(asked) == len(set(asked)) == 3
 
 
@@ -347,8 +347,8 @@ def test_opening_a_thousand_shards_opens_none(tmp_path, monkeypatch):
     info = {"version": 1, "name": "many", "num_classes": 1, "splits": {"train": listed}}
     (tmp_path / "set" / "info.json").write_text(json.dumps(info))
     opened = []
-    original = files.open_reader
-    monkeypatch.setattr(files, "open_reader", lambda *args: opened.append(args) or original(*args))
+    original = readers.open_reader
+    monkeypatch.setattr(readers, "open_reader", lambda *args: opened.append(args) or original(*args))
     start = time.monotonic()
     source = open_source(f"array_record:{tmp_path / 'set'}", "train")
     assert len(source) == 1000 and not opened and time.monotonic() - start < 5

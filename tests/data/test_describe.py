@@ -10,7 +10,7 @@ from tests.data.test_array_record import SEVERAL, SINGLE, cut, numbers, picture,
 from tests.data.test_sources import open_source
 from vit_jax import UserError, describe
 from vit_jax.data import shards
-from vit_jax.data.shards import files, shard_end
+from vit_jax.data.shards import files, readers, shard_end
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.storage import filesystem
 
@@ -111,7 +111,7 @@ def test_records_that_are_no_images_are_refused(tmp_path):
             run(tmp_path)
     with pytest.raises(UserError, match=r"name the folder instead of .*train-\*"):
         run(tmp_path / "train-*")
-    with pytest.raises(UserError, match=r"cannot describe digits: only array_record:FOLDER has an info.json"):
+    with pytest.raises(UserError, match=r"cannot describe digits: only array_record:FOLDER and webdataset:FOL"):
         describe.main(["vit_jax.describe", "digits", "--num-classes=4"])
     assert not (tmp_path / "info.json").exists()
 
@@ -147,7 +147,7 @@ def test_of_a_remote_shard_only_the_end_is_read(tmp_path, monkeypatch, records, 
     )
     end = shard_end.read_shard_end(f"memory://b/{path.name}", path.stat().st_size)
     assert end.records == records and len(asked) <= most
-    last = files.read_record(files.open_reader(str(path), str(path)), records - 1)[0] if records else None
+    last = files.read_record(readers.open_reader(str(path), str(path)), records - 1)[0] if records else None
     assert last == (contents[-1] if records else None)
     assert sum(asked) <= max(2**18, 3 * size + 2**18)
     assert not any((tmp_path / "cache").glob("tmp*"))  # the file with the hole

@@ -13,7 +13,7 @@ from vit_jax.data import disk_need, loader
 from vit_jax.data.eval_order import PADDING, EvalOrder, choose_eval_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import ShardFetcher
-from vit_jax.data.shards import files
+from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.storage import filesystem
 
@@ -100,14 +100,14 @@ def test_training_and_evaluation_leave_each_other_their_shards(shards):  # noqa:
     for run in source.shards.runs[:4]:
         source.shards.open(run)
     source.shards.close(paths[:2], 1)
-    assert set(files._streamed) == set(paths[:2])
+    assert set(readers._streamed) == set(paths[:2])
     source.shards.open(source.shards.runs[3])
     source.shards.close(paths[3:4], 2)
-    assert set(files._streamed) == {*paths[:2], paths[3]}
+    assert set(readers._streamed) == {*paths[:2], paths[3]}
     source.shards.close((), 1)
-    assert set(files._streamed) == {paths[3]}
+    assert set(readers._streamed) == {paths[3]}
     source.shards.close((), 2)
-    assert not files._streamed and not files._needed
+    assert not readers._streamed and not readers._needed
 
 
 def test_a_cache_without_room_for_an_evaluation_is_told(shards, monkeypatch):  # noqa: F811

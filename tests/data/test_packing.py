@@ -21,7 +21,7 @@ from vit_jax.data import loader, shards
 from vit_jax.data.images import decode, encode
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shards import files, packing
-from vit_jax.data.sources import array_record
+from vit_jax.data.sources import sharded
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
 
@@ -438,7 +438,7 @@ def test_a_wrong_label_is_named(tmp_path, monkeypatch):
     source = write_set(tmp_path / "set", [[0], [1, 3], [2]], max_labels=2)
     labels = np.array([1, 9], np.int32)
     monkeypatch.setattr(
-        array_record.ArrayRecords,
+        sharded.ShardedExamples,
         "read_example",
         lambda *args: (decode.EncodedImage(encode.encode_png(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
     )

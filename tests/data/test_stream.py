@@ -20,7 +20,7 @@ from vit_jax.config import check_resumes, keep_choices, save_config
 from vit_jax.data import loader
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import AHEAD, ShardFetcher
-from vit_jax.data.shards import files
+from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
@@ -172,7 +172,7 @@ def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp
     while held(tmp_path / "cache" / "files"):  # nothing is, once the loader is closed and its last reads have ended
         assert time.monotonic() < deadline
         time.sleep(0.05)
-        files.close_streamed(())
+        readers.close_streamed(())
 
 
 def test_a_host_copies_the_shards_of_its_readers_alone(shards, tmp_path, monkeypatch):
@@ -198,8 +198,8 @@ def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, 
             fetcher.advance(number)
             wanted = {source.shards.runs[shard].path for shard in fetcher.numbers(number)}
             deadline = time.monotonic() + 20
-            while set(files._streamed) != wanted:
-                assert time.monotonic() < deadline, (number, files._streamed)
+            while set(readers._streamed) != wanted:
+                assert time.monotonic() < deadline, (number, readers._streamed)
                 time.sleep(0.01)
     finally:
         fetcher.close()
@@ -207,7 +207,7 @@ def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, 
 
 def test_a_cache_that_is_too_small_after_all_costs_time_alone(shards, monkeypatch):
     whole = stream(shards, 12)
-    files.close_streamed(())
+    readers.close_streamed(())
     for path in (cache.root() / "files").glob("*.lock"):
         cache.unlock_folder(path.with_suffix(""))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str(3.5 * max(shard_bytes(shards)) / 1e9))  # four readers need eight shards

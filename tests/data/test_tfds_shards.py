@@ -17,7 +17,7 @@ from vit_jax.data import loader
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import ShardFetcher
-from vit_jax.data.shards import files
+from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
@@ -94,7 +94,7 @@ def test_what_exceeds_the_cache_is_streamed_or_refused(bucket, monkeypatch):
         opened("memory://b/tfds", streams=False)
     taken = [image for batch in stream(opened("memory://b/tfds"), COUNT // BATCH) for image in batch["image"]]
     assert len({float(image[0, 0, 0]) for image in taken}) == COUNT
-    files.close_streamed(())
+    readers.close_streamed(())
 
 
 def test_what_tfds_has_shuffled_needs_no_packing(tmp_path):

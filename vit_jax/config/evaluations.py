@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from vit_jax.config.base import eval_rows
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 
-PATH_SOURCES = ("folder", "array_record", "npz")  # kinds of sources whose names are paths
+PATH_SOURCES = ("folder", "array_record", "webdataset", "parquet", "npz")  # kinds of sources whose names are paths
 
 
 def eval_fields(kind: str) -> list[str]:

@@ -197,7 +197,7 @@ _ROWS = (
     Field("model.scan", False, "run the blocks as one loop: compiles sooner, runs slower", affects=EXECUTION),
     # The data. Where they are is free: their fingerprint is compared.
     Field("data.source", "synthetic",
-          "digits, tfds:NAME, vtab:TASK, folder:PATH, array_record:PATTERN, npz:PATH or synthetic",
+          "digits, synthetic, KIND:NAME of tfds, vtab, folder, npz, array_record, webdataset, parquet, hf or mix",
           on_resume=ACCEPTED,
           synonyms="data dataset dataset_name data_path data_root train_dir"),
     Field("data.data_dir", None, "folder of the TFDS data, local or remote; unset: TFDS's default",

@@ -9,7 +9,7 @@ from vit_jax import UserError
 from vit_jax.config.field import OnResume
 from vit_jax.config.names import flatten_config, resume_rule
 from vit_jax.config.stored import parse_config
-from vit_jax.storage import filesystem
+from vit_jax.storage import filesystem, unpin_revision
 
 WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
@@ -37,7 +37,9 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
 
 def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
     """Returns the configuration with what the run in a workdir chose at its first start, where the configuration leaves
-    it open: the order of images, and the plain form of attention.
+    it open.
+
+    That is the order of images, the plain form of attention, and the commits of data sets on the Hugging Face hub.
 
     Raises:
         UserError: the workdir cannot be read.
@@ -50,7 +52,14 @@ def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
         kept.data.update({"order": stored.data.order, "readers": kept.data.readers or stored.data.readers})
     if (config.model.attention, stored.model.attention) == ("auto", "tokens_first"):
         kept.model.attention = stored.model.attention
+    kept.data.source = _keep_commit(config.data.source, stored.data.source)
+    for name in set(kept.evals) & set(stored.evals):
+        kept.evals[name].source = _keep_commit(config.evals[name].source, stored.evals[name].source)
     return kept
+
+
+def _keep_commit(source: str | None, stored: str | None) -> str | None:
+    return stored if stored and unpin_revision(stored) == source else source
 
 
 def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:

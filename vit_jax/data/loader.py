@@ -28,6 +28,7 @@ from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.shard_fetcher import ShardFetcher
+from vit_jax.data.sources import Mixture
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import explain_death, set_up_worker, start_without_signals
 
@@ -253,6 +254,7 @@ def local_train_batches(
     on_bad: str = "fail",
     max_bad: float = 0.0,
     fetcher: ShardFetcher[StreamOrder] | None = None,
+    mixture: Mixture | None = None,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -267,16 +269,30 @@ def local_train_batches(
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
         max_bad: the largest fraction of the examples that may be replaced.
         fetcher: of the shards from which the examples are streamed, in its order; None: all are shuffled.
+        mixture: of the source, if it is one.
     """
     if fetcher:
         order, on_batch = fetcher.order, fetcher.advance
         indices = grain.MapDataset.source(order).seed(seed)
     else:
         order, on_batch = None, None
-        indices = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat(None)
+        indices = mixed_indices(mixture or Mixture((len(source),), (1,)), seed)
     examples = indices.random_map(ExampleReader(source, preprocess, on_bad, order))
     row_groups = RowGroups(examples, batch, rows, on_batch)
     return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, fetcher=fetcher)
+
+
+def mixed_indices(mixture: Mixture, seed: int) -> grain.MapDataset:
+    """Returns position in the run -> index of the example: the parts in turn, each shuffled in epochs of its own.
+
+    After n positions the examples of a part are its share of n, rounded, by less than one from each part before it.
+    """
+    starts = [sum(mixture.lengths[:part]) for part in range(len(mixture.lengths))]
+    parts = [
+        grain.MapDataset.range(start, start + length).seed((seed + part) % 2**32).shuffle().repeat(None)
+        for part, (start, length) in enumerate(zip(starts, mixture.lengths, strict=True))
+    ]
+    return parts[0] if len(parts) == 1 else grain.MapDataset.mix(parts, mixture.weights).seed(seed)
 
 
 def local_eval_batches(

@@ -13,7 +13,7 @@ from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
-IN_SHARDS = ("array_record", "tfds")  # kinds of sources
+IN_SHARDS = ("array_record", "tfds", "webdataset", "parquet", "hf")  # kinds of sources
 ONE_BY_ONE = (
     "Order: global; the files in the bucket are read one by one. Shards are read faster, and need not fit this disk: "
     "python -m vit_jax.pack --shuffle=0 makes them."
@@ -55,10 +55,14 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
     shards, order = source.shards, config.data.order
     large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - beside
     if order == "auto":
-        order = "stream" if large else "global"
+        order = "stream" if large and not source.mixture else "global"
     if order == "global":
         source.check_cache_room(beside)
         return Order({"order": order}, note=ONE_BY_ONE if shards is None and is_bucket_folder(config) else "")
+    if source.mixture:
+        raise UserError(
+            "data.order=stream reads the shards of one source, and not of a mixture; set --config.data.order=global."
+        )
     if shards is None:
         raise UserError(
             "data.order=stream reads shards, but the training images are not in shards; pack them with python -m "

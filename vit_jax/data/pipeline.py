@@ -95,6 +95,7 @@ def train_batches(
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
         fetcher=ShardFetcher(stream_order(config, shards), shards, rows) if shards else None,
+        mixture=source.mixture,
     )
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
     return loader.DevicePrefetcher(

@@ -16,7 +16,7 @@ from vit_jax.data.contents import STRETCHES, sample_contents
 from vit_jax.data.disk_need import check_eval_disk
 from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
-from vit_jax.storage import filesystem
+from vit_jax.storage import filesystem, pin_revision
 
 Opened: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, or "" for that of training; split) -> examples
 COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that are described otherwise or not
@@ -97,6 +97,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         UserError: a source, a split or a preprocessing is wrong or missing, or disagrees with the config.
     """
     preprocess = train_preprocessor(config)
+    config = pin_revisions(config)
     source = open_training(config)
     completed = config.copy_and_resolve_references()
     completed.data.update(agreed_counts(config, source))
@@ -168,10 +169,27 @@ def open_training(config: ConfigDict) -> sources.Source:
     return sources.open_source(config, config.data.split, streams=config.data.order != "global")
 
 
+def pin_revisions(config: ConfigDict) -> ConfigDict:
+    """Returns the config with the present commits of data sets on the Hugging Face hub, so that a run keeps its data.
+
+    Raises:
+        UserError: the hub has no such data set, or does not answer.
+    """
+    pinned = config.copy_and_resolve_references()
+    pinned.data.source = pin_revision(config.data.source)
+    for eval_config in pinned.evals.values():
+        eval_config.source = eval_config.source and pin_revision(eval_config.source)
+    return pinned
+
+
 def absolute_source(source: str) -> str:
-    """Returns a source with an absolute path, if it has one."""
-    kind, _, path = source.partition(":")
-    return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
+    """Returns a source with an absolute path, if it has one; of a mixture, each of its parts."""
+
+    def absolute(source: str) -> str:
+        kind, _, path = source.partition(":")
+        return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
+
+    return sources.change_sources(source, absolute)
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:

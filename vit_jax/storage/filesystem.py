@@ -48,6 +48,15 @@ def join_path(folder: str, *names: str) -> str:
     return posixpath.join(folder, *names)
 
 
+def hub_commit(name: str, revision: str | None) -> str:
+    """Returns the commit of a revision of a data set on the Hugging Face hub; raises UserError as `read_bytes` does."""
+    return _call_store(
+        "read",
+        f"hf://datasets/{name}",
+        lambda store, _, __: store._api.repo_info(name, repo_type="dataset", revision=revision).sha,
+    )
+
+
 def read_bytes(path: str) -> bytes:
     """Returns the content of a file.
 

@@ -40,7 +40,8 @@ def is_transient(error: BaseException) -> bool:
     """Returns whether a store's error says nothing about the file: the same call may succeed later."""
     response = getattr(error.__cause__, "response", None)  # s3fs states botocore's error as the cause of its own
     answered = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-    status = answered or getattr(error, "status", None) or getattr(error, "code", None)
+    hub = getattr(getattr(error, "response", None), "status_code", None)  # of huggingface_hub
+    status = answered or hub or getattr(error, "status", None) or getattr(error, "code", None)
     if status:
         return is_busy(status)
     return not TRANSIENT.isdisjoint(kind.__name__ for kind in type(error).__mro__)

@@ -10,7 +10,8 @@ import fsspec
 from vit_jax import reason
 from vit_jax.storage import retry, timeout
 
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # protocol -> the extra that opens its paths
+# Protocol -> the extra that opens its paths.
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hub"}
 SILENCE = 20.0  # seconds without a byte after which a connection is given up for another
 LONGEST_RETRY_AFTER = 30.0  # seconds for which a store may ask
 
@@ -38,7 +39,8 @@ def _configure() -> None:
     """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
     for protocol, extra in EXTRAS.items():
         options = _options(protocol)
-        options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
+        if extra != "hub":
+            options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
         if extra == "s3":
             options["max_concurrency"] = 1  # parts of a file: files are read as streams, many at once
             options["config_kwargs"] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}

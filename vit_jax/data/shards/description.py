@@ -1,7 +1,7 @@
 """The description of shards that another program wrote: their records, counted once and stated beside them."""
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ class Description(NamedTuple):
 
     Attributes:
         path: of their info.json.
-        manifest: its contents.
+        splits: split -> its shards in order, as it states them.
         is_new: whether it was written now.
     """
 
     path: str
-    manifest: Manifest
+    splits: Mapping[str, tuple[ShardEntry, ...]]
     is_new: bool
 
 
@@ -60,7 +60,7 @@ def describe_shards(
             raise UserError(
                 f"{path} states other shards, num_classes or max_labels; remove it, and the same command counts again"
             )
-        return Description(path, found.manifest, is_new=False)
+        return Description(path, found.manifest.splits, is_new=False)
 
     def count(split: str, name: str, size: int) -> ShardEntry:
         end = read_shard_end(found.paths[split][name], size)
@@ -79,7 +79,7 @@ def describe_shards(
     name = filesystem.absolute_path(found.folder).rstrip("/").rpartition("/")[2]
     manifest = Manifest(name, num_classes, max_labels=max_labels, splits=splits)
     write_manifest(path, manifest)
-    return Description(path, manifest, is_new=True)
+    return Description(path, splits, is_new=True)
 
 
 def names_in_order(split: str, by_name: dict[str, str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from vit_jax.data.shards import files
+from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.manifest import ShardEntry
-from vit_jax.data.sources import Label, Source, label_list
+from vit_jax.data.sources import Source, label_list
 
 
 def find_emptied(
@@ -24,19 +24,14 @@ def find_emptied(
     emptied = {}
     for split, entries in splits.items():
         indices = [one.index for entry in entries for one in entry.duplicates]
-        left_out = {label for index in indices for label in label_list(read_label(sources[split], split, index))}
+        left_out = {label for index in indices for label in label_list(sources[split].label(index))}
         missing = {labels[label] for label in left_out if label in labels}
         for entry in entries:
-            shard = files.Shard(f"{out}/{entry.name}", entry.records, entry.size)
+            shard = readers.Shard(f"{out}/{entry.name}", entry.records, entry.size)
             for row in range(entry.records):
                 if not missing:
                     break
-                missing -= set(files.read_record(files.cached_reader(shard), row)[1])
+                missing -= set(files.read_record(readers.cached_reader(shard), row)[1])
         if missing:
             emptied[split] = sorted(missing)
     return emptied
-
-
-def read_label(source: Source, split: str, index: int) -> Label:
-    """Returns the label of example `index` of a whole split, without its image where the source can."""
-    return source.read_label(split, index) if source.read_label else source.read_example(split, index)[1]

@@ -1,63 +1,21 @@
-"""Shard files in the ArrayRecord format: found, checked, opened when first read, and written whole."""
+"""Sets of shards in the ArrayRecord format: found, checked and written whole."""
 
 import contextlib
-import functools
 import glob
 import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
-
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
+from vit_jax.data.shards.array_record_file import open_writer
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from vit_jax.data.shards.readers import Shard, ShardReader, check_file_size, count_records, forget_readers
 from vit_jax.storage import Version, atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
-MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
 STREAMED_BYTES = 64_000_000  # of one, about, where hosts hold a few of them at a time
-ROOM_WAIT = 60.0  # seconds for other processes to let go of what they stream
-
-# A record is compressed already, and read alone. Measured on photographs of 110 KB: 39,000 random reads a second (of
-# cached files, one core), 33,000 with zstd, which saves 0.6 % of the bytes, 3,200 in groups of 16. Records of 2.5 KB:
-# 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading.
-WRITER_OPTIONS = "group_size:1,uncompressed"
-READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # as ArrayRecord recommends for random access
-
-
-class Shard(NamedTuple):
-    """A file of records.
-
-    Attributes:
-        path: local or remote.
-        records: their number.
-        size: in bytes, or None if nothing states it.
-        version: of a remote file when it was listed; another is refused.
-    """
-
-    path: str
-    records: int
-    size: int | None
-    version: Version | None = None
-
-
-class Streamed(NamedTuple):
-    """A shard that comes and goes.
-
-    Attributes:
-        reader: of it.
-        give_back: to be called at the end; a copy may be removed then.
-    """
-
-    reader: ArrayRecordReader
-    give_back: Callable[[], None]
-
-
-_streamed: dict[str, Streamed] = {}  # by path
-_needed: dict[int, Collection[str]] = {}  # owner, such as the reading ahead of a training or an evaluation -> paths
 
 
 class ShardSet(NamedTuple):
@@ -138,7 +96,8 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     if not manifest:
         listed = {paths[name]: found.versions[paths[name]] for name in expected}
         sizes = {path: version.size if version else None for path, version in listed.items()}
-        check_count_room(found, split, sum(size or 0 for size in sizes.values()))
+        size = sum(size or 0 for size in sizes.values())
+        check_count_room(split, found.folder, MANIFEST_NAME, size, f"array_record:{found.folder}")
         return tuple(
             Shard(path, count_records(path, version=version), sizes[path], version) for path, version in listed.items()
         )
@@ -157,14 +116,21 @@ def list_sizes(found: ShardSet) -> dict[str, int | None]:
     return {path: version.size if version else os.path.getsize(path) for path, version in found.versions.items()}
 
 
-def check_count_room(found: ShardSet, split: str, size: int) -> None:
-    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them."""
+def check_count_room(split: str, folder: str, info: str, size: int, source: str) -> None:
+    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them.
+
+    Args:
+        split: of which they are.
+        folder: in which they lie.
+        info: the name of the file that would state their lengths.
+        size: of those whose length is not stated.
+        source: for the command that counts them.
+    """
     if size > cache.max_bytes():
         raise UserError(
-            f"the records of split {split} in {found.folder} are not counted, since there is no {MANIFEST_NAME} beside "
-            f"its shards, and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the "
-            "cache may hold; count them once with python -m vit_jax.describe "
-            f"array_record:{found.folder} --num-classes=N"
+            f"the records of split {split} in {folder} are not counted, since there is no {info} beside its shards, "
+            f"and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the cache may "
+            f"hold; count them once with python -m vit_jax.describe {source} --num-classes=N"
         )
 
 
@@ -186,134 +152,13 @@ def check_names(split: str, names: Collection[str], expected: Collection[str]) -
             raise UserError(f"split {split} must have {len(expected)} shards; {len(wrong)} {what}: {first}; {advice}")
 
 
-def check_file_size(path: str, expected: int | None) -> None:
-    """Raises UserError if a local file does not have the size that is stated."""
-    try:
-        size = os.path.getsize(path)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    if expected not in (None, size):
-        raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
-
-
-def open_reader(path: str, local: str, size: int | None = None) -> ArrayRecordReader:
-    """Opens a shard, or its local copy.
-
-    Raises:
-        UserError: the file is truncated or not an ArrayRecord file.
-    """
-    check_file_size(local, size)
-    reader = ArrayRecordReader(local, READER_OPTIONS)
-    if not reader.ok():
-        try:
-            reader.close()
-        except RuntimeError as error:  # only closing the reader gives the reason
-            reason = f"it is truncated or not an ArrayRecord file ({str(error).partition(';')[0]})"
-            raise UserError(f"cannot read {path}: {reason}; copy or pack it again") from None
-    return reader
-
-
-def open_shard(shard: Shard, local: str) -> ArrayRecordReader:
-    """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
-    reader = open_reader(shard.path, local, shard.size)
-    if reader.num_records() != shard.records:
-        raise UserError(
-            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated; copy or pack it again"
-        )
-    return reader
-
-
-def count_records(path: str, size: int | None = None, version: Version | None = None) -> int:
-    """Returns the number of records of a shard; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path, version), size).num_records()
-
-
-@functools.cache
-def local_path(path: str, version: Version | None = None) -> str:
-    """Returns the path of a shard or of its local copy, which stays while this process runs."""
-    return filesystem.local_copy(path, version=version)
-
-
-@functools.lru_cache(MAX_OPEN)
-def cached_reader(shard: Shard) -> ArrayRecordReader:
-    """Returns the reader of a shard, which stays open in this process; any number of threads may use it.
-
-    Raises:
-        UserError: the file is damaged, has another number of records than stated, or was replaced after it was listed.
-    """
-    return open_shard(shard, local_path(shard.path, shard.version))
-
-
-def forget_readers() -> None:
-    """Opens every shard anew when it is read next: they may have been replaced."""
-    cached_reader.cache_clear()
-    local_path.cache_clear()
-
-
-def streamed_reader(shard: Shard, waits: bool = True) -> ArrayRecordReader:
-    """Returns the reader of a shard, which stays open until `close_streamed`, as its copy does; threads may share it.
-
-    Args:
-        shard: to open.
-        waits: whether it is needed now: then, where the cache has no room, what is open here is closed, and copied
-            again when it is needed; and other processes are waited for.
-
-    Raises:
-        UserError: as `cached_reader`.
-    """
-    found, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
-    while found is None:
-        with contextlib.ExitStack() as unused:
-            try:
-                local, give_back = filesystem.borrow_copy(shard.path, shard.version)
-            except cache.NoRoom:
-                if not waits or time.monotonic() > end:
-                    raise
-                _close(_streamed)
-                time.sleep(0.1)
-                continue
-            unused.callback(give_back)
-            opened = Streamed(open_shard(shard, local), give_back)
-            found = _streamed.setdefault(shard.path, opened)
-            if found is opened:  # and not one that another thread has opened meanwhile
-                unused.pop_all()
-    return found.reader
-
-
-def close_streamed(keep: Collection[str], owner: int = 0) -> None:
-    """Closes the readers that `streamed_reader` has opened in this process, but those of paths that an owner needs.
-
-    The owner who calls needs the paths to `keep` from now on; one that keeps none is forgotten.
-    """
-    if keep:
-        _needed[owner] = keep
-    else:
-        _needed.pop(owner, None)
-    _close(set(_streamed).difference(*list(_needed.values())))
-
-
-def _close(paths: Iterable[str]) -> None:
-    for path in list(paths):
-        if closed := _streamed.pop(path, None):
-            closed.give_back()  # a thread that reads from it ends what it reads
-
-
-def read_bytes(reader: ArrayRecordReader, row: int) -> bytes:
-    """Returns a record; raises ValueError if it is damaged."""
-    try:
-        [record] = reader.read([row])
-    except RuntimeError as error:
-        raise ValueError(str(error).partition(";")[0]) from error
-    return record
-
-
-def read_record(reader: ArrayRecordReader, row: int) -> tuple[bytes, list[int]]:
+def read_record(reader: ShardReader, row: int) -> tuple[bytes, list[int]]:
     """Returns the image and the labels of a record.
 
     Raises:
         ValueError: the record is damaged, or lacks one of the features.
     """
-    return tf_example.parse_example(read_bytes(reader, row))
+    return tf_example.parse_example(reader.read(row))
 
 
 def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
@@ -327,8 +172,7 @@ def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard
     with contextlib.ExitStack() as stack:
         with report_write_errors(path):
             temporary = str(stack.enter_context(atomic_write(path)))
-            with open(temporary, "wb"):  # the writer does not report that it cannot write
-                writer = ArrayRecordWriter(temporary, WRITER_OPTIONS)
+            writer = open_writer(temporary)
         try:
             for image, labels in examples:
                 with report_write_errors(path):

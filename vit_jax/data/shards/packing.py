@@ -17,10 +17,10 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError, EncodeOptions
-from vit_jax.data.shards import files
+from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.class_selection import parse_class_selection
 from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
-from vit_jax.data.shards.emptied import find_emptied, read_label
+from vit_jax.data.shards.emptied import find_emptied
 from vit_jax.data.shards.manifest import (
     MANIFEST_NAME,
     SHUFFLE,
@@ -149,15 +149,14 @@ class Packing:
             source, total = self.sources[split], len(self.rows[split])
             for number in range(count):
                 rows = self.rows[split][total * number // count : total * (number + 1) // count]
-                stamp = source.file_stamp(split, rows) if source.file_stamp else ""
-                yield ShardJob(split, files.file_name(split, number, count), rows, stamp)
+                yield ShardJob(split, files.file_name(split, number, count), rows, source.stamp(rows))
 
     def is_finished(self, out: str, job: ShardJob, entry: ShardEntry) -> bool:
         """Returns whether a shard is as its entry states, made from the same files and with nothing left out now."""
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:
-            return files.count_records(f"{out}/{job.name}", entry.size) == entry.records
+            return readers.count_records(f"{out}/{job.name}", entry.size) == entry.records
         except UserError:
             return False
 
@@ -187,7 +186,8 @@ class Packing:
         """Reads and encodes an example, or returns why it is left out."""
         source = self.sources[split]
         try:
-            image, label = source.read_example(split, index)
+            example = source[index]
+            image, label = example["image"], example["label"]
             if duplicate := self.without and self.without.find(index, image):
                 return duplicate
             encoded = self.encode(image)
@@ -324,7 +324,7 @@ def rows_with_classes(
 
     def has_class(index: int) -> bool:
         try:
-            label = read_label(source, split, index)
+            label = source.label(index)
         except (DecodeError, OSError):
             return True
         return any(label in classes for label in label_list(label))

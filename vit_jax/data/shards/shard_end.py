@@ -9,7 +9,7 @@ import tempfile
 from typing import NamedTuple
 
 from vit_jax import UserError
-from vit_jax.data.shards import files
+from vit_jax.data.shards import readers
 from vit_jax.storage import cache, filesystem
 
 FIRST, LARGEST = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
@@ -55,9 +55,9 @@ def read_shard_end(path: str, size: int) -> ShardEnd:
 
 
 def _read_end(path: str, local: str) -> ShardEnd:
-    reader = files.open_reader(path, local)
+    reader = readers.open_reader(path, local)
     records = reader.num_records()
     try:
-        return ShardEnd(records, files.read_bytes(reader, records - 1) if records else None)
+        return ShardEnd(records, reader.read(records - 1) if records else None)
     except ValueError as error:
         raise UserError(f"cannot read record {records - 1} of {path}: {error}; copy or pack it again") from error

@@ -1,9 +1,11 @@
-from .array_record import check_labels as check_labels
 from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
+from .mixture import change_sources as change_sources
+from .sharded import check_labels as check_labels
 from .source import Label as Label
+from .source import Mixture as Mixture
 from .source import ShardRun as ShardRun
 from .source import Shards as Shards
 from .source import Source as Source
@@ -12,3 +14,4 @@ from .source import label_list as label_list
 from .splits import UnknownSplit as UnknownSplit
 from .vtab_tasks import VTAB_GROUPS as VTAB_GROUPS
 from .vtab_tasks import VTAB_TASKS as VTAB_TASKS
+from .webdataset_description import describe_tars as describe_tars

@@ -26,25 +26,16 @@ The format, which `python -m vit_jax.pack` and other programs can write:
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
-
-import numpy as np
-from jaxtyping import Int32
 
 from vit_jax import UserError
 from vit_jax.data import shards
-from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.sharded import ShardedSplits, open_run
-from vit_jax.data.sources.source import Shards, Source, SourceConfig
+from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
 class ArrayRecords:
-    """Labelled images in the shards of some splits.
-
-    It can be pickled, without its open files, and threads may share it.
+    """What is known of the records of some splits.
 
     Attributes:
         name: of the data set, empty without an info.json.
@@ -88,73 +79,27 @@ class ArrayRecords:
         identity = json.dumps([packed_identity(found), None if manifest else counts, self.max_labels], sort_keys=True)
         self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
-    def read_example(
-        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
-    ) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
-        """Returns (image, label) number `index` of a split; `open_shard` returns the reader of its shard.
 
-        In multi-label data the label is an array [max_labels]: each label once, padded with -1.
-
-        Raises:
-            DecodeError: the record is damaged.
-            UserError: the shard is damaged, or a label is not one of the classes.
-        """
-        shard, row = self.splits.locate(split, index)
-        name = f"record {row} of {shard.path}"
-        try:
-            image, labels = shards.read_record(open_shard(shard), row)
-        except ValueError as error:
-            raise DecodeError(f"cannot read {name}: {error}") from error
-        return EncodedImage(image, name), check_labels(labels, name, self.num_classes, self.max_labels)
-
-    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes when shards of a split are replaced."""
-        return self.splits.stamp(split)
-
-
-def check_labels(
-    labels: list[int], name: str, num_classes: int, max_labels: int | None
-) -> int | Int32[np.ndarray, " max_labels"]:
-    """Checks the labels of the record of this name, and returns them in the form that a source gives.
-
-    Raises:
-        UserError: a label is out of range, or there are too many or too few.
-    """
-    if wrong := [label for label in labels if not 0 <= label < num_classes]:
-        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
-    if max_labels is None:
-        if len(labels) != 1:
-            raise UserError(
-                f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
-                f"{shards.MANIFEST_NAME} or --config.data.max_labels"
-            )
-        return labels[0]
-    labels = list(dict.fromkeys(labels))
-    if len(labels) > max_labels:
-        raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
-    return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)
+def read_packed(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes, list[int]]:
+    """Returns the image and the labels of a record; raises ValueError if it is damaged."""
+    return shards.read_record(reader, row)
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards; see `ArrayRecords`. The EXIF orientation is not applied, as in published results."""
     records = ArrayRecords(name, split_names(split), source_config.num_classes, source_config.max_labels)
     parts = tuple(select_examples(split, records.splits.counts))
+    examples = ShardedExamples(records.splits, read_packed, records.num_classes, records.max_labels, records.shuffled)
     return Source(
         name=f"array_record:{records.name}",
         parts=parts,
-        read_example=records.read_example,
+        read_example=examples.read_example,
         num_classes=records.num_classes,
         class_names=records.class_names,
         digest=records.digest,
         max_labels=records.max_labels,
-        file_stamp=records.file_stamp,
-        shards=Shards(
-            tuple(records.splits.runs(parts)),
-            partial(records.read_example, open_shard=shards.streamed_reader),
-            open_run,
-            shards.close_streamed,
-            records.shuffled,
-        ),
+        file_stamp=examples.file_stamp,
+        shards=examples.source_shards(parts),
     )
 
 

@@ -12,10 +12,13 @@ from vit_jax.data.sources import splits
 from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
+from vit_jax.data.sources.mixture import mix_sources, parse_mixture
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
+from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
 from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
+from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +38,31 @@ class SourceKind:
     asks: str = ""
 
 
+def open_mixture(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens a split of all parts of a mixture; raises UserError as `mix_sources`, or if one cannot be opened."""
+    parts = parse_mixture(name)
+    configs = [dataclasses.replace(source_config, source=part.source) for part in parts]
+    return mix_sources(parts, [open_split(one, split, streams=True) for one in configs])
+
+
+def list_mixture_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits that all parts of a mixture have."""
+    listed = [list_splits(dataclasses.replace(source_config, source=part.source)) for part in parse_mixture(name)]
+    return [split for split in listed[0] if all(split in others for others in listed)]
+
+
 KINDS = {
     "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie"),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
     "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
+    "hf": SourceKind(open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub"),
+    "mix": SourceKind(open_mixture, list_mixture_splits, "0.7*SOURCE+0.3*SOURCE", "which sources"),
     "npz": SourceKind(open_npz, list_npz_splits, "PATH", "where the file lies"),
+    "parquet": SourceKind(open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie"),
     "synthetic": SourceKind(open_synthetic, None),
     "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
     "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
+    "webdataset": SourceKind(open_webdataset, list_webdataset_splits, "FOLDER", "where the tar files lie"),
 }
 
 

@@ -1,11 +1,19 @@
 """Whole splits whose examples lie in shards, one after the other."""
 
 import bisect
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
+from jaxtyping import Int32
+
+from vit_jax import UserError
 from vit_jax.data import shards
-from vit_jax.data.sources.source import ShardRun, stamp_files, stamp_versions
+from vit_jax.data.images import DecodeError, EncodedImage
+from vit_jax.data.sources.source import ShardRun, Shards, stamp_files, stamp_versions
 
 
 class ShardedSplits:
@@ -34,7 +42,7 @@ class ShardedSplits:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, shard.records, shard.size, shard.version)
+                    yield ShardRun(shard.path, contained, *shard[1:])
 
     def stamp(self, split: str) -> str:
         """Returns a short text that changes when shards of a split are replaced."""
@@ -44,6 +52,77 @@ class ShardedSplits:
         return stamp_files(shard.path for shard in self.shards[split])
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardedExamples:
+    """Labelled images in the shards of some splits. It can be pickled, without its open files; threads may share it.
+
+    Attributes:
+        splits: the shards of each split.
+        read_record: (reader of a shard, row, name of the record for messages) -> (encoded image, labels); ValueError:
+            the record is damaged.
+        num_classes: the labels are 0 to num_classes - 1.
+        max_labels: the most labels of an image in multi-label data, or None.
+        shuffled: whether the order of the examples is known to be random.
+    """
+
+    splits: ShardedSplits
+    read_record: Callable[[Any, int, str], tuple[bytes, list[int]]]
+    num_classes: int
+    max_labels: int | None
+    shuffled: bool = False
+
+    def read_example(
+        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+    ) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
+        """Returns (image, label) number `index` of a split; `open_shard` returns the reader of its shard.
+
+        In multi-label data the label is an array [max_labels]: each label once, padded with -1.
+
+        Raises:
+            DecodeError: the record is damaged.
+            UserError: the shard is damaged, or a label is not one of the classes.
+        """
+        shard, row = self.splits.locate(split, index)
+        name = f"record {row} of {shard.path}"
+        try:
+            image, labels = self.read_record(open_shard(shard), row, name)
+        except ValueError as error:
+            raise DecodeError(f"cannot read {name}: {error}") from error
+        return EncodedImage(image, name), check_labels(labels, name, self.num_classes, self.max_labels)
+
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes when shards of a split are replaced."""
+        return self.splits.stamp(split)
+
+    def source_shards(self, parts: Iterable[tuple[str, range]]) -> Shards:
+        """Returns the shards of parts of the splits."""
+        streamed = partial(self.read_example, open_shard=shards.streamed_reader)
+        return Shards(tuple(self.splits.runs(parts)), streamed, open_run, shards.close_streamed, self.shuffled)
+
+
 def open_run(run: ShardRun) -> None:
     """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, run.records, run.size, run.version), waits=False)
+    shards.streamed_reader(shards.Shard(run.path, *run[2:]), waits=False)
+
+
+def check_labels(
+    labels: list[int], name: str, num_classes: int, max_labels: int | None
+) -> int | Int32[np.ndarray, " max_labels"]:
+    """Checks the labels of the record of this name, and returns them in the form that a source gives.
+
+    Raises:
+        UserError: a label is out of range, or there are too many or too few.
+    """
+    if wrong := [label for label in labels if not 0 <= label < num_classes]:
+        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
+    if max_labels is None:
+        if len(labels) != 1:
+            raise UserError(
+                f"{name} has {len(labels)} labels, but one is expected; multi-label data needs max_labels in "
+                f"{shards.MANIFEST_NAME} or --config.data.max_labels"
+            )
+        return labels[0]
+    labels = list(dict.fromkeys(labels))
+    if len(labels) > max_labels:
+        raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
+    return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)

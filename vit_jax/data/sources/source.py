@@ -8,6 +8,7 @@ them.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
@@ -28,11 +29,12 @@ class SourceConfig:
     """Where examples come from.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `npz:PATH` or
-            `synthetic`.
+        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
+            `parquet:PATTERN`, `hf://datasets/OWNER/NAME`, `npz:PATH`, `synthetic` or
+            `mix:0.7*SOURCE+0.3*SOURCE`.
         data_dir: the folder of TFDS data.
-        num_classes: of shards without info.json, and of synthetic images.
-        max_labels: of shards without info.json.
+        num_classes: of shards whose info.json does not state it, and of synthetic images.
+        max_labels: of shards whose info.json does not state it.
         num_examples: number of synthetic images of the split `train_split`.
         train_split: as a config names it.
         resolution: of synthetic images.
@@ -56,6 +58,7 @@ class ShardRun(NamedTuple):
         records: all that the file has.
         size: of the file, in bytes; None: not stated.
         version: of a remote file, where its listing states one; another is refused.
+        format: of the file, as `shards.Shard` states it.
     """
 
     path: str
@@ -63,6 +66,7 @@ class ShardRun(NamedTuple):
     records: int
     size: int | None
     version: Version | None = None
+    format: str = "array_record"
 
 
 class Shards(NamedTuple):
@@ -89,6 +93,18 @@ class Shards(NamedTuple):
         return sum({run.path: run.size or 0 for run in self.runs if filesystem.is_remote(run.path)}.values())
 
 
+class Mixture(NamedTuple):
+    """How the images of training are drawn from the parts of a source, whose examples follow each other.
+
+    Attributes:
+        lengths: examples of each part.
+        weights: whole numbers in the proportions of their shares.
+    """
+
+    lengths: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """The examples of a split.
@@ -111,6 +127,7 @@ class Source:
         split_names: of the whole splits with labels, as the data name them, where they are known.
         notes: lines for the user on what was read and what was skipped.
         shards: in which the examples lie, where they do; else None.
+        mixture: of a mixture of sources; else None.
     """
 
     name: str
@@ -128,6 +145,7 @@ class Source:
     split_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     shards: Shards | None = None
+    mixture: Mixture | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -141,6 +159,19 @@ class Source:
         """
         image, label = self.read_example(*splits.locate_example(self.parts, int(index)))
         return {"image": image, "label": label}
+
+    def label(self, index: int) -> Label:
+        """Returns the label of an example, without its image where the source can; raises as `source[index]`."""
+        place = splits.locate_example(self.parts, index)
+        return self.read_label(*place) if self.read_label else self.read_example(*place)[1]
+
+    def stamp(self, indices: Iterable[int]) -> str:
+        """Returns a short text that changes when the files of these examples do; empty: the digest covers them."""
+        if self.file_stamp is None:
+            return ""
+        places = [splits.locate_example(self.parts, index) for index in indices]
+        rows = {split: [row for name, row in places if name == split] for split, _ in places}
+        return " ".join(itertools.starmap(self.file_stamp, rows.items()))
 
     def image_header(self, index: int) -> images.ImageHeader:
         """Returns the header of an image, where there is a `read_header`.

@@ -1,4 +1,4 @@
-"""TFDS data in ArrayRecord form, read without TensorFlow; prepared first where that is possible without it."""
+"""TFDS data in ArrayRecord or TFRecord form, read without TensorFlow; prepared first where that needs none either."""
 
 import contextlib
 import dataclasses
@@ -25,6 +25,7 @@ from vit_jax.storage import filesystem
 
 FILE_NAME = "file_name"  # the feature that names an image, as ImageNet's does
 SHARD_X_OF_Y = re.compile(r"\d{5,}-of-\d{5,}")  # in the names of shards, as TFDS calls and writes it
+FILE_FORMATS = ("array_record", "tfrecord")  # those read, the first first, as both TFDS and `shards` name them
 CONNECT_TIMEOUT = 10.0  # seconds for the server of a download to answer at all
 
 
@@ -69,7 +70,7 @@ class TfdsSplits:
         """
         shard, row = self.splits.locate(split, index)
         try:
-            record = shards.read_bytes(open_shard(shard), row)
+            record = open_shard(shard).read(row)
         except ValueError as error:
             raise DecodeError(f"cannot read record {row} of {shard.path}: {error}") from error
         return self.features.deserialize_example_np(record, decoders=self.decoders)
@@ -97,7 +98,7 @@ class TfdsSplits:
 
 
 def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
-    """Opens data that TFDS has prepared as ArrayRecord in `data_dir`, without TensorFlow.
+    """Opens data that TFDS has prepared as ArrayRecord or TFRecord in `data_dir`, without TensorFlow.
 
     The EXIF orientation is not applied, as in the published results.
 
@@ -146,7 +147,7 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
                 f"{missing[0]}; copy or prepare the TFDS dataset again"
             )
         listed[name] = tuple(
-            shards.Shard(filesystem.join_path(folder, file), length, *found[file])
+            shards.Shard(filesystem.join_path(folder, file), length, *found[file], info.file_format.value)
             for file, length in zip(files, split.shard_lengths, strict=True)
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
@@ -196,14 +197,16 @@ def find_prepared(name: str, where: str) -> PreparedData | None:
             folder = info.data_dir
     except tfds.core.DatasetNotFoundError:
         return None
-    wanted = tfds.core.FileFormat.ARRAY_RECORD
-    if wanted not in info.available_file_formats():
+    existing = {file_format.value: file_format for file_format in info.available_file_formats()}
+    readable = [existing[file_format] for file_format in FILE_FORMATS if file_format in existing]
+    if not readable:
         command = build_command(name, where)
         raise MissingData(
-            f"the TFDS dataset {name!r} in {where} is not in ArrayRecord format; prepare it with {command}"
+            f"the TFDS dataset {name!r} in {where} is in the format {', '.join(existing)}, and neither in ArrayRecord "
+            f"nor in TFRecord; prepare it with {command}"
         )
-    if info.file_format != wanted:  # one of several
-        info.set_file_format(wanted, override=True, override_if_initialized=True)
+    if info.file_format != readable[0]:  # one of several
+        info.set_file_format(readable[0], override=True, override_if_initialized=True)
     return PreparedData(info, folder)
 
 

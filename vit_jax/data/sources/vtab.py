@@ -40,7 +40,7 @@ class VtabExamples:
 
 
 def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
-    """Opens a task whose data set TFDS has prepared as ArrayRecord in `data_dir`; `split` is made of `VTAB_SPLITS`.
+    """Opens a task whose data set TFDS has prepared in `data_dir`; `split` is made of `VTAB_SPLITS`.
 
     Raises:
         UserError: there is no such task or split, or its data set is missing, too small, or another one.

@@ -1,0 +1,163 @@
+"""Parquet files: which columns are read, and what is wrong with them is named."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.test_array_record import numbers, picture
+from tests.data.test_formats import config_of, examples, here, there  # noqa: F401
+from tests.data.test_sources import open_source
+from vit_jax import UserError
+from vit_jax.data.images import DecodeError
+from vit_jax.data.shards import parquet_file
+from vit_jax.data.sources import open_split
+from vit_jax.storage import filesystem
+
+
+def write_table(path, features=None, count=9, group=4, **columns):
+    """Images that count themselves in groups of four, with `label` or other columns; returns the source."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {"image": [{"bytes": picture(row), "path": None} for row in range(count)], **columns}
+    if len(columns) == 1:
+        columns["label"] = [row % 3 for row in range(count)]
+    table = pa.table({name: column for name, column in columns.items() if column is not None})
+    if features:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=group)
+    return f"parquet:{path}"
+
+
+def opened(source, split="train", **fields):
+    return open_source(source, split, **{"num_classes": 3, **fields})
+
+
+def test_names_and_classes_are_those_of_the_description(here, there, monkeypatch):  # noqa: F811
+    source = open_split(config_of("parquet", here), "test")
+    assert source.class_names == ("cat", "dog", "owl") and source.example_name(5) == "105.jpg"
+    asked, plain = [], filesystem.read_range
+    monkeypatch.setattr(
+        filesystem, "read_range", lambda path, start, end: asked.append((path, end - start)) or plain(path, start, end)
+    )
+    remote = open_split(config_of("parquet", there), "test")
+    sizes = [run.size for run in remote.shards.runs]
+    assert [size for _, size in sorted(asked)] == sizes and len(remote) == 7  # both are smaller than what is read first
+    monkeypatch.setattr(parquet_file, "FOOTER", 100)
+    asked.clear()
+    assert open_split(config_of("parquet", there), "test").shards.runs == remote.shards.runs
+    assert len(asked) == 4 and sum(size for _, size in asked) < sum(sizes)
+
+
+def test_columns_are_chosen_by_name_or_kind(tmp_path):
+    fine = {"_type": "ClassLabel", "names": ["a", "b", "c"]}
+    columns = {"img": [picture(row) for row in range(9)], "image": None, "fine": [row % 3 for row in range(9)]}
+    columns["coarse"] = [row % 2 for row in range(9)]
+    features = {"img": {"_type": "Image"}, "fine": fine}
+    one = write_table(tmp_path / "one.parquet", features, **columns)
+    source = opened(one, num_classes=None)
+    assert examples(source) == [(row, row % 3) for row in range(9)] and source.class_names == ("a", "b", "c")
+    assert source.example_name(3) == "train/3"  # bytes have no path
+    other = opened(f"{one},label=coarse", num_classes=2)
+    assert [one["label"] for one in other] == [row % 2 for row in range(9)] and other.class_names is None
+    assert other.fingerprint != source.fingerprint
+    with pytest.raises(
+        UserError, match=r"not known, since its files do not describe the column coarse; set --config.d"
+    ):
+        opened(f"{one},label=coarse", num_classes=None)
+    two = write_table(tmp_path / "two.parquet", {**features, "coarse": {**fine, "names": ["x", "y"]}}, **columns)
+    with pytest.raises(UserError, match=r"two.parquet has no column label, but img, fine, coarse; ,label=COLUMN after"):
+        opened(two)
+    assert opened(f"{two},label=coarse", num_classes=None).class_names == ("x", "y")
+    with pytest.raises(
+        UserError, match=r"has no column picture, but img, fine, coarse; ,image=COLUMN after the source"
+    ):
+        opened(f"{two},image=picture,label=fine")
+
+
+def test_labels_of_multi_label_data(tmp_path):
+    feature = {"feature": {"_type": "ClassLabel", "names": ["a", "b", "c"]}, "_type": "List"}
+    several = write_table(
+        tmp_path / "a.parquet", {"kinds": feature}, kinds=[[row % 3, 0] if row % 3 else [] for row in range(9)]
+    )
+    labels = np.stack([one["label"] for one in opened(several, max_labels=2, num_classes=None)])
+    assert labels[:3].tolist() == [[-1, -1], [1, 0], [2, 0]]
+    with pytest.raises(UserError, match=r"record 1 of .* has 2 labels, but one is expected"):
+        opened(several)[1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (
+            {"label": ["cat"] * 9},
+            r"the column label of record 0 of .*a.parquet must be a whole number, or a list of th",
+        ),
+        ({"label": [None] * 9}, r"must be a whole number, or a list of these, not None"),
+        ({"label": [-1] * 9}, r"has the label -1, but there are 3 classes"),
+        ({"label": [0] * 9, "image": [None] * 9}, r"cannot read record 0 of .*: its column image contains no bytes of"),
+        (
+            {"label": [0] * 9, "image": [{"bytes": None, "path": "x.jpg"}] * 9},
+            r"cannot read record 0 of .*: its column image contains no bytes of an image",
+        ),
+    ],
+)
+def test_rows_that_are_wrong(tmp_path, columns, sentence):
+    with pytest.raises((UserError, DecodeError), match=sentence):
+        opened(write_table(tmp_path / "a.parquet", **columns))[0]
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    source = write_table(path)
+    whole = path.read_bytes()
+    for content in (whole[:-100], b"", b"no parquet" * 100):
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"cannot read .*a.parquet: it is truncated or not a Parquet file \(Parquet"
+        ):
+            opened(source)
+    content = bytearray(whole)
+    offset = pq.read_metadata(path.write_bytes(whole) and path).row_group(1).column(0).data_page_offset
+    content[offset : offset + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    damaged = opened(source)
+    assert damaged[8]["label"] == 2 and damaged[3]["label"] == 0
+    with pytest.raises(DecodeError, match=r"cannot read record 4 of .*a.parquet: its row group 1 is damaged \(.+\)"):
+        damaged[4]
+    write_table(tmp_path / "b.parquet", kind=[0] * 9)
+    with pytest.raises(UserError, match=r"b.parquet has no column label, but image, kind"):
+        path.write_bytes(whole)
+        opened(f"parquet:{tmp_path}")
+
+
+def test_a_split_is_of_one_folder(tmp_path):
+    for folder in ("fine", "coarse"):
+        write_table(tmp_path / folder / "train-00000-of-00001.parquet")
+    with pytest.raises(
+        UserError, match=r"the split train of .* lies in several folders; name one of them: coarse, fine"
+    ):
+        opened(f"parquet:{tmp_path}")
+    assert len(opened(f"parquet:{tmp_path}/fine")) == 9
+
+
+def test_a_group_is_decoded_once_and_few_are_kept(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    source, decoded = opened(write_table(path, count=40, group=5)), []
+    plain = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, group, **words: decoded.append(group) or plain(self, group, **words),
+    )
+    assert source[0]["label"] == 0  # opened once
+    with ThreadPoolExecutor(8) as pool:
+        assert numbers(pool.map(source.__getitem__, range(40))) == list(range(40))
+    assert sorted(decoded) == list(range(8))
+    monkeypatch.setattr(parquet_file, "KEPT_BYTES", 1)
+    parquet_file._kept.clear()
+    decoded.clear()
+    assert numbers(source[row] for row in (0, 1, 6, 7, 0)) == [0, 1, 6, 7, 0]
+    assert len(parquet_file._kept) == 1 and decoded == [0, 1, 0]

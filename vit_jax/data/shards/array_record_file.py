@@ -1,0 +1,47 @@
+"""An ArrayRecord file: opened to read single records, and written."""
+
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from vit_jax import UserError
+
+# A record is compressed already, and read alone. Measured on photographs of 110 KB: 39,000 random reads a second (of
+# cached files, one core), 33,000 with zstd, which saves 0.6 % of the bytes, 3,200 in groups of 16. Records of 2.5 KB:
+# 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading.
+WRITER_OPTIONS = "group_size:1,uncompressed"
+READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # as ArrayRecord recommends for random access
+
+
+class ArrayRecordFile:
+    """A `ShardReader` of byte strings."""
+
+    def __init__(self, path: str, local: str):
+        """Opens a file, or its local copy.
+
+        Raises:
+            UserError: it is truncated or not an ArrayRecord file.
+        """
+        self._reader = ArrayRecordReader(local, READER_OPTIONS)
+        if not self._reader.ok():
+            try:
+                self._reader.close()
+            except RuntimeError as error:  # only closing the reader gives the reason
+                reason = f"it is truncated or not an ArrayRecord file ({str(error).partition(';')[0]})"
+                raise UserError(f"cannot read {path}: {reason}; copy or pack it again") from None
+
+    def num_records(self) -> int:
+        """Returns the number of records."""
+        return self._reader.num_records()
+
+    def read(self, row: int) -> bytes:
+        """Returns a record; raises ValueError if it is damaged."""
+        try:
+            [record] = self._reader.read([row])
+        except RuntimeError as error:
+            raise ValueError(str(error).partition(";")[0]) from error
+        return record
+
+
+def open_writer(path: str) -> ArrayRecordWriter:
+    """Returns a writer of records of a local file; raises OSError if the file cannot be written."""
+    with open(path, "wb"):  # the writer does not report that it cannot write
+        return ArrayRecordWriter(path, WRITER_OPTIONS)

@@ -1,0 +1,179 @@
+"""Shards of any format: opened when they are first read, and kept open for a while; a remote one is copied then."""
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from vit_jax import UserError
+from vit_jax.data.shards.array_record_file import ArrayRecordFile
+from vit_jax.data.shards.parquet_file import ParquetFile
+from vit_jax.data.shards.tar_file import TarFile
+from vit_jax.data.shards.tfrecord_file import TFRecordFile
+from vit_jax.storage import Version, cache, filesystem
+
+MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
+ROOM_WAIT = 60.0  # seconds for other processes to let go of what they stream
+
+
+@runtime_checkable
+class ShardReader(Protocol):
+    """An open shard, which threads may share; it is closed when nothing refers to it."""
+
+    def num_records(self) -> int:
+        """Returns the number of records."""
+
+    def read(self, row: int) -> Any:
+        """Returns a record, in the form that its format has; raises ValueError if it is damaged."""
+
+
+# Format -> (path for messages, path of the file or of its local copy) -> its reader; UserError: the file is damaged.
+FORMATS: dict[str, Callable[[str, str], ShardReader]] = {
+    "array_record": ArrayRecordFile,
+    "parquet": ParquetFile,
+    "tar": TarFile,
+    "tfrecord": TFRecordFile,
+}
+
+
+class Shard(NamedTuple):
+    """A file of records.
+
+    Attributes:
+        path: local or remote.
+        records: their number.
+        size: in bytes, or None if nothing states it.
+        version: of a remote file when it was listed; another is refused.
+        format: one of `FORMATS`.
+    """
+
+    path: str
+    records: int
+    size: int | None
+    version: Version | None = None
+    format: str = "array_record"
+
+
+class Streamed(NamedTuple):
+    """A shard that comes and goes.
+
+    Attributes:
+        reader: of it.
+        give_back: to be called at the end; a copy may be removed then.
+    """
+
+    reader: ShardReader
+    give_back: Callable[[], None]
+
+
+_streamed: dict[str, Streamed] = {}  # by path
+_needed: dict[int, Collection[str]] = {}  # owner, such as the reading ahead of a training or an evaluation -> paths
+
+
+def check_file_size(path: str, expected: int | None) -> None:
+    """Raises UserError if a local file does not have the size that is stated."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    if expected not in (None, size):
+        raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
+
+
+def open_reader(path: str, local: str, size: int | None = None, format: str = "array_record") -> ShardReader:
+    """Opens a shard, or its local copy.
+
+    Raises:
+        UserError: the file is truncated, or not of the format.
+    """
+    check_file_size(local, size)
+    return FORMATS[format](path, local)
+
+
+def open_shard(shard: Shard, local: str) -> ShardReader:
+    """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
+    reader = open_reader(shard.path, local, shard.size, shard.format)
+    if reader.num_records() != shard.records:
+        raise UserError(
+            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated; copy or pack it again"
+        )
+    return reader
+
+
+def count_records(
+    path: str, size: int | None = None, version: Version | None = None, format: str = "array_record"
+) -> int:
+    """Returns the number of records of a shard; raises UserError as `open_reader` does."""
+    return open_reader(path, local_path(path, version), size, format).num_records()
+
+
+@functools.cache
+def local_path(path: str, version: Version | None = None) -> str:
+    """Returns the path of a shard or of its local copy, which stays while this process runs."""
+    return filesystem.local_copy(path, version=version)
+
+
+@functools.lru_cache(MAX_OPEN)
+def cached_reader(shard: Shard) -> ShardReader:
+    """Returns the reader of a shard, which stays open in this process; any number of threads may use it.
+
+    Raises:
+        UserError: the file is damaged, has another number of records than stated, or was replaced after it was listed.
+    """
+    return open_shard(shard, local_path(shard.path, shard.version))
+
+
+def forget_readers() -> None:
+    """Opens every shard anew when it is read next: they may have been replaced."""
+    cached_reader.cache_clear()
+    local_path.cache_clear()
+
+
+def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
+    """Returns the reader of a shard, which stays open until `close_streamed`, as its copy does; threads may share it.
+
+    Args:
+        shard: to open.
+        waits: whether it is needed now: then, where the cache has no room, what is open here is closed, and copied
+            again when it is needed; and other processes are waited for.
+
+    Raises:
+        UserError: as `cached_reader`.
+    """
+    found, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
+    while found is None:
+        with contextlib.ExitStack() as unused:
+            try:
+                local, give_back = filesystem.borrow_copy(shard.path, shard.version)
+            except cache.NoRoom:
+                if not waits or time.monotonic() > end:
+                    raise
+                _close(_streamed)
+                time.sleep(0.1)
+                continue
+            unused.callback(give_back)
+            opened = Streamed(open_shard(shard, local), give_back)
+            found = _streamed.setdefault(shard.path, opened)
+            if found is opened:  # and not one that another thread has opened meanwhile
+                unused.pop_all()
+    return found.reader
+
+
+def close_streamed(keep: Collection[str], owner: int = 0) -> None:
+    """Closes the readers that `streamed_reader` has opened in this process, but those of paths that an owner needs.
+
+    The owner who calls needs the paths to `keep` from now on; one that keeps none is forgotten.
+    """
+    if keep:
+        _needed[owner] = keep
+    else:
+        _needed.pop(owner, None)
+    _close(set(_streamed).difference(*list(_needed.values())))
+
+
+def _close(paths: Iterable[str]) -> None:
+    for path in list(paths):
+        if closed := _streamed.pop(path, None):
+            closed.give_back()  # a thread that reads from it ends what it reads

@@ -1,0 +1,134 @@
+"""A tar file of samples, as WebDataset lays them out: members of one key follow each other, `KEY.jpg`, `KEY.cls`.
+
+The key is a member's path up to the first dot of its name; what follows, in lower case, is its extension. The file has
+no index: the headers of its members are read one after the other when it is opened.
+"""
+
+import functools
+import io
+import os
+import re
+import tarfile
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int16, Int64
+
+from vit_jax import UserError, user_errors
+
+MAX_INDEXED = 4096  # files per process whose indices are kept: of 1,000 samples of 3 members each, 70 kB a file
+MEMBER = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
+ADVICE = "copy or pack it again"
+
+
+class Sample(NamedTuple):
+    """A sample.
+
+    Attributes:
+        key: of all its members.
+        members: extension, without its dot -> content.
+    """
+
+    key: str
+    members: dict[str, bytes]
+
+
+class TarIndex(NamedTuple):
+    """Where the samples lie.
+
+    Attributes:
+        keys: of the samples, encoded; bytes [samples].
+        firsts: the first member of each sample, and the number of all members.
+        starts: of the content of each member.
+        ends: of the same.
+        kinds: of each member, its extension's place in `extensions`.
+        extensions: that occur.
+    """
+
+    keys: Any
+    firsts: Int64[np.ndarray, " samples+1"]
+    starts: Int64[np.ndarray, " members"]
+    ends: Int64[np.ndarray, " members"]
+    kinds: Int16[np.ndarray, " members"]
+    extensions: tuple[str, ...]
+
+
+class TarFile:
+    """A `ShardReader` of samples."""
+
+    def __init__(self, path: str, local: str):
+        """Opens a file, or its local copy.
+
+        Raises:
+            UserError: it is truncated, compressed or not a tar file.
+        """
+        with user_errors(f"cannot read {path}"):
+            self._file = io.FileIO(local)
+            status = os.fstat(self._file.fileno())
+        self._index = tar_index(path, local, status.st_size, status.st_mtime_ns)
+
+    def num_records(self) -> int:
+        """Returns the number of samples."""
+        return len(self._index.keys)
+
+    def key(self, row: int) -> str:
+        """Returns the key of a sample."""
+        return self._index.keys[row].decode("utf-8", "surrogateescape")
+
+    def read(self, row: int) -> Sample:
+        """Returns a sample; raises ValueError if the file has become shorter."""
+        index = self._index
+        members = slice(*index.firsts[row : row + 2].tolist())
+        starts, ends = index.starts[members].tolist(), index.ends[members].tolist()
+        stored = memoryview(os.pread(self._file.fileno(), ends[-1] - starts[0], starts[0]))
+        if len(stored) != ends[-1] - starts[0]:
+            raise ValueError(f"the file ends at byte {starts[0] + len(stored)}")
+        contents = [bytes(stored[start - starts[0] : end - starts[0]]) for start, end in zip(starts, ends, strict=True)]
+        names = [index.extensions[kind] for kind in index.kinds[members].tolist()]
+        return Sample(self.key(row), dict(zip(names, contents, strict=True)))
+
+
+@functools.lru_cache(MAX_INDEXED)
+def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
+    """Returns where the samples lie in a file, or in its local copy; it outlives the open file.
+
+    Members that are no files, and those whose names have no extension, belong to no sample.
+
+    Args:
+        path: of the file.
+        local: of its copy.
+        size: in bytes.
+        modified: its time, which tells files of one name apart.
+
+    Raises:
+        UserError: it is truncated, compressed or not a tar file.
+    """
+    keys: list[bytes] = []
+    firsts: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    kinds: list[int] = []
+    extensions: dict[str, int] = {}
+    last = None
+    try:
+        with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:
+            for member in tar:
+                if not member.isreg() or not (match := MEMBER.fullmatch(member.name)):
+                    continue
+                if match["key"] != last:
+                    last = match["key"]
+                    keys.append(last.encode("utf-8", "surrogateescape"))
+                    firsts.append(len(starts))
+                starts.append(member.offset_data)
+                ends.append(member.offset_data + member.size)
+                kinds.append(extensions.setdefault(match["extension"].lower(), len(extensions)))
+            assert tar.fileobj
+            tar.fileobj.seek(tar.offset)
+            if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):  # `tarfile` ends at a damaged header without a word
+                raise tarfile.TarError(f"the header at byte {tar.offset} is damaged")
+    except tarfile.TarError as error:
+        reason = f"it is truncated, compressed or no tar file ({error})"
+        raise UserError(f"cannot read {path}: {reason}; {ADVICE}") from error
+    whole = np.array([*firsts, len(starts)], np.int64)
+    arrays = (np.array(keys, "S"), whole, np.array(starts, np.int64), np.array(ends, np.int64))
+    return TarIndex(*arrays, np.array(kinds, np.int16), tuple(extensions))

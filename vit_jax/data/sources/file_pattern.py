@@ -1,0 +1,131 @@
+"""Files named by a folder or a pattern, divided into splits by their names."""
+
+import glob
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import NamedTuple
+
+from vit_jax import UserError
+from vit_jax.storage import Version, filesystem
+
+WILDCARD = re.compile(r"[*?\[{]")
+BRACES = re.compile(r"\{([^{}]*)\}")
+NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
+OPTION = re.compile(r",([a-z]+)=([^,{}]*)$")
+OF_TOTAL = re.compile(r"(?:.*/)?([\w.-]+?)-\d{5,}-of-\d{5,}\b")
+SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "validation")}
+
+
+class FoundFile(NamedTuple):
+    """A file that a pattern matches.
+
+    Attributes:
+        path: local or remote.
+        name: the path relative to the folder of the pattern.
+        size: in bytes; None: its store does not state it.
+        version: of a remote one, as listed.
+    """
+
+    path: str
+    name: str
+    size: int | None
+    version: Version | None
+
+
+def read_options(pattern: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Returns a pattern without the options at its end, and these: `FOLDER,label=kind` -> FOLDER, {"label": "kind"}.
+
+    Raises:
+        UserError: there is no such option.
+    """
+    options: dict[str, str] = {}
+    while match := OPTION.search(pattern):
+        pattern = pattern[: match.start()]
+        options[match[1]] = match[2]
+    for name, value in options.items():
+        if name not in known or not value:
+            words = " or ".join(f",{one}=NAME" for one in known)
+            raise UserError(f"cannot read ,{name}={value} behind {pattern}; what may follow it is {words}")
+    return pattern, options
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Returns the patterns that one stands for: `{000..127}` is each of these numbers, `{a,b}` is a or b."""
+    parts = BRACES.split(pattern)  # text and contents of braces in turn
+    choices = [_choices(part) if number % 2 else [part] for number, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if not (match := NUMBERS.fullmatch(inside)):
+        return inside.split(",")
+    first, last = match[1], match[2]
+    width = len(first) if first.startswith("0") or len(first) == len(last) else 0
+    return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+
+
+def find_folder(pattern: str, suffix: str) -> tuple[str, str]:
+    """Returns the folder of a pattern and the rest of it, which is empty if the pattern is a folder itself."""
+    pattern = filesystem.absolute_path(pattern)
+    if wildcard := WILDCARD.search(pattern):
+        folder = pattern[: wildcard.start()].rpartition("/")[0]
+    elif pattern.endswith(suffix):
+        folder = pattern.rpartition("/")[0]
+    else:
+        return pattern.rstrip("/"), ""
+    return folder, pattern[len(folder) + 1 :]
+
+
+def find_files(pattern: str, suffix: str) -> list[FoundFile]:
+    """Lists the files of a pattern: in the order of its braces, and otherwise in that of their names.
+
+    Args:
+        pattern: a folder, with files in it or in its folders, or a path with `*`, `?`, `[...]`, `{000..127}`, `{a,b}`.
+        suffix: of the files in a folder.
+
+    Raises:
+        UserError: there are none, one that the braces name is missing, or the store cannot be read.
+    """
+    folder, rest = find_folder(pattern, suffix)
+    wanted = expand_braces(rest) if rest else [f"*{suffix}", f"*/*{suffix}"]
+    found: dict[str, FoundFile] = {}
+    for listed in dict.fromkeys(BRACES.sub("*", one) for one in ([rest] if rest else wanted)):
+        for path, version in filesystem.expand_pattern(filesystem.join_path(glob.escape(folder), listed)).items():
+            name = "/".join(path.split("/")[-1 - listed.count("/") :])
+            size = version.size if version else os.path.getsize(path)
+            found[name] = FoundFile(filesystem.join_path(folder, name), name, size, version)
+    if not found:
+        raise UserError(f"there are no files {filesystem.join_path(folder, rest or f'*{suffix}')}")
+    if missing := [one for one in wanted if not WILDCARD.search(one) and one not in found]:
+        raise UserError(
+            f"{len(missing)} of the {len(wanted)} files of {pattern} are missing in {folder}, such as {missing[0]}"
+        )
+    matched = [
+        name for one in wanted for name in ([one] if one in found else [x for x in found if fnmatchcase(x, one)])
+    ]
+    return [found[name] for name in dict.fromkeys(matched)]
+
+
+def files_of_splits(
+    found: list[FoundFile], stated: Mapping[str, str] = MappingProxyType({})
+) -> Mapping[str, list[FoundFile]]:
+    """Returns the files of each split, which is stated for a name, or else in it.
+
+    It is what precedes `-00000-of-00016`, or else the first word of the name that is train, test, or val, valid,
+    validation or dev, all of which are validation; or else train.
+    """
+    splits: dict[str, list[FoundFile]] = {}
+    for file in found:
+        splits.setdefault(stated.get(file.name) or split_in_name(file.name), []).append(file)
+    return splits
+
+
+def split_in_name(name: str) -> str:
+    """Returns the split of a file, see `files_of_splits`."""
+    if match := OF_TOTAL.match(name):
+        return match[1]
+    return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "train")

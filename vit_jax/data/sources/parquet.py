@@ -1,0 +1,219 @@
+"""Parquet files with a column of images and one of labels, as `datasets` and the Hugging Face hub have them.
+
+An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of them.
+Their columns are those that the description of `datasets` in the files calls an Image and a ClassLabel, whose class
+names it states, or else are called `image` and `label`; `,image=COLUMN` and `,label=COLUMN` after the pattern name
+others. The EXIF orientation is not applied.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from vit_jax import UserError
+from vit_jax.data import shards
+from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, read_options
+from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
+from vit_jax.storage import filesystem
+
+OPTIONS = ("image", "label")
+
+
+class Columns(NamedTuple):
+    """The columns that are read.
+
+    Attributes:
+        image: of images.
+        label: of labels.
+        class_names: of the labels, in order, where they are stated.
+    """
+
+    image: str
+    label: str
+    class_names: tuple[str, ...] | None
+
+
+def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens Parquet files; `name` is a pattern with options. The end of each file of the split is read.
+
+    Raises:
+        UserError: a file, a split or a column is missing, a file is damaged, or the number of classes is not known.
+    """
+    pattern, options = read_options(name, OPTIONS)
+    found = find_parquet(pattern)
+    existing = {one: resolve_name(one, found, f"split of {pattern}") for one in split_names(split)}
+    footers = read_footers([file for whole in existing.values() for file in found[whole]])
+    first = next(iter(footers))
+    columns = choose_columns(footers[first], options, first)
+    for path, footer in footers.items():
+        check_columns(footer, {"image": columns.image, "label": columns.label}, path)
+    num_classes = len(columns.class_names) if columns.class_names else source_config.num_classes
+    if num_classes is None:
+        raise UserError(
+            f"the number of classes of {pattern} is not known, since its files do not describe the column "
+            f"{columns.label}; set --config.data.num_classes"
+        )
+    listed = {
+        one: tuple(
+            shards.Shard(file.path, footers[file.path].num_rows, file.size, file.version, "parquet")
+            for file in found[whole]
+        )
+        for one, whole in existing.items()
+    }
+    splits = ShardedSplits(listed)
+    read_record = partial(read_row, image=columns.image, label=columns.label)
+    examples = ShardedExamples(splits, read_record, num_classes, source_config.max_labels)
+    parts = tuple(select_examples(split, splits.counts))
+    named = "path" in struct_fields(footers[first], columns.image)
+    return Source(
+        name="parquet",
+        parts=parts,
+        read_example=examples.read_example,
+        num_classes=num_classes,
+        class_names=columns.class_names,
+        digest=repr((columns.image, columns.label, source_config.max_labels)),
+        max_labels=source_config.max_labels,
+        file_stamp=examples.file_stamp,
+        read_name=partial(read_path, splits, columns.image) if named else None,
+        split_names=tuple(found),
+        shards=examples.source_shards(parts),
+    )
+
+
+def open_hub(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens the Parquet files of a data set on the Hugging Face hub; `name` is //datasets/OWNER/NAME with options.
+
+    Raises:
+        UserError: as `open_parquet`, or the name is another one.
+    """
+    return open_parquet(source_config, hub_pattern(name), split)
+
+
+def list_hub_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of a data set on the hub; raises as `open_hub`."""
+    return list_parquet_splits(source_config, hub_pattern(name))
+
+
+def hub_pattern(name: str) -> str:
+    """Returns the pattern of the files; raises UserError if the name is not that of a data set."""
+    if not re.match("//datasets/[^/]+/[^/]", name):
+        raise UserError(f"cannot read the data source hf:{name}; write hf://datasets/OWNER/NAME")
+    return f"hf:{name}"
+
+
+def list_parquet_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of Parquet files; raises as `find_parquet`."""
+    return list(find_parquet(read_options(name, OPTIONS)[0]))
+
+
+def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
+    """Returns the files of each split; raises UserError if there are none, or if one split lies in several folders."""
+    shards.forget_readers()
+    splits = files_of_splits(find_files(pattern, ".parquet"))
+    for split, files in splits.items():
+        folders = sorted({file.path.rpartition("/")[0] for file in files})
+        if len(folders) > 1:
+            names = ", ".join(folder.rpartition("/")[2] for folder in folders)
+            raise UserError(f"the split {split} of {pattern} lies in several folders; name one of them: {names}")
+    return splits
+
+
+def read_footers(files: Sequence[FoundFile]) -> dict[str, Any]:
+    """Returns what the ends of files state, by their paths; raises UserError if one is damaged."""
+    with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
+        footers = pool.map(lambda file: shards.read_footer(file.path, file.size), files)
+        return dict(zip((file.path for file in files), footers, strict=True))
+
+
+def choose_columns(footer: Any, options: Mapping[str, str], path: str) -> Columns:
+    """Returns the columns to read.
+
+    Args:
+        footer: of a file.
+        options: those that the user names.
+        path: of the file.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    described = describe_features(footer)
+    chosen = {}
+    for role, kind in (("image", "Image"), ("label", "ClassLabel")):
+        fitting = [name for name, feature in described.items() if class_label(feature).get("_type") == kind]
+        chosen[role] = options.get(role) or (fitting[0] if len(fitting) == 1 else role)
+    check_columns(footer, chosen, path)
+    names = class_label(described.get(chosen["label"], {})).get("names")
+    return Columns(chosen["image"], chosen["label"], tuple(map(str, names)) if names else None)
+
+
+def check_columns(footer: Any, chosen: Mapping[str, str], path: str) -> None:
+    """Raises UserError if a file has no column of a name; `chosen` is what is in each -> its name."""
+    existing = footer.schema.to_arrow_schema().names
+    for role, name in chosen.items():
+        if name not in existing:
+            raise UserError(
+                f"{path} has no column {name}, but {', '.join(existing)}; ,{role}=COLUMN after the source names the "
+                f"column of the {role}s"
+            )
+
+
+def describe_features(footer: Any) -> dict[str, Any]:
+    """Returns the description of each column that `datasets` has left in a file; nothing, if there is none."""
+    try:
+        described = json.loads((footer.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
+def class_label(feature: Any) -> dict[str, Any]:
+    """Returns the description of a value of a column: of a list that of its elements."""
+    if isinstance(feature, list):
+        return class_label(feature[0]) if feature else {}
+    if not isinstance(feature, dict):
+        return {}
+    return class_label(feature["feature"]) if "feature" in feature else feature
+
+
+def struct_fields(footer: Any, column: str) -> list[str]:
+    """Returns the names of the fields of a column that is a struct; none of another one."""
+    kind = footer.schema.to_arrow_schema().field(column).type
+    return [kind.field(number).name for number in range(kind.num_fields)]
+
+
+def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
+    """Returns the path that is stored with the image of example `index` of a split, or its place in the data."""
+    shard, row = splits.locate(split, index)
+    reader: Any = shards.cached_reader(shard)
+    [stored] = reader.read(row, [f"{image}.path"]).values()
+    return stored["path"] or f"{split}/{index}"
+
+
+def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str) -> tuple[bytes, list[int]]:
+    """Returns the image and the labels of a row.
+
+    Args:
+        reader: of the file.
+        row: of the same.
+        name: of the row for messages.
+        image: the column of images.
+        label: the column of labels.
+
+    Raises:
+        ValueError: it has no image, or is damaged.
+        UserError: it has no label, or one that is no number.
+    """
+    values = reader.read(row, (image, label))
+    stored = values[image]["bytes"] if isinstance(values[image], dict) else values[image]
+    if not isinstance(stored, bytes):
+        raise ValueError(f"its column {image} contains no bytes of an image")
+    labels = values[label] if isinstance(values[label], list) else [values[label]]
+    if not all(type(one) is int for one in labels):
+        found = f"{values[label]!r:.60}"
+        raise UserError(f"the column {label} of {name} must be a whole number, or a list of these, not {found}")
+    return stored, labels

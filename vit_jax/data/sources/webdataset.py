@@ -1,0 +1,187 @@
+"""WebDataset: images and labels in tar files, `KEY.jpg` with `KEY.cls` or `KEY.json`.
+
+The image of a sample is its first member with the extension of an image, and its label the number in its member `cls`,
+or the field `label` of its `json`: a number or, in multi-label data, a list of numbers. `,label=FIELD` after the
+pattern names another field of the json, `,image=EXTENSION` another member. The EXIF orientation is not applied.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from vit_jax import UserError
+from vit_jax.data import shards
+from vit_jax.data.images import IMAGE_SUFFIXES
+from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, find_folder, read_options
+from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
+from vit_jax.data.sources.webdataset_info import INFO_NAME, WebDatasetInfo, read_info
+from vit_jax.storage import filesystem
+
+OPTIONS = ("label", "image")
+
+
+class TarSet(NamedTuple):
+    """The tar files that a pattern matches.
+
+    Attributes:
+        splits: split -> its files, in order.
+        lengths: of the files that `_info.json` states, by their names.
+        info: None if there is none beside them.
+        folder: in which it would lie.
+    """
+
+    splits: Mapping[str, list[FoundFile]]
+    lengths: Mapping[str, int]
+    info: WebDatasetInfo | None
+    folder: str
+
+
+def find_tars(pattern: str) -> TarSet:
+    """Lists tar files without opening them.
+
+    Args:
+        pattern: as `find_files` takes it; of a folder, `_info.json` names the files, if it is there.
+
+    Raises:
+        UserError: there are none, one that is named is missing, or the `_info.json` is unreadable.
+    """
+    shards.forget_readers()
+    folder, rest = find_folder(pattern, ".tar")
+    info, found = read_info(folder), find_files(pattern, ".tar")
+    if info is None:
+        return TarSet(files_of_splits(found), {}, None, folder)
+    by_name = {file.name: file for file in found}
+    if not rest:
+        named = [name for of_split in info.splits.values() for name in of_split]
+        if missing := [name for name in named if name not in by_name]:
+            raise UserError(f"{folder} lacks {len(missing)} files that its {INFO_NAME} names, such as {missing[0]}")
+        found = [by_name[name] for name in named]
+    lengths = {name: length for of_split in info.splits.values() for name, length in of_split.items()}
+    stated = {name: split for split, of_split in info.splits.items() for name in of_split}
+    return TarSet(files_of_splits(found, stated), lengths, info, folder)
+
+
+def list_shards(found: TarSet, split: str) -> tuple[shards.Shard, ...]:
+    """Returns the shards of a split; those whose length is not stated are opened.
+
+    Raises:
+        UserError: one of these is damaged, or they do not fit into the cache.
+    """
+    listed = found.splits[split]
+    unknown = [file for file in listed if file.name not in found.lengths]
+    remote = sum(file.size or 0 for file in unknown if filesystem.is_remote(file.path))
+    shards.check_count_room(split, found.folder, INFO_NAME, remote, f"webdataset:{found.folder}")
+    return tuple(
+        shards.Shard(
+            file.path,
+            found.lengths[file.name] if file.name in found.lengths else count_samples(file),
+            file.size,
+            file.version,
+            "tar",
+        )
+        for file in listed
+    )
+
+
+def count_samples(file: FoundFile) -> int:
+    """Returns the number of samples of a tar file, which is copied first if it is remote."""
+    return shards.count_records(file.path, file.size, file.version, "tar")
+
+
+def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Source:
+    """Opens a WebDataset; `name` is a pattern with options.
+
+    Raises:
+        UserError: a file or a split is missing, a file is damaged, or the number of classes is not known.
+    """
+    pattern, options = read_options(name, OPTIONS)
+    found = find_tars(pattern)
+    existing = {one: resolve_name(one, found.splits, f"split of {pattern}") for one in split_names(split)}
+    splits = ShardedSplits({one: list_shards(found, whole) for one, whole in existing.items()})
+    info = found.info
+    num_classes = (info and info.num_classes) or source_config.num_classes
+    if num_classes is None:
+        raise UserError(
+            f"the number of classes of {pattern} is not known; set --config.data.num_classes, or write it into "
+            f"{INFO_NAME} beside the files as num_classes"
+        )
+    fields = {info.label_fields[whole] for whole in existing.values() if info and whole in info.label_fields}
+    field = options.get("label") or next(iter(fields), None)
+    max_labels = (info and info.max_labels) or source_config.max_labels
+    read_record = partial(read_sample, field=field, extension=options.get("image"))
+    examples = ShardedExamples(splits, read_record, num_classes, max_labels)
+    parts = tuple(select_examples(split, splits.counts))
+    return Source(
+        name="webdataset",
+        parts=parts,
+        read_example=examples.read_example,
+        num_classes=num_classes,
+        class_names=info.class_names if info else None,
+        digest=repr((field, options.get("image"), max_labels)),
+        max_labels=max_labels,
+        file_stamp=examples.file_stamp,
+        read_name=partial(read_key, splits),
+        split_names=tuple(found.splits),
+        shards=examples.source_shards(parts),
+    )
+
+
+def list_webdataset_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of a WebDataset; raises as `find_tars`."""
+    return list(find_tars(read_options(name, OPTIONS)[0]).splits)
+
+
+def read_key(splits: ShardedSplits, split: str, index: int) -> str:
+    """Returns the key of example `index` of a split."""
+    shard, row = splits.locate(split, index)
+    return shards.cached_reader(shard).read(row).key
+
+
+def read_sample(
+    reader: shards.ShardReader, row: int, name: str, field: str | None, extension: str | None
+) -> tuple[bytes, list[int]]:
+    """Returns the image and the labels of a sample.
+
+    Args:
+        reader: of the tar file.
+        row: of the sample.
+        name: of the same for messages.
+        field: of its json that contains the label; None: its member `cls`, or else the field `label`.
+        extension: of its image; None: that of any image.
+
+    Raises:
+        ValueError: it has no image, or is damaged.
+        UserError: it has no label, or one that is no number.
+    """
+    key, members = reader.read(row)
+    existing = ", ".join(members)
+    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
+    if not wanted or wanted[0] not in members:
+        raise ValueError(f"its members {existing} contain no {extension or 'image'}")
+    if field is None and "cls" in members:
+        text = members["cls"].decode(errors="replace").strip()
+        value: Any = int(text) if text.removeprefix("-").isdecimal() else text
+    else:
+        value = read_field(members, f"{name} ({key})", field or "label")
+    labels = value if isinstance(value, list) else [value]
+    if not all(type(label) is int for label in labels):
+        raise UserError(f"the label of {name} ({key}) must be a number, or a list of numbers, not {value!r:.60}")
+    return members[wanted[0]], labels
+
+
+def read_field(members: Mapping[str, bytes], name: str, field: str) -> Any:
+    """Returns a field of the json of a sample; raises UserError that names the sample if there is none."""
+    try:
+        fields = json.loads(members.get("json", b"null"))
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or field not in fields:
+        has = f"its json has the fields {', '.join(fields)}" if isinstance(fields, dict) else "it has no json object"
+        raise UserError(
+            f"{name} has no label {field}: its members are {', '.join(members)}, and {has}; the label is a number in "
+            "the member cls, or the field label of the member json, or what ,label=FIELD after the source names"
+        )
+    return fields[field]

@@ -1,0 +1,92 @@
+"""`_info.json` beside the tar files of a WebDataset: their lengths, as timm publishes it with its data sets.
+
+It contains `splits`: split -> `filenames`, relative to the folder, and `shard_lengths`, their samples; perhaps
+`alt_label`, a field of the json of a sample that has its label. Ours are, also optional, `num_classes`, `class_names`
+(in the order of the labels) and `max_labels` (the most labels of an image in multi-label data).
+"""
+
+import glob
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vit_jax import UserError
+from vit_jax.storage import filesystem
+
+INFO_NAME = "_info.json"
+
+
+class WebDatasetInfo(NamedTuple):
+    """What is known of the tar files in a folder without opening them.
+
+    Attributes:
+        splits: split -> name of a file -> number of its samples; in order.
+        label_fields: split -> field of the json of a sample that has its label, where one is stated.
+        num_classes: the labels are 0 to num_classes - 1; None: not stated.
+        class_names: in the order of the labels, or None.
+        max_labels: the most labels of an image in multi-label data, or None.
+    """
+
+    splits: Mapping[str, Mapping[str, int]]
+    label_fields: Mapping[str, str]
+    num_classes: int | None
+    class_names: tuple[str, ...] | None
+    max_labels: int | None
+
+
+def read_info(folder: str) -> WebDatasetInfo | None:
+    """Reads the `_info.json` of a folder, local or remote; returns None if there is none.
+
+    Raises:
+        UserError: it is damaged, or a field is missing or wrong.
+    """
+    path = filesystem.join_path(folder, INFO_NAME)
+    if not filesystem.expand_pattern(glob.escape(path)):
+        return None
+    try:
+        fields = json.loads(filesystem.read_bytes(path))
+    except ValueError as error:
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("splits"), dict):
+        raise UserError(f"cannot read {path}: it must be an object with an object splits")
+    splits = {split: read_lengths(of_split, f"splits.{split}", path) for split, of_split in fields["splits"].items()}
+    num_classes, max_labels, names = (fields.get(name) for name in ("num_classes", "max_labels", "class_names"))
+    for name, number in (("num_classes", num_classes), ("max_labels", max_labels)):
+        if number is not None and not is_count(number):
+            raise UserError(f"cannot read {path}: {name} must be a whole number")
+    if names is not None and not (isinstance(names, list) and len(names) == num_classes):
+        raise UserError(f"cannot read {path}: class_names must be a list of num_classes names")
+    labels = {split: of_split["alt_label"] for split, of_split in fields["splits"].items() if of_split.get("alt_label")}
+    return WebDatasetInfo(splits, labels, num_classes, tuple(map(str, names)) if names else None, max_labels)
+
+
+def read_lengths(of_split: Any, field: str, path: str) -> dict[str, int]:
+    """Returns name -> length of the files of a split; raises UserError if they are not stated so."""
+    stated: Any = of_split if isinstance(of_split, dict) else {}
+    names: Any = stated.get("filenames")
+    lengths: Any = stated.get("shard_lengths")
+    lists = isinstance(names, list) and isinstance(lengths, list) and len(names) == len(lengths)
+    if not lists or not all(isinstance(name, str) for name in names) or not all(map(is_count, lengths)):
+        raise UserError(f"cannot read {path}: {field} must have lists filenames and shard_lengths, one number a file")
+    return dict(zip(names, lengths, strict=True))
+
+
+def is_count(value: Any) -> bool:
+    """Returns whether a value is 0, 1, 2, ... (`true` is not)."""
+    return type(value) is int and value >= 0
+
+
+def write_info(path: str, info: WebDatasetInfo) -> None:
+    """Writes an `_info.json`, local or remote, whole or not at all; raises UserError if it cannot be written."""
+    splits = {
+        split: {
+            "name": split,
+            "filenames": list(lengths),
+            "shard_lengths": list(lengths.values()),
+            "num_samples": sum(lengths.values()),
+            **({"alt_label": info.label_fields[split]} if split in info.label_fields else {}),
+        }
+        for split, lengths in info.splits.items()
+    }
+    stated = {"num_classes": info.num_classes, "class_names": info.class_names, "max_labels": info.max_labels}
+    filesystem.write_bytes(path, f"{json.dumps({'splits': splits} | stated, indent=2)}\n".encode())

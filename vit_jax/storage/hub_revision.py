@@ -1,0 +1,30 @@
+"""The revision of a data set on the Hugging Face hub: `hf://datasets/OWNER/NAME@REVISION/path`."""
+
+import re
+
+from vit_jax.storage import filesystem
+
+DATASET = re.compile(r"hf://datasets/(?P<name>[^/@,+*]+/[^/@,+*]+)(?:@(?P<revision>[^/,+*]+))?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def pin_revision(path: str) -> str:
+    """Returns a path or a source on the hub with the commit of its revision, by default of main; others as they are.
+
+    Raises:
+        UserError: there is no such data set or revision, or the hub does not answer.
+    """
+
+    def pin(match: re.Match) -> str:
+        name, revision = match["name"], match["revision"]
+        commit = revision if COMMIT.fullmatch(revision or "") else filesystem.hub_commit(name, revision)
+        return f"hf://datasets/{name}@{commit}"
+
+    return DATASET.sub(pin, path)
+
+
+def unpin_revision(path: str) -> str:
+    """Returns a path or a source without the commit that it states, if it states one."""
+    return DATASET.sub(
+        lambda match: f"hf://datasets/{match['name']}" if COMMIT.fullmatch(match["revision"] or "") else match[0], path
+    )
