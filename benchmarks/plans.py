@@ -27,7 +27,7 @@ from vit_jax.planning import (
     report,
 )
 from vit_jax.planning.inference import InferenceFigure
-from vit_jax.planning.records import Plan
+from vit_jax.planning.plan_record import Plan
 
 # Table 6: model, epochs, exaFLOPs.
 TABLE_6 = [

@@ -8,7 +8,8 @@ from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, plan
 from vit_jax.planning import estimate, page, parts, report
-from vit_jax.planning.records import Advice, EvaluationReport, Exchange, LargestBatch, Plan, StepSchedule
+from vit_jax.planning.plan_record import Advice, LargestBatch, Plan
+from vit_jax.planning.records import EvaluationReport, Exchange, StepSchedule
 
 
 def make_plan(required=500, **fields):

@@ -15,17 +15,8 @@ from vit_jax.config import parse_command_line
 from vit_jax.planning import chips, estimate, report, serialization
 from vit_jax.planning.calibration import Band, find_band
 from vit_jax.planning.command import training_command
-from vit_jax.planning.records import (
-    Advice,
-    Estimate,
-    EvaluationReport,
-    Exchange,
-    LargestBatch,
-    Plan,
-    Request,
-    RunEstimate,
-    StepSchedule,
-)
+from vit_jax.planning.plan_record import Advice, Estimate, LargestBatch, Plan, RunEstimate
+from vit_jax.planning.records import EvaluationReport, Exchange, Request, StepSchedule
 
 
 def compiled_for(tpu, cycles, collectives, **fields):

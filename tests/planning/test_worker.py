@@ -18,7 +18,8 @@ from tests.test_program import build
 from vit_jax import UserError, plan, tree
 from vit_jax.config import parse_command_line
 from vit_jax.planning import client, report, serialization, targets, worker
-from vit_jax.planning.records import Plan, Request
+from vit_jax.planning.plan_record import Plan
+from vit_jax.planning.records import Request
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 WORDS += ["--config.task.mixup=0.0"]  # it takes half of the time to compile

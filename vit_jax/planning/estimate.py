@@ -6,7 +6,8 @@ from vit_jax import data
 from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
-from vit_jax.planning.records import Compilation, Estimate, RunEstimate, ScheduleEstimate, Workload
+from vit_jax.planning.plan_record import Estimate, RunEstimate, ScheduleEstimate
+from vit_jax.planning.records import Compilation, Workload
 
 # Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
 # ImageNet-21k is the run of 90 epochs follows from its compute.

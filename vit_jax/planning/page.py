@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax import analysis
 from vit_jax.planning import report
 from vit_jax.planning.parts import cycle_parts, memory_parts, used_shares
-from vit_jax.planning.records import Plan
+from vit_jax.planning.plan_record import Plan
 
 GIB, MILLION = 2**30, 10**6
 LIMITS = (

@@ -6,15 +6,8 @@ from vit_jax.planning.calibration import Band
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.parts import function_name, memory_parts
-from vit_jax.planning.records import (
-    Compilation,
-    Estimate,
-    EvaluationReport,
-    Plan,
-    ScheduleEstimate,
-    StepReport,
-    config_flags,
-)
+from vit_jax.planning.plan_record import Estimate, Plan, ScheduleEstimate
+from vit_jax.planning.records import Compilation, EvaluationReport, StepReport, config_flags
 
 ESTIMATE = "compiler estimate"
 

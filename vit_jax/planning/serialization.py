@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from vit_jax.planning.plan_record import Plan
 from vit_jax.planning.records import (
     Compilation,
     EvaluationReport,
     Exchange,
     Executable,
-    Plan,
     StepReport,
     StepSchedule,
     Workload,
