@@ -175,7 +175,6 @@ SOURCES = (
 RUNS = (
     ("vit_s16_imagenet2012_90ep", "v5e:2x2"),
     ("vit_b16_imagenet2012_autoaugment", "v5e:4x4"),
-    ("finetune_autoaugment", "v5e:4x4"),
 )
 PRICE = 1.2  # dollars of a chip-hour of a v5e, assumed
 

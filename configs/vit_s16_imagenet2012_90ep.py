@@ -3,7 +3,8 @@
 Paper: no row. Others: 76.5 % after 6 to 7 hours on a TPU v3-8 (big_vision). Ours: not run.
     python -m vit_jax.main --config=configs/vit_s16_imagenet2012_90ep.py --config.data.data_dir=DATA --workdir=RUN
 
-With `--config.total_epochs=300`: 80 % (the report). docs/imagenet.md: the prepared run, what differs from big_vision.
+With `--config.total_epochs=300`: 80 % (the report). docs/imagenet.md: the prepared run (planned: 10
+chip-hours of a v5e), and what differs from big_vision.
 """
 
 from ml_collections import ConfigDict
