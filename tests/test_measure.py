@@ -182,7 +182,8 @@ def test_two_emulated_devices_are_measured_and_an_interruption_loses_one_part(tm
     check_whole(record)
     assert record.key["devices"] == 2 and record.key["hosts"] == 1
     assert "A curve beside" in (tmp_path / "here.html").read_text()
-    assert json.loads(next((tmp_path / "cache" / "measured").glob("*.json")).read_text())[0][4] == "heads_first"
+    for remembered in (tmp_path / "cache" / "measured").glob("*.json"):  # if the times were no noise
+        assert json.loads(remembered.read_text())[0][4] == "heads_first"
 
 
 @pytest.mark.slow

@@ -79,10 +79,12 @@ def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row
 def compare_times(
     bench: Bench, name: str, kind: str, sizes: models.AttentionSizes, times: list[AttentionTime]
 ) -> Iterator[Row]:
-    """Yields what each pass takes beside the plain form, and adds both to `times`."""
+    """Yields what each pass takes beside the plain form, and adds both to `times` if they are no noise."""
     forms = [models.make_attention_calls(form, sizes, bench.device) for form in (kind, PLAIN)]  # type: ignore[arg-type]
     for what in forms[0]:
         own, plain = bench.time_in_turns([calls[what] for calls in forms])
         measured, predicted = (1e3 * own.median, 1e3 * own.spread), 1e3 * plain.median
         yield Row(f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time")
-    times.append(AttentionTime(sizes.heads, sizes.head_dim, sizes.tokens, sizes.dtype, kind, own.median, plain.median))
+    if own.spread + plain.spread < abs(own.median - plain.median):
+        sized = sizes.heads, sizes.head_dim, sizes.tokens, sizes.dtype
+        times.append(AttentionTime(*sized, kind, own.median, plain.median))
