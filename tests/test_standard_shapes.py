@@ -45,24 +45,24 @@ def test_a_step_that_no_longer_fits_is_worse():
 
 def test_the_command_compares_rows_with_what_is_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tpu, "KEPT", tmp_path)
-    for row in tpu.SHORT:
+    for row in tpu.CHECKED:
         tpu.report_path(row).write_text(json.dumps(report(100, 50)))
-    found = {tpu.SHORT[0]: report(200, 50), tpu.SHORT[1]: report(90, 40)}
+    found = {tpu.CHECKED[0]: report(200, 50), tpu.CHECKED[1]: report(90, 40)}
     monkeypatch.setattr(tpu, "compile_row", lambda row, checkout: found[row])
     assert tpu_check.main(["tpu_check"]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.endswith("100 -> 200 cycles (2.000), 50 -> 50 bytes (1.000), libtpu 0.0.42: worse")
     assert second.endswith("100 -> 90 cycles (0.900), 50 -> 40 bytes (0.800), libtpu 0.0.42")
-    assert tpu_check.main(["tpu_check", f"--only={tpu.SHORT[1].name}"]) == 0
+    assert tpu_check.main(["tpu_check", f"--only={tpu.CHECKED[1].name}"]) == 0
     assert last == "2 steps compiled again." and capsys.readouterr().out.endswith("\n1 steps compiled again.\n")
 
 
 def test_every_table_of_the_page_can_be_checked():
     rows = tpu.kept_rows()
-    assert {*tpu.SHORT} < {*rows} and {tpu.report_path(row) for row in rows} == {*tpu.KEPT.glob("*.json")}
+    assert {*tpu.CHECKED} < {*rows} and {tpu.report_path(row) for row in rows} == {*tpu.KEPT.glob("*.json")}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
-def test_two_short_steps_cost_no_more_than_is_kept(capsys):
-    assert not tpu_check.check(tpu.SHORT, None), capsys.readouterr().out
+def test_two_steps_cost_no_more_than_is_kept(capsys):
+    assert not tpu_check.check(tpu.CHECKED, None), capsys.readouterr().out

@@ -16,7 +16,7 @@ def measured(monkeypatch):
 def test_a_kind_with_three_runs_has_its_own_band(measured):
     band = calibration.find_band("v5e", "schedule")
     assert (band.low, band.high, band.runs, band.kinds) == (1.1, 1.3, 3, ("v5e",))
-    assert report.format_band(band) == "1.10 to 1.30 in 3 runs on v5e (docs/speed.md)"
+    assert report.format_band(band) == "1.10 to 1.30 in 3 runs on v5e"
 
 
 def test_other_kinds_have_that_of_all(measured):

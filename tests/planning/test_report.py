@@ -163,8 +163,8 @@ def test_a_prediction_stands_with_its_band(plan):
     step, schedule = (dataclasses.replace(each, band=band) for each, band in zip((step, schedule), bands, strict=True))
     whole = Plan(compilation, step, by_schedule=schedule)
     shown, found = cells(whole), serialization.plan_to_json(whole)
-    assert shown["published / estimate"] == "0.80 to 0.90 in 3 runs on v5e (docs/speed.md)"
-    assert shown["published / schedule"] == "1.10 to 1.25 in 4 runs on v4, v5p (docs/speed.md)"
+    assert shown["published / estimate"] == "0.80 to 0.90 in 3 runs on v5e"
+    assert shown["published / schedule"] == "1.10 to 1.25 in 4 runs on v4, v5p"
     assert (found["band"], found["schedule"]["band"]) == tuple(map(dataclasses.asdict, bands))
     assert cells(plan)["published / estimate"] == "not calibrated"
     prediction = make_compilation(500, executable=executable, inference=True)  # none was published

@@ -209,7 +209,7 @@ def format_band(band: Band | None) -> str:
     """Returns what steps of published runs took, as multiples of their prediction."""
     if band is None:
         return "not calibrated"
-    return f"{band.low:.2f} to {band.high:.2f} in {band.runs} runs on {', '.join(band.kinds)} (docs/speed.md)"
+    return f"{band.low:.2f} to {band.high:.2f} in {band.runs} runs on {', '.join(band.kinds)}"
 
 
 def format_minutes(seconds: float) -> str:
