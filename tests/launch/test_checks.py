@@ -161,7 +161,7 @@ def test_the_output_of_every_command_of_the_project_is_listed():
     inner = {  # started by the others
         *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernels"),
         *("benchmarks.agreement_torch", "benchmarks.train_step_torch", "benchmarks.inject", "benchmarks.input_others"),
-        "benchmarks.tpu_rows",
+        *("benchmarks.tpu_rows", "benchmarks.published_runs"),
     }
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
