@@ -167,7 +167,7 @@ def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp
         sampled.append(bytes_in(tmp_path / "cache"))
 
     assert len(stream(shards, 60, rows, watch=sample)) == 60
-    assert max(sampled) <= need and len(set(sampled)) > 1
+    assert need / 2 < max(sampled) <= need
     deadline = time.monotonic() + 20
     while held(tmp_path / "cache" / "files"):  # nothing is, once the loader is closed and its last reads have ended
         assert time.monotonic() < deadline

@@ -58,7 +58,7 @@ def make_config(mesh: jax.sharding.Mesh) -> ConfigDict:
     config.model.update({"width": 64, "depth": 2, "mlp_dim": 128, "num_heads": 2, "pooling": "gap"})
     config.model.update({"dtype": "float32", "dropout_rate": 0.1})
     config.data.source, config.data.preprocess = "digits", "resize(16)|value_range(-1,1)"
-    config.evals.test.preprocess = config.data.preprocess
+    config.evals["test"].preprocess = config.data.preprocess
     config.optim.weight_decay = 0.1
     config.mesh.update(dict(mesh.shape))
     return config
