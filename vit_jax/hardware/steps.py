@@ -16,7 +16,8 @@ from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
 from vit_jax.step import Batch, TrainState
 
-LEAST, MOST = 4, 50  # steps after the first
+LEAST, MOST = 4, 50  # steps that are timed
+WARM = 3  # after the first, before they are timed: hosts still map the memory that these steps need
 SECONDS = 20.0  # that the steps of a model may take
 STATES = 3  # a step needs about the memory of so many states: gradients, what is temporary
 BYTES = 2**30  # of a GiB
@@ -129,14 +130,17 @@ def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState
 
 def time_steps(bench: Bench, running: Running) -> TimedSteps:
     """Makes steps, the next one begun before one ends, as in training."""
-    began = time.perf_counter()
-    state, metrics = advance(running.step, running.state, running.batch)
-    jax.block_until_ready(metrics)
-    first, left = bench.agree(time.perf_counter() - began), bench.left
-    if first * LEAST > left:
-        return TimedSteps(first, None, float(metrics["train/loss"]))
-    seconds = list[float]()
-    for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / first)))):
+    state, seconds = running.state, list[float]()
+    for _ in range(1 + WARM):
+        began = time.perf_counter()
+        state, metrics = advance(running.step, state, running.batch)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - began)
+        first, last, left = bench.agree(seconds[0]), bench.agree(seconds[-1]), bench.left
+        if last * LEAST > left:
+            return TimedSteps(first, None, float(metrics["train/loss"]))
+    seconds = []
+    for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / last)))):
         end = time.perf_counter()
         state, upcoming = advance(running.step, state, running.batch)
         jax.block_until_ready(metrics)
