@@ -126,9 +126,9 @@ def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monke
     """And gives the same numbers whatever they are."""
     told, read, limit = [], loader.local_eval_batches, loaded_model.LARGEST
 
-    def recorded(*args, batch, workers, **rest):
-        told.append((batch, workers))
-        return read(*args, batch=batch, **rest)  # processes take seconds to start
+    def recorded(*args, order, workers, **rest):
+        told.append((order.batch, workers))
+        return read(*args, order=order, **rest)  # processes take seconds to start
 
     monkeypatch.setattr(loader, "local_eval_batches", recorded)
     monkeypatch.setattr(loaded_model, "LARGEST", 2**16)  # the attention of an image takes 4 KiB

@@ -86,7 +86,8 @@ def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -
     """
 
     def look() -> tuple[str, bool] | None:
-        if coordinator.host or (slower := find_slower(config)) is None:
+        # All hosts look, though the first decides: none has its devices before every host asks for its own.
+        if (slower := find_slower(config)) is None:
             return None
         return slower, filesystem.exists(filesystem.join_path(place, "config.json"))
 

@@ -503,7 +503,7 @@ def test_an_evaluation_is_divided_between_hosts_whose_disks_hold_a_part_of_it(di
         [found[hosts]] = [line for line in metrics(tmp_path / f"{hosts}") if "test/n" in line]
         copied = [len(list(path.glob("files/*.lock"))) for path in tmp_path.glob(f"cache{hosts}-*")]
         assert max(copied) <= 96 / hosts + 24  # its share, and where the eight stretches lie that are compared
-    assert found[2] == found[4] and found[2]["test/n"] == 1078
+    assert found[2] == found[4] and found[2]["test/n"] == 1438
 
 
 @pytest.mark.slow
