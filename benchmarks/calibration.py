@@ -13,7 +13,7 @@ import fnmatch
 import json
 from pathlib import Path
 
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from benchmarks.published_runs import RUNS, PublishedRun
 from benchmarks.tpu import table
 from benchmarks.tpu_process import ROOT, compile_in_process
@@ -123,11 +123,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")
     args = parser.parse_args(argv[1:])
     found = read_comparisons(args.only)
-    for name, lines in (("published", runs_table(found)), ("bands", bands_table())):
-        text = "\n".join(lines) + "\n"
-        print(text)
-        if args.write:
-            replace_section(args.write, name, text)
+    print_sections([("published", runs_table(found)), ("bands", bands_table())], args.write)
     if ratios_by_chip(found) == MEASURED:
         return 0
     print(f"vit_jax/planning/calibration.py states other ratios; write there MEASURED = {ratios_by_chip(found)}")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.hosts import ROOT
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from vit_jax.monitoring import LEDGER, Start, read_ledger
 from vit_jax.planning import goodput
 from vit_jax.planning.goodput import FAILURE_RATES, Restart
@@ -103,11 +103,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[1:])
     words = [f"--config={args.config}", f"--config.batch={args.batch}", f"--config.batch_eval={args.batch}"]
     found = dataclasses.replace(measure(words), detecting=goodput.MEASURED_ON_CPU.detecting)
-    for name, lines in (("restart", restart_table(found)), ("goodput", goodput_table(found))):
-        text = "\n".join(lines) + "\n"
-        print(text)
-        if args.write:
-            replace_section(args.write, name, text)
+    print_sections([("restart", restart_table(found)), ("goodput", goodput_table(found))], args.write)
 
 
 if __name__ == "__main__":

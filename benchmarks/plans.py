@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from vit_jax import analysis, cli, models
 from vit_jax.planning import (
     STRATEGIES,
@@ -116,10 +116,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[1:])
     jax.config.update("jax_platforms", "cpu")  # the compilers run in processes of their own
     for name in args.only.split(",") if args.only else SECTIONS:
-        text = "\n".join(SECTIONS[name]()) + "\n"
-        print(text)
-        if args.write:
-            replace_section(args.write, name, text)
+        print_sections([(name, SECTIONS[name]())], args.write)
         if args.write and name == "figure12":
             analysis.plot.inference(plan_figure12().points).savefig(args.write.with_name("figure12.svg"))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from vit_jax.data.order import possible_readers
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import ShardRun, Shards
@@ -127,11 +127,7 @@ def main(argv: list[str]) -> None:
             *hosts(int(JFT * args.part)),
         ],
     }
-    for name, lines in tables.items():
-        text = "\n".join(lines) + "\n"
-        print(text)
-        if args.write:
-            replace_section(args.write, name, text)
+    print_sections(tables.items(), args.write)
 
 
 if __name__ == "__main__":

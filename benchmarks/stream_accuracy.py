@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.hosts import ROOT
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from vit_jax import pack
 from vit_jax.data.sources import SourceConfig, open_split
 
@@ -83,10 +83,7 @@ def main(argv: list[str]) -> None:
             "|---|---|---|",
             *rows(args.data_dir, args.seeds, args.epochs, Path(folder)),
         ]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if args.write:
-        replace_section(args.write, "accuracy", text)
+    print_sections([("accuracy", lines)], args.write)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.pages import replace_section
+from benchmarks.pages import print_sections
 from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
 from vit_jax import cli
@@ -266,11 +266,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")
     args = parser.parse_args(argv[1:])
     results = Results(args.only, args.big_vision.resolve() if args.big_vision else None)
-    for name, section in SECTIONS.items():
-        text = "\n".join(section(results)) + "\n"
-        print(text)
-        if args.write:
-            replace_section(args.write, name, text)
+    print_sections(((name, section(results)) for name, section in SECTIONS.items()), args.write)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, round_up
 from vit_jax.data.disk_need import describe_need, disk_need, fewer_hosts
-from vit_jax.data.sources import Shards, Source
+from vit_jax.data.sources import Shards, Source, is_in_shards
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
-IN_SHARDS = ("array_record", "tfds", "webdataset", "parquet", "hf")  # kinds of sources
 ONE_BY_ONE = (
     "Order: global; the files in the bucket are read one by one. Shards are read faster, and need not fit this disk: "
     "python -m vit_jax.pack --shuffle=0 makes them."
@@ -113,7 +112,7 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
 
 def planned_readers(config: ConfigDict, hosts: int) -> int:
     """Returns the readers of a run whose images, which are not opened, are streamed; 0: they cannot be."""
-    if config.data.order == "global" or config.data.source.partition(":")[0] not in IN_SHARDS:
+    if config.data.order == "global" or not is_in_shards(config.data.source):
         return 0
     return config.data.readers or max(possible_readers(config.batch, config.data.num_examples, hosts))
 

@@ -1,6 +1,7 @@
 """How much memory this machine has."""
 
 import os
+from pathlib import Path
 
 
 def host_memory() -> int:
@@ -9,5 +10,9 @@ def host_memory() -> int:
 
 
 def free_host_memory() -> int:
-    """Returns the bytes of this machine's memory that nothing uses now, not even as a cache of files."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Returns the bytes of this machine's memory that programs can still take; all of it where Linux does not tell."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 2**10
+    except (OSError, ValueError, KeyError):
+        return host_memory()

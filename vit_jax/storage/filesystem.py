@@ -50,11 +50,14 @@ def join_path(folder: str, *names: str) -> str:
 
 def hub_commit(name: str, revision: str | None) -> str:
     """Returns the commit of a revision of a data set on the Hugging Face hub; raises UserError as `read_bytes` does."""
-    return _call_store(
-        "read",
-        f"hf://datasets/{name}",
-        lambda store, _, __: store._api.repo_info(name, repo_type="dataset", revision=revision).sha,
-    )
+
+    def ask(store: Any, _: str, __: timeout.Progress) -> str:
+        import huggingface_hub  # there if its store could be opened
+
+        hub = huggingface_hub.HfApi(endpoint=store.endpoint, token=store.token)
+        return hub.dataset_info(name, revision=revision).sha
+
+    return _call_store("read", f"hf://datasets/{name}", ask)
 
 
 def read_bytes(path: str) -> bytes:

@@ -12,6 +12,7 @@ from .manifest import SHUFFLE as SHUFFLE
 from .manifest import ShardEntry as ShardEntry
 from .packing import PackingResult as PackingResult
 from .packing import plan_packing as plan_packing
+from .parquet_file import Footer as Footer
 from .parquet_file import ParquetFile as ParquetFile
 from .parquet_file import read_footer as read_footer
 from .readers import Shard as Shard

@@ -4,8 +4,8 @@ import bisect
 import collections
 import io
 import threading
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vit_jax import UserError
 from vit_jax.storage import filesystem
@@ -16,6 +16,20 @@ ADVICE = "copy or write it again"
 
 _kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()  # the last used at the end
 _changing = threading.Lock()
+
+
+class Footer(NamedTuple):
+    """What the end of a file states.
+
+    Attributes:
+        rows: their number.
+        columns: name -> the names of the fields of its values, if these are structs.
+        description: of the columns, in JSON, as `datasets` leaves it; empty: there is none.
+    """
+
+    rows: int
+    columns: Mapping[str, tuple[str, ...]]
+    description: bytes
 
 
 class ParquetFile:
@@ -70,10 +84,8 @@ class ParquetFile:
         return table
 
 
-def read_footer(path: str, size: int | None) -> Any:
-    """Returns what the end of a file states of its rows and columns, as pyarrow's `FileMetaData`.
-
-    Of a remote file of `size` bytes no more is read.
+def read_footer(path: str, size: int | None) -> Footer:
+    """Returns what the end of a file states; of a remote file of `size` bytes no more is read.
 
     Raises:
         UserError: it is truncated or not a Parquet file, or its store does not give it.
@@ -82,16 +94,21 @@ def read_footer(path: str, size: int | None) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        if not filesystem.is_remote(path):
-            return pq.read_metadata(path)
-        assert size is not None
-        end = filesystem.read_range(path, max(size - FOOTER, 0), size)
-        length = 8 + int.from_bytes(end[-8:-4], "little")
-        if len(end) < length <= size:
-            end = filesystem.read_range(path, size - length, size)
-        return pq.read_metadata(io.BytesIO(end))
+        metadata = pq.read_metadata(io.BytesIO(_read_end(path, size)) if filesystem.is_remote(path) else path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
+    columns = {
+        field.name: tuple(field.type.field(number).name for number in range(field.type.num_fields))
+        for field in metadata.schema.to_arrow_schema()
+    }
+    return Footer(metadata.num_rows, columns, (metadata.metadata or {}).get(b"huggingface", b""))
+
+
+def _read_end(path: str, size: int | None) -> bytes:
+    assert size is not None
+    end = filesystem.read_range(path, max(size - FOOTER, 0), size)
+    length = 8 + int.from_bytes(end[-8:-4], "little")
+    return filesystem.read_range(path, size - length, size) if len(end) < length <= size else end
 
 
 def unreadable(path: str, error: Exception) -> UserError:

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import tarfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int16, Int64
@@ -45,7 +45,7 @@ class TarIndex(NamedTuple):
         extensions: that occur.
     """
 
-    keys: Any
+    keys: np.ndarray
     firsts: Int64[np.ndarray, " samples+1"]
     starts: Int64[np.ndarray, " members"]
     ends: Int64[np.ndarray, " members"]
@@ -73,7 +73,7 @@ class TarFile:
 
     def key(self, row: int) -> str:
         """Returns the key of a sample."""
-        return self._index.keys[row].decode("utf-8", "surrogateescape")
+        return bytes(self._index.keys[row]).decode("utf-8", "surrogateescape")
 
     def read(self, row: int) -> Sample:
         """Returns a sample; raises ValueError if the file has become shorter."""

@@ -30,12 +30,14 @@ class SourceKind:
         list_splits: (source config, name) -> names of the whole splits; None: any split exists.
         example: of a name, which follows the kind and a colon; empty: the kind takes no name.
         asks: what the name says, in words.
+        in_shards: its examples lie in shards, which can be streamed.
     """
 
     open: Callable[[SourceConfig, str, str], Source]
     list_splits: Callable[[SourceConfig, str], list[str]] | None
     example: str = ""
     asks: str = ""
+    in_shards: bool = False
 
 
 def open_mixture(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -52,17 +54,21 @@ def list_mixture_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 KINDS = {
-    "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie"),
+    "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie", in_shards=True),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
     "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
-    "hf": SourceKind(open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub"),
+    "hf": SourceKind(
+        open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub", in_shards=True
+    ),
     "mix": SourceKind(open_mixture, list_mixture_splits, "0.7*SOURCE+0.3*SOURCE", "which sources"),
     "npz": SourceKind(open_npz, list_npz_splits, "PATH", "where the file lies"),
-    "parquet": SourceKind(open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie"),
+    "parquet": SourceKind(open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie", in_shards=True),
     "synthetic": SourceKind(open_synthetic, None),
-    "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset"),
+    "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset", in_shards=True),
     "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
-    "webdataset": SourceKind(open_webdataset, list_webdataset_splits, "FOLDER", "where the tar files lie"),
+    "webdataset": SourceKind(
+        open_webdataset, list_webdataset_splits, "FOLDER", "where the tar files lie", in_shards=True
+    ),
 }
 
 
@@ -109,6 +115,11 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
     listers = {kind: entry.list_splits for kind, entry in KINDS.items() if entry.list_splits}
     existing = listers[choose("data source that has a list of splits", kind, listers)](source_config, name)
     return [splits.resolve_name(split, existing) for split in wanted] or existing
+
+
+def is_in_shards(source: str) -> bool:
+    """Returns whether the examples of a source, which is not opened, lie in shards."""
+    return KINDS[parse_source(source)[0]].in_shards
 
 
 def parse_source(source: str) -> tuple[str, str]:

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from vit_jax import UserError
+from vit_jax.data import images
 from vit_jax.data.sources.source import Label, Mixture, Shards, Source
 
 PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+]|$))")  # before another weight and kind of source
@@ -77,18 +77,15 @@ class MixedExamples:
     sources: tuple[Source, ...]
     labels: tuple[tuple[int, ...] | None, ...]
 
-    def read_example(self, split: str, index: int) -> tuple[Any, Label]:
+    def read_example(self, split: str, index: int) -> tuple[images.RGB | images.EncodedImage, Label]:
         """Returns (image, label) number `index` of a whole split of a part, `0 train`."""
-        return self._read(split, index, lambda source: source.read_example)
-
-    def read_streamed(self, split: str, index: int) -> tuple[Any, Label]:
-        """Returns the same, from a shard that is open or opened now."""
-        return self._read(split, index, lambda source: source.streamed().read_example)
-
-    def _read(self, split: str, index: int, reader: Callable[[Source], Callable]) -> tuple[Any, Label]:
         number, name = locate_split(split)
-        image, label = reader(self.sources[number])(name, index)
+        image, label = self.sources[number].read_example(name, index)
         return image, map_label(label, self.labels[number])
+
+    def streamed(self) -> "MixedExamples":
+        """Returns the same examples, read from shards that are open or opened now."""
+        return dataclasses.replace(self, sources=tuple(source.streamed() for source in self.sources))
 
     def read_name(self, split: str, index: int) -> str:
         """Returns the name of an example in its part."""
@@ -157,7 +154,7 @@ def mix_shards(sources: Sequence[Source], examples: MixedExamples) -> Shards | N
             source.check_cache_room()
         return None
     runs = tuple(itertools.chain(*(one.runs for one in shards)))
-    return Shards(runs, partial(examples.read_streamed), shards[0].open, shards[0].close)
+    return Shards(runs, examples.streamed().read_example, shards[0].open, shards[0].close)
 
 
 def join_classes(

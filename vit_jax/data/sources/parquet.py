@@ -60,7 +60,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         )
     listed = {
         one: tuple(
-            shards.Shard(file.path, footers[file.path].num_rows, file.size, file.version, "parquet")
+            shards.Shard(file.path, footers[file.path].rows, file.size, file.version, "parquet")
             for file in found[whole]
         )
         for one, whole in existing.items()
@@ -69,7 +69,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     read_record = partial(read_row, image=columns.image, label=columns.label)
     examples = ShardedExamples(splits, read_record, num_classes, source_config.max_labels)
     parts = tuple(select_examples(split, splits.counts))
-    named = "path" in struct_fields(footers[first], columns.image)
+    named = "path" in footers[first].columns[columns.image]
     return Source(
         name="parquet",
         parts=parts,
@@ -123,14 +123,14 @@ def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
     return splits
 
 
-def read_footers(files: Sequence[FoundFile]) -> dict[str, Any]:
+def read_footers(files: Sequence[FoundFile]) -> dict[str, shards.Footer]:
     """Returns what the ends of files state, by their paths; raises UserError if one is damaged."""
     with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
         footers = pool.map(lambda file: shards.read_footer(file.path, file.size), files)
         return dict(zip((file.path for file in files), footers, strict=True))
 
 
-def choose_columns(footer: Any, options: Mapping[str, str], path: str) -> Columns:
+def choose_columns(footer: shards.Footer, options: Mapping[str, str], path: str) -> Columns:
     """Returns the columns to read.
 
     Args:
@@ -151,27 +151,26 @@ def choose_columns(footer: Any, options: Mapping[str, str], path: str) -> Column
     return Columns(chosen["image"], chosen["label"], tuple(map(str, names)) if names else None)
 
 
-def check_columns(footer: Any, chosen: Mapping[str, str], path: str) -> None:
+def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -> None:
     """Raises UserError if a file has no column of a name; `chosen` is what is in each -> its name."""
-    existing = footer.schema.to_arrow_schema().names
     for role, name in chosen.items():
-        if name not in existing:
+        if name not in footer.columns:
             raise UserError(
-                f"{path} has no column {name}, but {', '.join(existing)}; ,{role}=COLUMN after the source names the "
-                f"column of the {role}s"
+                f"{path} has no column {name}, but {', '.join(footer.columns)}; ,{role}=COLUMN after the source names "
+                f"the column of the {role}s"
             )
 
 
-def describe_features(footer: Any) -> dict[str, Any]:
+def describe_features(footer: shards.Footer) -> Mapping[str, object]:
     """Returns the description of each column that `datasets` has left in a file; nothing, if there is none."""
     try:
-        described = json.loads((footer.metadata or {})[b"huggingface"])["info"]["features"]
+        described = json.loads(footer.description)["info"]["features"]
     except (KeyError, ValueError, TypeError):
         return {}
     return described if isinstance(described, dict) else {}
 
 
-def class_label(feature: Any) -> dict[str, Any]:
+def class_label(feature: object) -> Mapping[str, Any]:
     """Returns the description of a value of a column: of a list that of its elements."""
     if isinstance(feature, list):
         return class_label(feature[0]) if feature else {}
@@ -180,16 +179,11 @@ def class_label(feature: Any) -> dict[str, Any]:
     return class_label(feature["feature"]) if "feature" in feature else feature
 
 
-def struct_fields(footer: Any, column: str) -> list[str]:
-    """Returns the names of the fields of a column that is a struct; none of another one."""
-    kind = footer.schema.to_arrow_schema().field(column).type
-    return [kind.field(number).name for number in range(kind.num_fields)]
-
-
 def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
     """Returns the path that is stored with the image of example `index` of a split, or its place in the data."""
     shard, row = splits.locate(split, index)
-    reader: Any = shards.cached_reader(shard)
+    reader = shards.cached_reader(shard)
+    assert isinstance(reader, shards.ParquetFile)
     [stored] = reader.read(row, [f"{image}.path"]).values()
     return stored["path"] or f"{split}/{index}"
 

@@ -169,8 +169,10 @@ class Source:
         """Returns a short text that changes when the files of these examples do; empty: the digest covers them."""
         if self.file_stamp is None:
             return ""
-        places = [splits.locate_example(self.parts, index) for index in indices]
-        rows = {split: [row for name, row in places if name == split] for split, _ in places}
+        rows = dict[str, list[int]]()
+        for index in indices:
+            split, row = splits.locate_example(self.parts, index)
+            rows.setdefault(split, []).append(row)
         return " ".join(itertools.starmap(self.file_stamp, rows.items()))
 
     def image_header(self, index: int) -> images.ImageHeader:

@@ -8,7 +8,7 @@ pattern names another field of the json, `,image=EXTENSION` another member. The 
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax import UserError
 from vit_jax.data import shards
@@ -163,16 +163,17 @@ def read_sample(
         raise ValueError(f"its members {existing} contain no {extension or 'image'}")
     if field is None and "cls" in members:
         text = members["cls"].decode(errors="replace").strip()
-        value: Any = int(text) if text.removeprefix("-").isdecimal() else text
+        value: object = int(text) if text.removeprefix("-").isdecimal() else text
     else:
         value = read_field(members, f"{name} ({key})", field or "label")
-    labels = value if isinstance(value, list) else [value]
-    if not all(type(label) is int for label in labels):
+    values = value if isinstance(value, list) else [value]
+    labels = [one for one in values if type(one) is int]
+    if len(labels) < len(values):
         raise UserError(f"the label of {name} ({key}) must be a number, or a list of numbers, not {value!r:.60}")
     return members[wanted[0]], labels
 
 
-def read_field(members: Mapping[str, bytes], name: str, field: str) -> Any:
+def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
     """Returns a field of the json of a sample; raises UserError that names the sample if there is none."""
     try:
         fields = json.loads(members.get("json", b"null"))

@@ -8,7 +8,7 @@ It contains `splits`: split -> `filenames`, relative to the folder, and `shard_l
 import glob
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax import UserError
 from vit_jax.storage import filesystem
@@ -60,18 +60,20 @@ def read_info(folder: str) -> WebDatasetInfo | None:
     return WebDatasetInfo(splits, labels, num_classes, tuple(map(str, names)) if names else None, max_labels)
 
 
-def read_lengths(of_split: Any, field: str, path: str) -> dict[str, int]:
+def read_lengths(of_split: object, field: str, path: str) -> dict[str, int]:
     """Returns name -> length of the files of a split; raises UserError if they are not stated so."""
-    stated: Any = of_split if isinstance(of_split, dict) else {}
-    names: Any = stated.get("filenames")
-    lengths: Any = stated.get("shard_lengths")
-    lists = isinstance(names, list) and isinstance(lengths, list) and len(names) == len(lengths)
-    if not lists or not all(isinstance(name, str) for name in names) or not all(map(is_count, lengths)):
+    stated = of_split if isinstance(of_split, dict) else {}
+    names, lengths = stated.get("filenames"), stated.get("shard_lengths")
+    if (
+        not (isinstance(names, list) and isinstance(lengths, list) and len(names) == len(lengths))
+        or not all(isinstance(name, str) for name in names)
+        or not all(map(is_count, lengths))
+    ):
         raise UserError(f"cannot read {path}: {field} must have lists filenames and shard_lengths, one number a file")
     return dict(zip(names, lengths, strict=True))
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """Returns whether a value is 0, 1, 2, ... (`true` is not)."""
     return type(value) is int and value >= 0
 
