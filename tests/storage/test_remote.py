@@ -99,7 +99,8 @@ def photos(servers, tmp_path_factory):
         for bucket in BUCKETS.values():
             filesystem.upload(path, f"{bucket}/photos/{path.parent.name}/{path.name}")
     packed = tmp_path_factory.mktemp("packed")
-    pack.main(["vit_jax.pack", f"folder:{here}", str(packed), "--shards=3"])
+    # What is evaluated is the first shard, so that its batches are those of the folder: several are cut into parts.
+    pack.main(["vit_jax.pack", f"folder:{here}", str(packed), "--shards=2"])
     for path in packed.iterdir():
         filesystem.upload(path, f"s3://bkt/packed/{path.name}")
     return {"here": str(here), **{kind: f"{bucket}/photos" for kind, bucket in BUCKETS.items()}}
@@ -174,21 +175,12 @@ def runs(photos, tmp_path_factory, request):
     return folder
 
 
-def evaluated_alike(found, wanted):
-    """Whether metrics are equal but for the order of a sum: other images share a batch where those in shards are cut
-    into parts.
-    """
-    return found == wanted | {"test/loss": pytest.approx(wanted["test/loss"], rel=1e-6)}
-
-
 @pytest.mark.parametrize("kind", SLOWLY)
 def test_killed_and_resumed_on_a_bucket_is_never_stopped_here_bitwise(runs, kind, tmp_path):
     run = f"{BUCKETS[kind]}/run"
     assert f"Resuming {run} after step 10." in filesystem.read_bytes(f"{run}/train.log").decode()
     (tmp_path / "metrics.jsonl").write_bytes(filesystem.read_bytes(f"{run}/metrics.jsonl"))
-    assert len(metrics(tmp_path)) == 22
-    for found, wanted in zip(metrics(tmp_path), metrics(runs / "here"), strict=True):
-        assert evaluated_alike(found, wanted) if kind == "s3" and "test/loss" in wanted else found == wanted
+    assert metrics(tmp_path) == metrics(runs / "here") and len(metrics(tmp_path)) == 22
     there = local_workdir(run) / "checkpoints" / "20" / "state"
     reader = PyTreeCheckpointer()
     first, second = (tree.flatten(reader.restore(path)) for path in (there, runs / "here/checkpoints/20/state"))
@@ -214,8 +206,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
 def test_the_command_lines_read_from_the_bucket(runs, photos, kind, tmp_path, capsys):
     run = f"{BUCKETS[kind]}/run"
     for best in (False, True):
-        here = evaluate.evaluate(runs / "here", best, source=f"folder:{photos['here']}")
-        assert evaluated_alike(evaluate.evaluate(run, best), here)
+        assert evaluate.evaluate(run, best) == evaluate.evaluate(runs / "here", best, source=f"folder:{photos['here']}")
     images = ["cat/0.png", "dog/1.png"]
     predict.main(["predict.py", run, *[f"{photos[kind]}/{image}" for image in images], "--json"])
     there = [json.loads(line)["classes"] for line in capsys.readouterr().out.splitlines()]
