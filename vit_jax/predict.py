@@ -3,6 +3,7 @@
 Examples:
   python -m vit_jax.predict workdirs/digits data/photo.png --top=3
   python -m vit_jax.predict workdirs/digits data/photos --top=1 --csv > workdirs/photos.csv
+  python -m vit_jax.predict workdirs/digits folder:data/photos --split=train --json
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -19,16 +21,16 @@ from vit_jax import UserError, cli, data, interop, shown
 from vit_jax.data.images import list_images
 from vit_jax.kernel_check import check_kernels
 
+Images: TypeAlias = Sequence[str | Path | np.ndarray | data.SourceImage]
 
-def predict(
-    checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5, batch: int = 8
-) -> list[dict]:
+
+def predict(checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
     Probabilities are the softmax or the sigmoid of the logits, depending on the loss that the model was trained with.
     Images are turned upright according to their EXIF data, and preprocessed as in the evaluation of the run that wrote
-    the checkpoint. An image may also be an RGB uint8 array [height, width, 3]; its path is then its index. `batch`
-    images are read into memory and predicted at a time.
+    the checkpoint. An image may also be an RGB uint8 array [height, width, 3], whose path is then its index, or
+    an image of a source. `batch` images are read into memory and predicted at a time.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, or a number is too small.
@@ -36,9 +38,7 @@ def predict(
     return list(iterate_predictions(checkpoint, images, top, batch))
 
 
-def iterate_predictions(
-    checkpoint: str | Path, images: Sequence[str | Path | np.ndarray], top: int = 5, batch: int = 8
-) -> Iterator[dict]:
+def iterate_predictions(checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8) -> Iterator[dict]:
     """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
     model, params = interop.load(checkpoint)
     preprocess = model.preprocess
@@ -80,13 +80,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "images", nargs="+", metavar="image", help="an image file, or a folder: all images in and below it"
     )
+    parser.add_argument("--split", help="the images are data sources, as config.data.source; their split to predict")
+    parser.add_argument("--data-dir", help="of TFDS data")
     parser.add_argument("--top", type=int, default=5, help="number of classes to print [5]")
     parser.add_argument("--batch", type=int, default=8, help="images to predict at a time [8]")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object a line")
     output.add_argument("--csv", action="store_true", help="print CSV: one line for each image and class, best first")
     args = parser.parse_args(argv[1:])
-    images = [path for place in args.images for path in list_images(place)]
+    images: list[str | data.SourceImage] = []
+    for place in args.images:
+        images += data.list_source_images(place, args.split, args.data_dir) if args.split else list_images(place)
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])

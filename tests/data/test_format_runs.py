@@ -7,10 +7,11 @@ import pytest
 from configs import smoke
 from tests.data.test_formats import KINDS, config_of, here, there  # noqa: F401
 from tests.test_train import rows
-from vit_jax import evals, evaluate, interop, pack, train
+from vit_jax import data, evals, evaluate, interop, pack, train
 from vit_jax.config import load_config
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.inference import make_inference
+from vit_jax.predict import predict
 from vit_jax.sharding import make_mesh
 
 
@@ -70,6 +71,13 @@ def test_a_run_is_the_same_stopped_packed_and_from_a_bucket(kind, here, there, t
     with np.load(tmp_path / "test.test.predictions.npz") as arrays:
         assert sorted(arrays["labels"].tolist()) == [0, 0, 0, 1, 1, 2, 2]
         assert all("10" in name for name in arrays["names"].tolist())  # the images are called 100 to 106
+        saved = dict(zip(arrays["names"].tolist(), jax.nn.softmax(arrays["logits"]).max(axis=1).tolist(), strict=True))
+    for place in (here, there):
+        read = config_of(kind, place)
+        images = data.list_source_images(read.source, "test", read.data_dir)
+        found = predict(tmp_path / "whole", images, top=1)
+        best = {one["image"].removeprefix("test/"): one["classes"][0]["probability"] for one in found}
+        assert best == pytest.approx({name.removeprefix("test/"): best for name, best in saved.items()}, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -82,6 +90,23 @@ def test_a_mixture_goes_on_bitwise_and_is_packed(here, tmp_path):  # noqa: F811
         train.train(config, tmp_path / "stopped", stop)
     train.train(config, tmp_path / "stopped")
     assert_same_runs(tmp_path / "stopped", tmp_path / "whole")
-    words = [f"--data-dir={config.data.data_dir}", "--num-classes=3", "--splits=train"]
-    pack.main(["vit_jax.pack", config.data.source, str(tmp_path / "packed"), *words])
+    words = [f"--data-dir={config.data.data_dir}", "--num-classes=3"]
+    pack.main(["vit_jax.pack", config.data.source, str(tmp_path / "packed"), *words, "--splits=train"])
     assert len(open_split(SourceConfig(f"array_record:{tmp_path}/packed"), "train")) == 40
+    pack.main(["vit_jax.pack", "tfds:tiny", str(tmp_path / "a"), *words])
+    pack.main(["vit_jax.pack", f"webdataset:{here}/webdataset", str(tmp_path / "b"), *words])
+    config.data.source = f"mix:0.7*array_record:{tmp_path}/a+0.3*array_record:{tmp_path}/b"
+    train.train(config, tmp_path / "from_packed")
+    assert rows(tmp_path / "from_packed") == rows(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_streamed_mixture_goes_on_bitwise_wherever_it_lies(here, there, tmp_path):  # noqa: F811
+    for place, name in ((here, "here"), (there, "there")):
+        config = recipe(config_of("tfds", place), "stream")
+        config.data.source, config.data.readers = f"mix:0.7*tfds:tiny+0.3*webdataset:{place}/webdataset", 2
+        with pytest.raises(KeyboardInterrupt):
+            train.train(config, tmp_path / name, stop)
+        metrics = train.train(config, tmp_path / name)
+        assert metrics["test/n"] == 14
+    assert_same_runs(tmp_path / "here", tmp_path / "there")

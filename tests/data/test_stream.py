@@ -264,7 +264,7 @@ def test_a_folder_in_a_bucket_says_what_would_be_faster(shards):
 def test_what_cannot_be_streamed_is_refused_in_a_sentence(shards, monkeypatch):
     for where, fields, sentence in [
         (shards, {"readers": 3}, r"data\.readers=3 must divide the batch of 8 and .* set --config\.data\.readers=8"),
-        ("digits", {}, "the training images are not in shards; pack them"),
+        ("digits", {}, "the training images are not all in shards; pack them"),
     ]:
         with pytest.raises(UserError, match=sentence):
             data.complete_config(config_of(where, order="stream", **fields))

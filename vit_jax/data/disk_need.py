@@ -12,7 +12,26 @@ from vit_jax.storage import cache, filesystem
 IMAGE_BYTES = 110_000  # of a photograph of ImageNet
 
 
-def disk_need(shards: Shards, batch: int, readers: int, window: int, hosts: int) -> int:
+def stream_need(source: Source, batch: int, readers: int, window: int, hosts: int) -> int:
+    """Returns about how many bytes of shards a host holds at a time of a source, or of the parts of a mixture."""
+    assert source.shards
+    if source.mixture is None:
+        return disk_need(source.shards, batch, readers, window, hosts)
+    runs, weights = source.shards.runs, source.mixture.weights
+    parts = source.mixture.runs([run.examples for run in runs])
+    return sum(
+        disk_need(
+            source.shards._replace(runs=runs[part.start : part.stop]),
+            batch * weight / sum(weights),
+            readers,
+            window,
+            hosts,
+        )
+        for part, weight in zip(parts, weights, strict=True)
+    )
+
+
+def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: int) -> int:
     """Returns about how many bytes of shards a host holds at a time: those in its readers' windows, and those ahead.
 
     Shards on a local disk are read where they are.
@@ -24,7 +43,7 @@ def disk_need(shards: Shards, batch: int, readers: int, window: int, hosts: int)
     return min(sum(sizes), shards_held(examples, batch, readers, window, hosts) * max(sizes))
 
 
-def shards_held(examples: float, batch: int, readers: int, window: int, hosts: int) -> int:
+def shards_held(examples: float, batch: float, readers: int, window: int, hosts: int) -> int:
     """Returns about how many shards of some examples each are on the disk of one of some hosts."""
     ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
     return math.ceil(readers / hosts) * (window + ahead)

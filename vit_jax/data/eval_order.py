@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
+from vit_jax.data.shard_order import EpochOrder, ShardUses
 from vit_jax.data.sources import Source
-from vit_jax.data.stream_order import ShardUses
 
 MAX_READERS = 64
 MAX_BYTES = 20e9  # of the shards that one host would hold, which are up to three of each reader
 PADDING = -1
 
 
-class EvalOrder:
+class EvalOrder(EpochOrder):
     """Position in an evaluation, n * batch + row -> index of the example, or PADDING.
 
     Attributes:

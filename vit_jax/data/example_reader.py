@@ -7,8 +7,8 @@ import numpy as np
 
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError
+from vit_jax.data.mixed_order import TrainStream
 from vit_jax.data.preprocess import Preprocessor
-from vit_jax.data.stream_order import StreamOrder
 
 MAX_SKIPPED = 100  # unreadable images in a row
 FAULT_BYTES = 500  # of the sentence on an unreadable image
@@ -44,7 +44,7 @@ class ExampleReader:
     source: ExampleSource
     preprocess: Preprocessor
     on_bad: str
-    order: StreamOrder | None = None
+    order: TrainStream | None = None
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad`: the index that was replaced, or -1,

@@ -26,10 +26,10 @@ from jaxtyping import Int64
 from vit_jax import UserError, round_up
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
+from vit_jax.data.mixed_order import MixedOrder, TrainStream, shuffle_epochs
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture
-from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import explain_death, set_up_worker, start_without_signals
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
@@ -253,7 +253,7 @@ def local_train_batches(
     workers: int = 0,
     on_bad: str = "fail",
     max_bad: float = 0.0,
-    fetcher: ShardFetcher[StreamOrder] | None = None,
+    fetcher: ShardFetcher[TrainStream] | None = None,
     mixture: Mixture | None = None,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
@@ -271,28 +271,12 @@ def local_train_batches(
         fetcher: of the shards from which the examples are streamed, in its order; None: all are shuffled.
         mixture: of the source, if it is one.
     """
-    if fetcher:
-        order, on_batch = fetcher.order, fetcher.advance
-        indices = grain.MapDataset.source(order).seed(seed)
-    else:
-        order, on_batch = None, None
-        indices = mixed_indices(mixture or Mixture((len(source),), (1,)), seed)
-    examples = indices.random_map(ExampleReader(source, preprocess, on_bad, order))
-    row_groups = RowGroups(examples, batch, rows, on_batch)
+    stream = fetcher.order if fetcher else None
+    order = stream or (MixedOrder(mixture, seed) if mixture else None)
+    indices = grain.MapDataset.source(order).seed(seed) if order else shuffle_epochs(len(source), seed)
+    examples = indices.random_map(ExampleReader(source, preprocess, on_bad, stream))
+    row_groups = RowGroups(examples, batch, rows, fetcher.advance if fetcher else None)
     return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, fetcher=fetcher)
-
-
-def mixed_indices(mixture: Mixture, seed: int) -> grain.MapDataset:
-    """Returns position in the run -> index of the example: the parts in turn, each shuffled in epochs of its own.
-
-    After n positions the examples of a part are its share of n, rounded, by less than one from each part before it.
-    """
-    starts = [sum(mixture.lengths[:part]) for part in range(len(mixture.lengths))]
-    parts = [
-        grain.MapDataset.range(start, start + length).seed((seed + part) % 2**32).shuffle().repeat(None)
-        for part, (start, length) in enumerate(zip(starts, mixture.lengths, strict=True))
-    ]
-    return parts[0] if len(parts) == 1 else grain.MapDataset.mix(parts, mixture.weights).seed(seed)
 
 
 def local_eval_batches(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, round_up
-from vit_jax.data.disk_need import describe_need, disk_need, fewer_hosts
+from vit_jax.data.disk_need import describe_need, fewer_hosts, stream_need
+from vit_jax.data.mixed_order import MixedStreamOrder, TrainStream
 from vit_jax.data.sources import Shards, Source, is_in_shards
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
@@ -33,10 +34,12 @@ class Order(NamedTuple):
     note: str = ""
 
 
-def stream_order(config: ConfigDict, shards: Shards) -> StreamOrder:
-    """Returns the order of a config whose `data.order` is stream."""
-    lengths = [run.examples for run in shards.runs]
-    return StreamOrder(lengths, config.batch, config.data.readers, config.data.window, config.seed)
+def stream_order(config: ConfigDict, source: Source) -> TrainStream:
+    """Returns the order of a config whose `data.order` is stream, given its source in shards."""
+    assert source.shards
+    lengths = [run.examples for run in source.shards.runs]
+    settings = lengths, config.batch, config.data.readers, config.data.window, config.seed
+    return MixedStreamOrder(source.mixture, *settings) if source.mixture else StreamOrder(*settings)
 
 
 def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) -> Order:
@@ -54,17 +57,13 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
     shards, order = source.shards, config.data.order
     large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - beside
     if order == "auto":
-        order = "stream" if large and not source.mixture else "global"
+        order = "stream" if large else "global"
     if order == "global":
         source.check_cache_room(beside)
         return Order({"order": order}, note=ONE_BY_ONE if shards is None and is_bucket_folder(config) else "")
-    if source.mixture:
-        raise UserError(
-            "data.order=stream reads the shards of one source, and not of a mixture; set --config.data.order=global."
-        )
     if shards is None:
         raise UserError(
-            "data.order=stream reads shards, but the training images are not in shards; pack them with python -m "
+            "data.order=stream reads shards, but the training images are not all in shards; pack them with python -m "
             "vit_jax.pack, or set --config.data.order=global."
         )
     return _choose_readers(config, source, shards, beside, hosts, _reason(shards, beside) if large else "")
@@ -83,15 +82,16 @@ def _reason(shards: Shards, beside: int) -> str:
 
 def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: int, hosts: int, reason: str) -> Order:
     room, readers, window = cache.max_bytes(), config.data.readers, config.data.window
-    possible = possible_readers(config.batch, len(source), hosts)
-    if readers and config.batch % readers == 0 and readers <= len(source):
+    fewest = min(source.mixture.lengths) if source.mixture else len(source)
+    possible = possible_readers(config.batch, fewest, hosts)
+    if readers and config.batch % readers == 0 and readers <= fewest:
         possible.append(readers)
-    needs = {number: disk_need(shards, config.batch, number, window, hosts) + beside for number in possible}
+    needs = {number: stream_need(source, config.batch, number, window, hosts) + beside for number in possible}
     if readers is None:
         readers = max((number for number, need in needs.items() if need <= room), default=min(needs))
     if readers not in needs:
         raise UserError(
-            f"data.readers={readers} must divide the batch of {config.batch} and not exceed the {len(source)} images; "
+            f"data.readers={readers} must divide the batch of {config.batch} and not exceed the {fewest} images; "
             f"unset it, or set --config.data.readers={max(needs)}."
         )
     if needs[readers] > room:
@@ -101,7 +101,7 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
             f"host, which may hold {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 needs "
             f"{least}) or a smaller window."
         )
-    fewer = {one: disk_need(shards, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
+    fewer = {one: stream_need(source, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
     disk = f", {describe_need(fewer)}" if needs[readers] else ""
     note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason}."
     if not shards.shuffled:

@@ -1,5 +1,6 @@
 """The way from a source to global batches on the devices."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator
@@ -29,19 +30,49 @@ from vit_jax.data.setup import (
 from vit_jax.data.shard_fetcher import ShardFetcher
 
 NOTHING: Opened = MappingProxyType({})
+ANY_CLASSES = 2**31 - 1  # more than any data have
 
 
-def load_image(image: str | os.PathLike | images.RGB, preprocess: str) -> Float32[np.ndarray, "rows columns 3"]:
+@dataclasses.dataclass(frozen=True)
+class SourceImage:
+    """An image of a source, which is not read yet; its text is its name."""
+
+    source: sources.Source
+    index: int
+
+    def __str__(self) -> str:
+        """Returns the name of the image in the data."""
+        return self.source.example_name(self.index)
+
+    def read(self) -> images.RGB | images.EncodedImage:
+        """Returns the image; raises DecodeError if it is unreadable."""
+        return self.source[self.index]["image"]
+
+
+def list_source_images(source: str, split: str, data_dir: str | None = None) -> list[SourceImage]:
+    """Returns the images of a split of a data source, whose labels are not needed.
+
+    Raises:
+        UserError: the source is wrong or missing, has no such split, or does not fit into the cache.
+    """
+    opened = sources.open_split(sources.SourceConfig(source, data_dir, num_classes=ANY_CLASSES), split)
+    return [SourceImage(opened, index) for index in range(len(opened))]
+
+
+def load_image(
+    image: str | os.PathLike | images.RGB | SourceImage, preprocess: str
+) -> Float32[np.ndarray, "rows columns 3"]:
     """Returns one image as a model with such preprocessing reads it.
 
     Args:
-        image: path of a file, local or remote, whose EXIF orientation is applied; or pixels.
+        image: path of a file, local or remote, whose EXIF orientation is applied; or pixels; or one of a source.
         preprocess: the pipe, with numbers for `{resolution}`.
 
     Raises:
         UserError: the file is not a readable image, or the preprocessing does not fix the size.
     """
-    given = image if isinstance(image, np.ndarray) else images.read_image(image)
+    given = image.read() if isinstance(image, SourceImage) else image
+    given = images.read_image(given) if isinstance(given, str | os.PathLike) else given
     return parse_pipe(preprocess, 0)(given, np.random.default_rng(0))
 
 
@@ -94,7 +125,7 @@ def train_batches(
         workers=config.data.workers,
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
-        fetcher=ShardFetcher(stream_order(config, shards), shards, rows) if shards else None,
+        fetcher=ShardFetcher(stream_order(config, source), shards, rows) if shards else None,
         mixture=source.mixture,
     )
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)

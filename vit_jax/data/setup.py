@@ -189,7 +189,7 @@ def absolute_source(source: str) -> str:
         kind, _, path = source.partition(":")
         return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
 
-    return sources.change_sources(source, absolute)
+    return sources.change_sources(source, absolute, filesystem.absolute_path)
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:

@@ -10,13 +10,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from vit_jax import UserError
-from vit_jax.data.eval_order import EvalOrder
+from vit_jax.data.shard_order import ShardOrder
 from vit_jax.data.sources import Shards
-from vit_jax.data.stream_order import StreamOrder
 
 AHEAD = 4  # batches that the loader reads ahead
 CONCURRENT = 4  # shards that are copied at once
-OrderT = TypeVar("OrderT", StreamOrder, EvalOrder)
+OrderT = TypeVar("OrderT", bound=ShardOrder)
 
 
 class ShardFetcher(Generic[OrderT]):
@@ -53,14 +52,8 @@ class ShardFetcher(Generic[OrderT]):
         needed: dict[int, int] = {}
         before = max(batch - 1, 0)
         for reader in self.readers:
-            for epoch in range(self.order.epochs_of(before).start, self.order.epochs):
-                shards, firsts, lasts = self.order.uses(epoch, reader)
-                count = int(np.searchsorted(firsts, batch + AHEAD, side="right")) + 1
-                here = np.flatnonzero(lasts[:count] >= before)
-                for shard, first in zip(shards[here].tolist(), firsts[here].tolist(), strict=True):
-                    needed[shard] = min(first, needed.get(shard, first))
-                if count <= len(shards):
-                    break
+            for shard, first in self.order.needed(reader, before, batch + AHEAD).items():
+                needed[shard] = min(first, needed.get(shard, first))
         return sorted(needed, key=lambda shard: needed[shard])
 
     def advance(self, batch: int) -> None:

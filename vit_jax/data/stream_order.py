@@ -16,22 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from vit_jax.data.shard_order import EpochOrder, ShardUses
+
 Slots: TypeAlias = Int64[np.ndarray, " slots"]
 ENDLESS = 2**52  # positions, and epochs
-
-
-class ShardUses(NamedTuple):
-    """When a reader needs its shards of an epoch.
-
-    Attributes:
-        shards: their numbers, in the order in which they are first needed.
-        first: the batch in which each is needed first.
-        last: the batch in which it is needed last.
-    """
-
-    shards: Int64[np.ndarray, " shards"]
-    first: Int64[np.ndarray, " shards"]
-    last: Int64[np.ndarray, " shards"]
 
 
 class _Pass(NamedTuple):
@@ -42,7 +30,7 @@ class _Pass(NamedTuple):
     uses: ShardUses
 
 
-class StreamOrder:
+class StreamOrder(EpochOrder):
     """Position in the run, n * batch + row -> index of the example. Can be pickled; threads may share it."""
 
     epochs = ENDLESS

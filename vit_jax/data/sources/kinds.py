@@ -11,6 +11,7 @@ from vit_jax import UserError, choose
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
+from vit_jax.data.sources.class_renaming import read_renaming
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
 from vit_jax.data.sources.mixture import mix_sources, parse_mixture
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
@@ -43,8 +44,13 @@ class SourceKind:
 def open_mixture(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens a split of all parts of a mixture; raises UserError as `mix_sources`, or if one cannot be opened."""
     parts = parse_mixture(name)
-    configs = [dataclasses.replace(source_config, source=part.source) for part in parts]
-    return mix_sources(parts, [open_split(one, split, streams=True) for one in configs])
+    renamings = [read_renaming(part.classes) if part.classes else None for part in parts]
+    opened = []
+    for part, renaming in zip(parts, renamings, strict=True):
+        num_classes = len(renaming) if renaming else source_config.num_classes  # where the data do not state it
+        of_part = dataclasses.replace(source_config, source=part.source, num_classes=num_classes)
+        opened.append(open_split(of_part, split, streams=True))
+    return mix_sources(parts, opened, renamings)
 
 
 def list_mixture_splits(source_config: SourceConfig, name: str) -> list[str]:

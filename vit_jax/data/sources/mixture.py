@@ -1,5 +1,6 @@
 """A mixture of sources, `0.7*tfds:a+0.3*folder:b`: each gives its share of the images, in epochs of its own.
 
+`,classes=FILE` after a source names a file that renames its classes to those of the mixture; see `class_renaming`.
 The examples of a mixture are those of its parts one after the other; only the order of training knows the weights.
 """
 
@@ -7,18 +8,17 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import Int32
-
 from vit_jax import UserError
 from vit_jax.data import images
+from vit_jax.data.sources.class_renaming import join_classes, map_label, rename_classes
 from vit_jax.data.sources.source import Label, Mixture, Shards, Source
 
-PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+]|$))")  # before another weight and kind of source
+PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+,]|$))")  # before another weight and kind of source
+CLASSES = ",classes="
 EXAMPLE = "mix:0.7*SOURCE+0.3*SOURCE"
 
 
@@ -28,26 +28,39 @@ class WeightedSource(NamedTuple):
     Attributes:
         weight: as written.
         source: as `config.data.source`.
+        classes: path of the renaming of its classes; empty: they keep their names.
     """
 
     weight: str
     source: str
+    classes: str = ""
+
+    def __str__(self) -> str:
+        """Returns the part as written."""
+        return f"{self.weight}*{self.source}" + (f"{CLASSES}{self.classes}" if self.classes else "")
 
 
 def parse_mixture(text: str) -> list[WeightedSource]:
     """Returns the parts of a mixture; raises UserError if it is not written as one."""
-    parts = [WeightedSource(*part.partition("*")[::2]) for part in PLUS.split(text)]
+    parts = []
+    for part in PLUS.split(text):
+        weight, _, source = part.partition("*")
+        parts.append(WeightedSource(weight, *source.partition(CLASSES)[::2]))
     if len(parts) < 2 or not all(part.source for part in parts):
         raise UserError(f"cannot read the data source mix:{text}; write {EXAMPLE}")
     return parts
 
 
-def change_sources(source: str, change: Callable[[str], str]) -> str:
-    """Returns a source after a change of it, or, of a mixture, of its parts."""
+def change_sources(source: str, change: Callable[[str], str], change_path: Callable[[str], str] = str) -> str:
+    """Returns a source after a change of it, or, of a mixture, of its parts and the paths of their renamings."""
     kind, _, text = source.partition(":")
     if kind != "mix":
         return change(source)
-    return "mix:" + "+".join(f"{part.weight}*{change(part.source)}" for part in parse_mixture(text))
+    parts = parse_mixture(text)
+    return "mix:" + "+".join(
+        str(part._replace(source=change(part.source), classes=part.classes and change_path(part.classes)))
+        for part in parts
+    )
 
 
 def read_weights(parts: Sequence[WeightedSource]) -> tuple[int, ...]:
@@ -106,23 +119,18 @@ def locate_split(split: str) -> tuple[int, str]:
     return int(number), name
 
 
-def map_label(label: Label, labels: tuple[int, ...] | None) -> Label:
-    """Returns a label of a part, or its labels, in the mixture."""
-    if labels is None:
-        return label
-    if isinstance(label, int):
-        return labels[label]
-    mapped: Int32[np.ndarray, " max_labels"] = np.array([labels[one] if one >= 0 else one for one in label], np.int32)
-    return mapped
-
-
-def mix_sources(parts: Sequence[WeightedSource], sources: Sequence[Source]) -> Source:
+def mix_sources(
+    parts: Sequence[WeightedSource], sources: Sequence[Source], renamings: Sequence[Mapping[str, str] | None]
+) -> Source:
     """Returns the mixture of opened sources.
 
     Raises:
         UserError: a weight is no number, or the classes do not join.
     """
-    weights, (class_names, labels) = read_weights(parts), join_classes(parts, sources)
+    weights = read_weights(parts)
+    names = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
+    counts, texts = [source.num_classes for source in sources], [part.source for part in parts]
+    class_names, labels = join_classes(names, counts, texts)
     if len({source.max_labels for source in sources}) > 1:
         raise UserError("the parts of a mixture must all have one label an image, or all the same max_labels")
     examples = MixedExamples(tuple(sources), labels)
@@ -132,7 +140,7 @@ def mix_sources(parts: Sequence[WeightedSource], sources: Sequence[Source]) -> S
         read_example=examples.read_example,
         num_classes=len(class_names) if class_names else sources[0].num_classes,
         class_names=class_names,
-        digest=repr((weights, [source.fingerprint for source in sources])),
+        digest=repr((weights, [source.fingerprint for source in sources], renamings)),
         max_labels=sources[0].max_labels,
         file_stamp=None if all(source.file_stamp is None for source in sources) else examples.file_stamp,
         read_name=examples.read_name,
@@ -154,30 +162,14 @@ def mix_shards(sources: Sequence[Source], examples: MixedExamples) -> Shards | N
             source.check_cache_room()
         return None
     runs = tuple(itertools.chain(*(one.runs for one in shards)))
-    return Shards(runs, examples.streamed().read_example, shards[0].open, shards[0].close)
+    shuffled = all(one.shuffled for one in shards)
+    return Shards(runs, examples.streamed().read_example, shards[0].open, shards[0].close, shuffled)
 
 
-def join_classes(
-    parts: Sequence[WeightedSource], sources: Sequence[Source]
-) -> tuple[tuple[str, ...] | None, tuple[tuple[int, ...] | None, ...]]:
-    """Returns the class names of a mixture, and the labels in it of the classes of each part.
-
-    Classes of one name are one class. The labels of a part without names are those of the mixture, if it has as many
-    classes.
-
-    Raises:
-        UserError: it has not.
-    """
-    names = list(dict.fromkeys(itertools.chain(*(source.class_names or () for source in sources))))
-    count = len(names) or sources[0].num_classes
-    for part, source in zip(parts, sources, strict=True):
-        if not source.class_names and source.num_classes != count:
-            raise UserError(
-                f"the classes of {part.source} do not join: they have no names, and there are {source.num_classes}, "
-                f"while the mixture has {count}"
-            )
-        if len(set(source.class_names or ())) < len(source.class_names or ()):
-            raise UserError(f"the classes of {part.source} do not join by name, since several have the same name")
-    numbers = {name: label for label, name in enumerate(names)}
-    labels = [tuple(numbers[name] for name in source.class_names or ()) or None for source in sources]
-    return tuple(names) or None, tuple(labels)
+def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> tuple[str, ...] | None:
+    """Returns the names of the classes of a part in the mixture; raises UserError if these do not fit."""
+    if renaming is not None:
+        return rename_classes(source, renaming, part.classes)
+    if len(set(source.class_names or ())) < len(source.class_names or ()):
+        raise UserError(f"the classes of {part.source} do not join by name, since several have the same name")
+    return source.class_names

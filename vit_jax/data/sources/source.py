@@ -5,6 +5,7 @@ decoded yet, the label an int or, in multi-label data, an array. Sources can be 
 them.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import hashlib
@@ -103,6 +104,17 @@ class Mixture(NamedTuple):
 
     lengths: tuple[int, ...]
     weights: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first example of each part."""
+        return tuple(itertools.accumulate(self.lengths[:-1], initial=0))
+
+    def runs(self, run_lengths: Sequence[int]) -> list[range]:
+        """Returns the numbers of the runs of shards of each part, given the examples in each run of the source."""
+        ends = list(itertools.accumulate(run_lengths))
+        stops = [bisect.bisect_left(ends, end) + 1 for end in itertools.accumulate(self.lengths)]
+        return [range(start, stop) for start, stop in itertools.pairwise([0, *stops])]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""The orders of a mixture: its parts in turn, in proportion to their weights, each in epochs of its own."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import grain
+import numpy as np
+
+from vit_jax.data.shard_order import ShardOrder
+from vit_jax.data.sources import Mixture
+from vit_jax.data.stream_order import ENDLESS, StreamOrder
+
+
+def shuffle_epochs(length: int, seed: int) -> grain.MapDataset:
+    """Returns position in the run -> index of the example, of a source of some length, which each epoch shuffles."""
+    return grain.MapDataset.range(length).seed(seed).shuffle().repeat(None)
+
+
+class Shares:
+    """Which part of a mixture is drawn as which.
+
+    Of n draws the first part has its share, rounded; the next part has its share of the others, rounded; and so on.
+    So each part has its share of n, to within less than one for itself and for each part before it.
+    """
+
+    def __init__(self, weights: Sequence[int]):
+        """Takes whole numbers in the proportions of the shares."""
+        self.weights = tuple(weights)
+
+    def counts(self, draws: int) -> list[int]:
+        """Returns how often each part is among the first draws."""
+        counts, left, rest = [], draws, sum(self.weights)
+        for weight in self.weights:
+            counts.append((2 * left * weight + rest) // (2 * rest))
+            left, rest = left - counts[-1], rest - weight
+        return counts
+
+    def draw(self, number: int) -> tuple[int, int]:
+        """Returns the part that a draw gives, and the number of draws before it that gave the same."""
+        before, after = self.counts(number), self.counts(number + 1)
+        part = next(part for part, count in enumerate(before) if after[part] > count)
+        return part, before[part]
+
+
+class MixedOrder:
+    """Position in the run -> index of the example; all examples of a part are shuffled in each of its epochs."""
+
+    def __init__(self, mixture: Mixture, seed: int):
+        """Takes a mixture and the seed of its order."""
+        self.shares, self.starts = Shares(mixture.weights), mixture.starts
+        self.parts = [shuffle_epochs(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
+
+    def __len__(self) -> int:
+        """Returns a number larger than any run has positions: the epochs do not end."""
+        return ENDLESS
+
+    def __getitem__(self, position: int) -> int:
+        """Returns the index of an example."""
+        part, number = self.shares.draw(position)
+        return self.starts[part] + self.parts[part][number]
+
+
+class MixedStreamOrder(ShardOrder):
+    """Position in the run, n * batch + row -> index of the example; each part is streamed in an order of its own.
+
+    Every reader draws the parts in turn, from another place of the cycle, so that their shares hold in a batch too, and
+    is a reader of the stream of each part. Can be pickled; threads may share it.
+    """
+
+    def __init__(
+        self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
+    ):
+        """Takes a mixture whose examples lie in shards, and the rest as `StreamOrder`."""
+        self.shares, self.starts = Shares(mixture.weights), mixture.starts
+        self.batch, self.readers = batch, readers
+        self.rows = batch // readers  # of a reader in a batch
+        runs = mixture.runs(shard_lengths)
+        self.first_shards = [own.start for own in runs]
+        self.parts = [
+            StreamOrder(shard_lengths[own.start : own.stop], readers, readers, window, (seed + part) % 2**32)
+            for part, own in enumerate(runs)
+        ]
+        self.offsets = [reader * sum(mixture.weights) // readers for reader in range(readers)]
+
+    def __len__(self) -> int:
+        """Returns a number larger than any run has positions: the epochs do not end."""
+        return ENDLESS
+
+    def __getitem__(self, position: int) -> int:
+        """Returns the index of an example."""
+        number, row = divmod(position, self.batch)
+        reader, k = divmod(row, self.rows)
+        offset = self.offsets[reader]
+        part, drawn = self.shares.draw(offset + number * self.rows + k)
+        before = self.shares.counts(offset)[part]
+        return self.starts[part] + self.parts[part][(drawn - before) * self.readers + reader]
+
+    def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
+        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one of each part."""
+        offset, needed = self.offsets[reader], dict[int, int]()
+        before, first, last = (
+            self.shares.counts(images)
+            for images in (offset, offset + begin * self.rows, offset + (end + 1) * self.rows)
+        )
+        for part, order in enumerate(self.parts):
+            start, every = first[part] - before[part], sum(self.shares.weights) / self.shares.weights[part]
+            for shard, drawn in order.needed(reader, start, last[part] - before[part]).items():
+                needed[self.first_shards[part] + shard] = begin + int((drawn - start) * every / self.rows)
+        return needed
+
+    def neighbour(self, index: int, distance: int) -> int:
+        """Returns the example that lies some places after another in its shard, which goes round."""
+        part = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self.starts[part] + self.parts[part].neighbour(index - self.starts[part], distance)
+
+
+TrainStream: TypeAlias = StreamOrder | MixedStreamOrder

@@ -1,0 +1,71 @@
+"""What orders of examples in shards have in common: they state when a reader needs which shards."""
+
+import abc
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+
+class ShardUses(NamedTuple):
+    """When a reader needs its shards of an epoch.
+
+    Attributes:
+        shards: their numbers, in the order in which they are first needed.
+        first: the batch in which each is needed first.
+        last: the batch in which it is needed last.
+    """
+
+    shards: Int64[np.ndarray, " shards"]
+    first: Int64[np.ndarray, " shards"]
+    last: Int64[np.ndarray, " shards"]
+
+
+class ShardOrder(abc.ABC):
+    """Position, n * batch + row -> index of an example; reader j of R reads the rows from j * batch / R on.
+
+    Attributes:
+        batch: rows of a global batch.
+        readers: R, which divides it.
+    """
+
+    batch: int
+    readers: int
+
+    @abc.abstractmethod
+    def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
+        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one.
+
+        Each is given with the batch in which it is first needed, or about that.
+        """
+
+
+class EpochOrder(ShardOrder):
+    """The order of a single source, in epochs.
+
+    Attributes:
+        epochs: their number.
+    """
+
+    epochs: int
+
+    @abc.abstractmethod
+    def epochs_of(self, batch: int) -> range:
+        """Returns the epochs of which a batch contains examples."""
+
+    @abc.abstractmethod
+    def uses(self, epoch: int, reader: int) -> ShardUses:
+        """Returns when a reader needs which shards in an epoch."""
+
+    def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
+        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one."""
+        needed: dict[int, int] = {}
+        for epoch in range(self.epochs_of(begin).start, self.epochs):
+            shards, firsts, lasts = self.uses(epoch, reader)
+            count = int(np.searchsorted(firsts, end, side="right")) + 1
+            here = np.flatnonzero(lasts[:count] >= begin)
+            for shard, first in zip(shards[here].tolist(), firsts[here].tolist(), strict=True):
+                needed.setdefault(shard, first)
+            if count <= len(shards):
+                break
+        return needed
