@@ -24,12 +24,14 @@ VERDICTS = {"worse": "worse than predicted", "better": "better than predicted", 
 STYLE = """
 .off td, .off th { color: var(--off) } :root { --off: #b42318 }
 @media (prefers-color-scheme: dark) { :root { --off: #ff8f85 } }
-.ratio { width: 6rem; min-width: 6rem }
 .ratio div { position: relative; height: .7rem; margin-top: .4rem; border-right: 1px solid var(--line);
   background: linear-gradient(var(--faint), var(--faint)) 50% 0 / 1px 100% no-repeat }
 .ratio span { position: absolute; inset: .1rem auto .1rem 0; background: var(--bar) }
 .off .ratio span { background: var(--off) }
-.wide table { width: 100% } .wide td { min-width: 0 } .wide th[scope=row] { font-weight: 400; width: 24rem }
+.wide table { width: 100%; min-width: 56rem; table-layout: fixed } .wide td { min-width: 0 }
+.wide th[scope=row] { font-weight: 400 } .wide thead th { width: 13% }
+.wide thead th:first-child, .wide thead th:last-child { width: 22% } .wide thead th:nth-child(3) { width: 17% }
+.wide thead th:nth-child(4), .wide thead th:nth-child(5) { width: 6.5% }
 """
 
 
