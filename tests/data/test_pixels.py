@@ -98,18 +98,16 @@ def test_pixels_are_those_of_the_images(odd, tmp_path, side):
 
 
 @pytest.mark.parametrize(
-    "pipe",
+    ("pipe", "fast"),
     [
-        "inception_crop(10)|flip_lr",
-        "random_crop(9)|randaug(2,15)",
-        "resize(11)",
-        "resize_small(10)|central_crop(8)",
-        "central_crop(12)|autoaugment",
-        "random_crop(9)|color_jitter(hue=0.1)|random_erasing(1.0)",
-        "torch_resize(14)|torch_center_crop(10)|flip_lr",
+        ("inception_crop(10)|flip_lr", True),
+        ("inception_crop(10)|flip_lr", False),
+        ("random_crop(9)|randaug(2,15)", False),
+        ("resize_small(10)|central_crop(8)|autoaugment", False),
+        ("random_crop(9)|color_jitter(hue=0.1)|random_erasing(1.0)", False),
+        ("torch_resize(14)|torch_center_crop(10)|flip_lr", False),
     ],
 )
-@pytest.mark.parametrize("fast", [True, False])
 def test_every_pipe_gives_the_same_batches_as_of_png(arrays, tmp_path, pipe, fast):
     preprocess = parse_pipe(f"{pipe}|value_range(-1,1)", 10, fast)
     options = {"batch": 16, "rows": np.arange(16), "seed": 5}
