@@ -7,6 +7,11 @@ time, over all threads. tf.data uses `decode_and_crop_jpeg` and `tf.image.resize
 collate function. Both run in a separate environment (`benchmarks/requirements.txt`); without `--others` only our reader
 is measured. `--quality=90` encodes the files again first, as `vit_jax.pack` does, so that decoding can begin at the
 first row of a crop; tf.data and timm then read these files too.
+
+python -m benchmarks.input --files=data/photos --others=.bench/bin/python --pixels=256 --write=docs/data.md
+
+packs them with `--pixels` and with `--shorter-side`, and compares both with the original files. tf.data and timm read
+the JPEG files that the second contains.
 """
 
 import argparse
@@ -17,33 +22,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks import pages
 from vit_jax.data import loader
-from vit_jax.data.images import decode
+from vit_jax.data.images import EncodedImage, EncodeOptions, Encoding, PixelOptions, decode
 from vit_jax.data.preprocess import inception_box, parse_pipe
+from vit_jax.data.shards.files import write_shard
+from vit_jax.data.sources import SourceConfig, open_split
 
 SIZE, BATCH = 224, 32
+PACKED = "packed JPEG"
 PIPE = f"inception_crop({SIZE})|value_range(-1,1)"
+
+
+Read = Callable[[int], EncodedImage]  # the image of this number
 
 
 class Ours:
     """Our reader, with the preprocessing of training."""
 
-    def __init__(self, files: list[str], fast: bool):
-        self.files, self.preprocess = files, parse_pipe(PIPE, SIZE, fast)
+    def __init__(self, read: Read, count: int, fast: bool):
+        self.read, self.count, self.preprocess = read, count, parse_pipe(PIPE, SIZE, fast)
 
     def pixels(self, number: int) -> np.ndarray:
-        image = decode.read_image(self.files[number])
-        return self.preprocess.apply_ops(image, np.random.default_rng(number))  # as in `draw_boxes`
+        return self.preprocess.apply_ops(self.read(number), np.random.default_rng(number))  # as in `draw_boxes`
 
     def round(self) -> float:
         began = time.process_time()
-        for first in range(0, len(self.files), BATCH):
-            np.stack([self.pixels(number) for number in range(first, min(first + BATCH, len(self.files)))])
+        for first in range(0, self.count, BATCH):
+            np.stack([self.pixels(number) for number in range(first, min(first + BATCH, self.count))])
         return time.process_time() - began
 
 
@@ -87,6 +99,28 @@ def encode_again(files: list[str], folder: Path, quality: int) -> list[str]:
     return sorted(map(str, folder.glob("*.jpg")))
 
 
+def pack(files: list[str], folder: Path, encoding: Encoding) -> Read:
+    """Packs the images, and returns what reads their records."""
+    folder.mkdir()
+    examples = ((encoding(decode.read_image(file)), [0]) for file in files)
+    write_shard(str(folder / "train-00000-of-00001.array_record"), examples)
+    source = open_split(SourceConfig(f"array_record:{folder}", num_classes=1), "train")
+    return lambda number: source[number]["image"]
+
+
+def read_files(files: list[str]) -> Read:
+    return lambda number: decode.read_image(files[number])
+
+
+def write_files(read: Read, count: int, folder: Path) -> list[str]:
+    """Writes the JPEG files that records contain."""
+    folder.mkdir()
+    files = [folder / f"{number:05}.jpg" for number in range(count)]
+    for number, file in enumerate(files):
+        file.write_bytes(read(number).data)
+    return list(map(str, files))
+
+
 def describe_difference(ours: Ours, other: np.ndarray) -> str:
     """Returns the difference between the first images of both."""
     difference = np.stack([ours.pixels(number) for number in range(len(other))]).astype(int) - other
@@ -94,43 +128,85 @@ def describe_difference(ours: Ours, other: np.ndarray) -> str:
     return f"differs from tf.data by at most {most} of 255, in {share:.2%} of the values"
 
 
-def main(argv: list[str]) -> None:
+def take_turns(readers: Mapping[str, Ours | Other], count: int, rounds: int) -> dict[str, list[float]]:
+    """Returns the images per CPU-second of each reader in each round."""
+    rates: dict[str, list[float]] = {name: [] for name in readers}
+    for turn in range(rounds + 1):
+        for name, reader in readers.items():
+            rate = count / reader.round()
+            if turn:  # the first round warms up
+                rates[name].append(rate)
+    return rates
+
+
+def median_ratio(rates: list[float], base: list[float]) -> float:
+    """Returns the median of the ratios within a round."""
+    return statistics.median(a / b for a, b in zip(rates, base, strict=True))
+
+
+def table(rates: Mapping[str, list[float]]) -> list[str]:
+    """Returns a row for each reader, with its ratios to packed JPEG images, resized alike, and to tf.data."""
+    lines = ["| read | images per CPU-second | of packed JPEG | of tf.data |", "|---|---|---|---|"]
+    for name, values in rates.items():
+        bases = [rates.get(base) for base in (f"{PACKED}, {name.partition(', ')[2]}", "tf.data")]
+        ratios = [f"{median_ratio(values, base):.2f}" if base else "" for base in bases]
+        lines.append(f"| {name} | {statistics.median(values):,.0f} | {' | '.join(ratios)} |")
+    return lines
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
     parser.add_argument("--files", required=True, help="folder of JPEG files, searched recursively")
     parser.add_argument("--rounds", type=int, default=7, help="number of rounds, in which all take turns [7]")
     parser.add_argument("--others", help="the Python of a separate environment with tensorflow and timm")
-    parser.add_argument("--quality", type=int, help="encode the files again first, with this JPEG quality")
-    arguments = parser.parse_args(argv[1:])
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quality", type=int, help="encode the files again first, with this JPEG quality")
+    how.add_argument("--pixels", type=int, help="compare with packed pixels and JPEG images of this shorter side")
+    parser.add_argument("--write", type=Path, help="page whose section `pixels` is written")
+    return parser.parse_args(argv[1:])
+
+
+def main(argv: list[str]) -> None:
+    arguments = parse(argv)
     loader.use_one_opencv_thread()
     files = sorted(str(path) for path in Path(arguments.files).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"there are no JPEG files in {arguments.files}")
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder, ours = Path(name), PACKED if arguments.pixels else "ours"
         if arguments.quality:
-            files = encode_again(files, Path(folder), arguments.quality)
-        plan = Path(folder) / "plan.json"
+            files = encode_again(files, folder, arguments.quality)
+        reads = {ours: read_files(files)}
+        if arguments.pixels:
+            pixels = pack(files, folder / "pixels", PixelOptions(arguments.pixels))
+            packed = pack(files, folder / "packed", EncodeOptions(arguments.pixels))
+            reads = {"packed pixels": pixels, ours: packed, "original files": read_files(files)}
+            files = write_files(packed, len(files), folder / "files")
+        plan = folder / "plan.json"
         plan.write_text(json.dumps({"files": files, "boxes": draw_boxes(files), "size": SIZE, "batch": BATCH}))
-        readers = {"ours, fast": Ours(files, fast=True), "ours, exact pixels": Ours(files, fast=False)}
+        speeds = {"fast": True, "exact pixels": False}
+        readers: dict[str, Ours | Other] = {
+            f"{name}, {speed}": Ours(read, len(files), fast)
+            for name, read in reads.items()
+            for speed, fast in speeds.items()
+        }
         if arguments.others:
             readers |= {name: Other(arguments.others, name, plan) for name in ("tf.data", "timm")}
-        rates: dict[str, list[float]] = {name: [] for name in readers}
-        for turn in range(arguments.rounds + 1):
-            for name, reader in readers.items():
-                rate = len(files) / reader.round()
-                if turn:  # the first round warms up
-                    rates[name].append(rate)
+        rates = take_turns(readers, len(files), arguments.rounds)
         if arguments.others:
             theirs = np.asarray(readers["tf.data"].ask("pixels"), np.uint8)
-            for name in ("ours, fast", "ours, exact pixels"):
-                print(f"{name}: {describe_difference(readers[name], theirs)}")
+            for speed in speeds:
+                print(f"{ours}, {speed}: {describe_difference(readers[f'{ours}, {speed}'], theirs)}")
 
-    base = "tf.data" if arguments.others else "ours, exact pixels"
+    base = "tf.data" if arguments.others else f"{ours}, exact pixels"
     print(f"{len(files)} files, median of {arguments.rounds} rounds, images per CPU-second, and against {base}")
     for name, values in rates.items():
-        against = statistics.median(a / b for a, b in zip(values, rates[base], strict=True))
         spread = f"{min(values):.0f} to {max(values):.0f}"
-        print(f"{name:20}{statistics.median(values):8.0f}{spread:>16}{against:8.2f} times")
+        against = median_ratio(values, rates[base])
+        print(f"{name:28}{statistics.median(values):8.0f}{spread:>16}{against:8.2f} times")
+    if arguments.pixels:
+        pages.print_sections([("pixels", table(rates))], arguments.write)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.faults": Output("write"),
     "benchmarks.fields": Output("write"),
     "benchmarks.goodput": Output("write"),
+    "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
@@ -70,7 +71,7 @@ OUTPUTS: dict[str, Output | None] = {
     **dict.fromkeys(
         [
             f"benchmarks.{name}"
-            for name in ("agreement", "coordination", "input", "load", "loader", "overhead", "tpu_check", "train_step")
+            for name in ("agreement", "coordination", "load", "loader", "overhead", "tpu_check", "train_step")
         ]
     ),
 }

@@ -2,8 +2,9 @@
 
 Packs all splits, in the source's order, so that training from `array_record:OUT` is bit for bit training from the
 source: images keep their bytes wherever no pixel changes. Photographs in folders are turned upright (which encodes a
-JPEG again); on request, large images are shrunk, only some classes are packed, and near-duplicates of a test set are
-left out. After an interruption, the same command resumes; when image files have changed, it packs their shards again.
+JPEG again); on request, large images are shrunk, all are stored as pixels, only some classes are packed, and
+near-duplicates of a test set are left out. After an interruption, the same command resumes; when image files have
+changed, it packs their shards again.
 
 Example:
   python -m vit_jax.pack folder:data/photos data/packed/photos --shorter-side=512
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from vit_jax import UserError, cli
 from vit_jax.data import shards
-from vit_jax.data.images import EncodeOptions
+from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig
 
 MANY = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
@@ -61,7 +62,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--shorter-side", type=positive, metavar="PX", help="shrink larger images to this shorter side, saved as JPEG"
     )
     parser.add_argument(
-        "--quality", type=positive, default=95, help="quality of JPEG files that are encoded again, 1 to 100 [95]"
+        "--quality",
+        type=positive,
+        help=f"quality of JPEG files that are encoded again, 1 to 100 [{EncodeOptions.quality}]",
+    )
+    parser.add_argument(
+        "--pixels", type=positive, metavar="PX", help="shrink likewise, but store pixels: large, and read faster"
     )
     parser.add_argument(
         "--bad-images",
@@ -85,14 +91,12 @@ def main(argv: list[str]) -> None:
     args = make_parser().parse_args(argv[1:])
     if "://" in args.out:
         raise UserError(f"cannot pack into {args.out}: pack into a local folder, then copy it there")
-    if args.quality > 100:
-        raise UserError(f"--quality={args.quality} must be at most 100")
     if (args.shuffle or 0) < 0:
         raise UserError(f"--shuffle={args.shuffle} must be at least 0")
     start = time.monotonic()
     packing = shards.plan_packing(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
-        EncodeOptions(args.shorter_side, args.quality, not args.no_decode),
+        choose_encoding(args),
         splits=args.splits and args.splits.split(","),
         classes=args.classes,
         without=args.without or (),
@@ -104,7 +108,9 @@ def main(argv: list[str]) -> None:
     )
     for note in dict.fromkeys(note for source in packing.sources.values() for note in source.notes):
         print(note, file=sys.stderr)
-    with tqdm(total=sum(map(len, packing.rows.values())), unit="image", unit_scale=True, disable=None) as bar:
+    total, size = sum(map(len, packing.rows.values())), sum(packing.sizes.values())
+    print(f"{plural(total, 'image')} to pack, about {size:,.0f} bytes", file=sys.stderr)
+    with tqdm(total=total, unit="image", unit_scale=True, disable=None) as bar:
         result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
     share = result.duplicates / (sum(result.records.values()) + result.duplicates or 1)
@@ -122,6 +128,19 @@ def main(argv: list[str]) -> None:
         f"{result.size:,} bytes; {speed}; {result.left_out:,} unreadable left out"
         + (f"; {plural(result.duplicates, 'near-duplicate')} left out, listed in info.json" if args.without else "")
     )
+
+
+def choose_encoding(args: argparse.Namespace) -> Encoding:
+    """Returns how images are stored; raises UserError if the options for it contradict each other."""
+    if not args.pixels:
+        if (args.quality or 0) > 100:
+            raise UserError(f"--quality={args.quality} must be at most 100")
+        return EncodeOptions(args.shorter_side, args.quality or EncodeOptions.quality, not args.no_decode)
+    for option in ("shorter_side", "quality", "no_decode"):
+        if getattr(args, option):
+            name = f"--{option.replace('_', '-')}"
+            raise UserError(f"--pixels={args.pixels} states how images are stored; leave out {name}, or --pixels")
+    return PixelOptions(args.pixels)
 
 
 def describe_emptied(class_names: Sequence[str] | None, result: shards.PackingResult) -> list[str]:

@@ -7,6 +7,8 @@ from .decode import ImageHeader as ImageHeader
 from .decode import list_images as list_images
 from .decode import read_image as read_image
 from .encode import EncodeOptions as EncodeOptions
+from .encode import Encoding as Encoding
+from .encode import PixelOptions as PixelOptions
 from .resize import RESIZE_METHODS as RESIZE_METHODS
 from .resize import resize_pixels as resize_pixels
 from .resize import shrunk_size as shrunk_size

@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vit_jax import UserError, nearest_path
-from vit_jax.data.images import jpeg
+from vit_jax.data.images import jpeg, ppm
 from vit_jax.storage import filesystem
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -158,7 +158,8 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
 
     JPEG pixels are those of TensorFlow: libjpeg-turbo's fast integer DCT with fancy upsampling. As in TensorFlow, grey
     images are repeated over the channels, an alpha channel is dropped, and 16-bit values keep their upper 8 bits.
-    Pillow always applies the orientation of TIFF images, whatever `exif` says.
+    Pillow always applies the orientation of TIFF images, whatever `exif` says. The pixels of a PPM file may be a
+    read-only view of the data.
 
     Args:
         data: the encoded file.
@@ -172,7 +173,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
-        image = decode_jpeg(data) if is_jpeg(data) else decode_with_pillow(data)
+        image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
         return apply_orientation(image, data) if exif and has_exif(data) else image
 
 
@@ -244,6 +245,15 @@ def check_pixel_count(height: int, width: int) -> None:
     """Raises ValueError if an image is too large to be decoded."""
     if height * width > MAX_PIXELS:
         raise ValueError(f"its {height} x {width} pixels are more than the limit of {MAX_PIXELS:,}")
+
+
+def decode_other(data: bytes) -> RGB:
+    """Decodes an image that is not a JPEG: one of plain pixels is a view of them, others are decoded with Pillow."""
+    pixels = ppm.view_pixels(data)
+    if pixels is None:
+        return decode_with_pillow(data)
+    check_pixel_count(pixels.shape[0], pixels.shape[1])
+    return pixels
 
 
 def decode_with_pillow(data: bytes) -> RGB:

@@ -1,12 +1,14 @@
-"""Encoding of images for packing: an image keeps its bytes if no pixel changes."""
+"""Encoding of images for packing: an image keeps its bytes if no pixel changes, or becomes plain pixels."""
 
 import dataclasses
 import io
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.images.decode import RGB, EncodedImage, exif_orientation, is_jpeg
+from vit_jax.data.images.decode import RGB, Crop, EncodedImage, exif_orientation, is_jpeg
+from vit_jax.data.images.ppm import encode_ppm
 from vit_jax.data.images.resize import resize_pixels, shrunk_size
 
 
@@ -41,12 +43,35 @@ class EncodeOptions:
                 return image.data
             pixels, lossless = image.decode(), not is_jpeg(image.data)
         if self.shorter_side and min(pixels.shape[:2]) > self.shorter_side:
-            size = shrunk_size(pixels.shape[0], pixels.shape[1], self.shorter_side)
-            pixels = resize_pixels(pixels, *size, "area", antialias=False)
-            unchanged = lossless = False
+            pixels, unchanged, lossless = shrink(pixels, self.shorter_side), False, False
         if unchanged:
             return image.data
         return encode_png(pixels) if lossless else encode_jpeg(pixels, self.quality)
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelOptions:
+    """How images are stored as pixels, in PPM files, which are not decoded when they are read.
+
+    Attributes:
+        pixels: the shorter side to which larger images are shrunk, as by `EncodeOptions`.
+    """
+
+    pixels: int
+
+    def __call__(self, image: RGB | EncodedImage) -> bytes:
+        """Returns a PPM file of an image, upright; raises DecodeError if the image is unreadable."""
+        pixels = image if isinstance(image, np.ndarray) else image.decode()
+        return encode_ppm(shrink(pixels, self.pixels) if min(pixels.shape[:2]) > self.pixels else pixels)
+
+
+Encoding: TypeAlias = EncodeOptions | PixelOptions
+
+
+def shrink(pixels: RGB, shorter_side: int) -> Crop:
+    """Returns an image with this shorter side, by area interpolation."""
+    size = shrunk_size(pixels.shape[0], pixels.shape[1], shorter_side)
+    return resize_pixels(pixels, *size, "area", antialias=False)
 
 
 def needs_rotation(image: EncodedImage) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -186,6 +187,17 @@ def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard
                 raise OSError("the file does not contain what was written")
             stack.close()
             return Shard(path, written, os.path.getsize(path))
+
+
+def check_room(out: str, need: float) -> None:
+    """Raises UserError if a local folder has no room for shards of this many bytes, of which some may lie in it."""
+    room = shutil.disk_usage(out).free
+    room += sum(os.path.getsize(path) for path in glob.glob(f"{glob.escape(out)}/*.array_record"))
+    if need > room:
+        raise UserError(
+            f"the shards need about {need / 1e9:.3g} GB, but {out} has room for {room / 1e9:.3g}; make room, choose "
+            "another folder, or pack smaller images"
+        )
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 import array
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import os
 from collections import deque
@@ -16,7 +17,7 @@ import cv2
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.data.images import DecodeError, EncodeOptions
+from vit_jax.data.images import DecodeError, Encoding
 from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.class_selection import parse_class_selection
 from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
@@ -105,7 +106,7 @@ class Packing:
     rows: dict[str, Sequence[int]]
     labels: dict[int, int]
     manifest: Manifest
-    encode: EncodeOptions
+    encode: Encoding
     without: KnownImages | None
     skip_unreadable: bool
     workers: int
@@ -119,12 +120,13 @@ class Packing:
             advance: called with the number of images that have been finished since the last call.
 
         Raises:
-            UserError: the folder contains something else, an image is unreadable, or the disk is full.
+            UserError: the folder contains something else, an image is unreadable, or the disk has no room.
         """
         read = 0
         cv2.setNumThreads(0)  # the threads of the pool already keep every core busy
         with lock_folder(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count_shards(split) for split in self.sources}
+            files.check_room(out, sum(self.sizes.values()))
             with files.report_write_errors(out):
                 finished = resume_progress(out, self.manifest, counts)
             splits: dict[str, list[ShardEntry]] = {split: [] for split in counts}
@@ -172,15 +174,17 @@ class Packing:
         record_finished(out, entry)
         return entry
 
+    @functools.cached_property
+    def sizes(self) -> dict[str, float]:
+        """Split -> about the bytes of its images as packed."""
+        return {split: estimate_size(rows, split, self.encode_example) for split, rows in self.rows.items()}
+
     def count_shards(self, split: str) -> int:
         """Returns the number of shards of a split."""
-        total = len(self.rows[split])
         if self.shards:
-            return min(self.shards, total)
-        sample = [self.encode_example(split, index) for index in self.rows[split][:: -(-total // SAMPLE)]]
-        sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
+            return min(self.shards, len(self.rows[split]))
         size = files.STREAMED_BYTES if SHUFFLE in self.manifest.made_from else SHARD_BYTES
-        return max(1, round(total * np.mean(sizes) / size))
+        return max(1, round(self.sizes[split] / size))
 
     def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut | Duplicate:
         """Reads and encodes an example, or returns why it is left out."""
@@ -235,7 +239,7 @@ class Packing:
 
 def plan_packing(
     source_config: SourceConfig,
-    encode: EncodeOptions,
+    encode: Encoding,
     *,
     splits: list[str] | None = None,
     classes: str | None = None,
@@ -293,6 +297,15 @@ def plan_packing(
     )
     labels = dict(zip(selected, range(len(selected)), strict=True))
     return Packing(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
+
+
+def estimate_size(
+    rows: Sequence[int], split: str, encode_example: Callable[[str, int], EncodedExample | LeftOut | Duplicate]
+) -> float:
+    """Returns about how many bytes the images of a split take, from a sample of them."""
+    sample = [encode_example(split, index) for index in rows[:: -(-len(rows) // SAMPLE)]]
+    sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
+    return len(rows) * float(np.mean(sizes))
 
 
 def check_whole(splits: Sequence[str]) -> None:

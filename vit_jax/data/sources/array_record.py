@@ -4,8 +4,8 @@ The format, which `python -m vit_jax.pack` and other programs can write:
 
 * Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split consists of its shards in order.
 * A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file
-  (bytes; upright, since the EXIF orientation is not applied). Its feature `label` is an int64 list: one label, or, in
-  multi-label data, any number.
+  (bytes; upright, since the EXIF orientation is not applied; the pixels of a PPM file are used where they lie). Its
+  feature `label` is an int64 list: one label, or, in multi-label data, any number.
 * `info.json` beside the shards contains
     version: 1
     name: of the data set
