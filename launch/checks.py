@@ -58,6 +58,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.fields": Output("write"),
     "benchmarks.goodput": Output("write"),
     "benchmarks.mutants": Output("write"),
+    "benchmarks.patterns": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.recipes": Output("write"),
