@@ -59,6 +59,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.goodput": Output("write"),
     "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
+    "benchmarks.patterns": Output("write"),
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.recipes": Output("write"),

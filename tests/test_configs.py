@@ -96,6 +96,7 @@ def test_models_take_every_field_of_the_model_group():
         # What a field needs, or excludes.
         needed = {"pre_logits": {"representation_size": 0}, "rotary_grid": {"rotary": "axial"}}
         needed |= {"class_token": {"pooling": "gap"}, "stem_epsilons": {"stem": "resnet"}}
+        needed |= {"attention_window": {"attention_pattern": "local"}}
         needed |= {name: {"position": "relative"} for name in ("relative_tables", "relative_clip")}
         both = fields | needed.get(key, {})
         changed = models.create("ViT-B/16", **(both | {key: other(key, value)}))
@@ -108,6 +109,7 @@ def other(key, value):
     words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first"}
     words |= {"mlp": "shard_map", "remat": "full", "final_norm": "pooled", "class_token": "always", "registers": 4}
     words |= {"position_rows": "patches", "rotary": "axial", "rotary_grid": 16, "activation": "gelu"}
+    words |= {"attention_pattern": "strided", "attention_window": 7}
     words |= {"position_place": "shared", "relative_tables": "head", "relative_clip": 2}
     words |= {"stem_epsilons": "timm", "image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.4)}
     if key in words:

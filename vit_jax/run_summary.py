@@ -11,6 +11,7 @@ from vit_jax.models import Model
 from vit_jax.program import Program
 
 NO_KERNEL = "the kernel, which is faster, computes neither qk_norm nor rotary or relative positions"
+NO_PATTERN = "the kernel, which is faster for few patches, computes no attention_pattern"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
 
 
@@ -49,6 +50,8 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
 
 def lacks_kernel(model: Model, platform: str) -> str | None:
     """Returns why the model's attention is a plain form where that of others is a kernel."""
+    if platform in ("tpu", "gpu") and model.field("attention_pattern") not in (None, "full"):
+        return NO_PATTERN
     relative = model.field("position") == "relative"
     if platform == "tpu" and (relative or model.field("qk_norm") or model.field("rotary") == "axial"):
         return NO_KERNEL

@@ -730,9 +730,10 @@ def test_images_must_fit_the_positions():
 
 
 def test_every_word_that_the_spec_accepts_is_implemented():
-    spec = models.spec
+    spec = models.part_specs
     implementations = {
         spec.AttentionKind: models.attention.ATTENTIONS,
+        spec.AttentionPattern: ("full", *models.attention_pattern.RULES),
         spec.MlpKind: models.mlp.MLPS,
         spec.Activation: models.mlp.ACTIVATIONS,
         spec.Rotary: models.rotary.ROTARIES,

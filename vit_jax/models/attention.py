@@ -5,17 +5,19 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from vit_jax import kernels
 from vit_jax.kernels import Packing
 from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
 from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
-from vit_jax.models.spec import AttentionKind
+from vit_jax.models.part_specs import AttentionKind
 from vit_jax.sharding import constrain, gather, per_device
 
 QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 Attended: TypeAlias = Float[Array, "batch tokens width"]
+PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
@@ -25,11 +27,32 @@ Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 Scores: TypeAlias = Callable[[Queries], AttentionWeights]  # what scaled queries add to their scores
 
 
+class Pattern(NamedTuple):
+    """Which tokens attend to which, where not all attend to all."""
+
+    pairs: Bool[np.ndarray, "queries keys"]
+    attend: Callable[[QKV], PerToken]  # with these pairs alone, or little more
+
+    def scores(self, queries: Queries) -> AttentionWeights:
+        """Returns zero for the pairs that attend, and minus infinity for the others."""
+        batch, tokens, heads, _ = queries.shape
+        return jnp.broadcast_to(jnp.where(self.pairs, 0.0, -jnp.inf), (batch, heads, tokens, tokens))
+
+
 class Change(NamedTuple):
     """What happens besides equations 5 to 7."""
 
     qkv: Callable[[QKV], QKV] | None = None  # of queries and keys, after their projection
     scores: Scores | None = None
+    pattern: Pattern | None = None
+
+    @property
+    def added(self) -> Scores | None:
+        """What is added to the scores, those of the pattern included."""
+        if self.pattern is None:
+            return self.scores
+        pattern, scores = self.pattern, self.scores
+        return (lambda queries: scores(queries) + pattern.scores(queries)) if scores else pattern.scores
 
 
 # (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
@@ -106,7 +129,7 @@ def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, Attenti
     def attend(
         x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
     ) -> tuple[Rows, AttentionWeights]:
-        scores = change.scores if change else None
+        scores = change.added if change else None
         attended, weights = attention(project(packing.unpack(x), kernel, bias, change), scores)
         return packing.pack(attended), weights
 
@@ -142,9 +165,9 @@ def cudnn(
     """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured.
 
     Raises:
-        ValueError: there are further scores.
+        ValueError: there are further scores, or a pattern.
     """
-    if change and change.scores:
+    if change and change.added:
         raise ValueError("cuDNN's attention gets no further scores")
     tokens, rows = packing.tokens, packing.rows
     qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, change)
@@ -167,8 +190,10 @@ def auto(
     or the smallest of them have too little memory for it: what kind they are is not known here. Only reverse-mode
     differentiation works.
     """
+    if change and change.pattern and not change.scores:
+        return _in_pattern(x, kernel, bias, packing, change)
     heads, head_dim = kernel.shape[2:]
-    changes = bool(change and change.qkv), bool(change and change.scores)
+    changes = bool(change and change.qkv), bool(change and change.added)
     sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
@@ -181,8 +206,18 @@ def auto(
         tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
         default=plain,
     )
-    scores = change.scores if change else None
+    scores = change.added if change else None
     return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), scores)[1]
+
+
+def _in_pattern(
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change
+) -> tuple[Rows, AttentionWeights]:
+    """Returns what is attended to in a pattern, and the weights by the plain form."""
+    assert change.pattern
+    qkv = project(packing.unpack(x), kernel, bias, change)
+    attended = change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1)
+    return packing.pack(attended), tokens_first(qkv, change.added)[1]
 
 
 def _repacked(

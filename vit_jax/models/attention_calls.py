@@ -10,7 +10,7 @@ from vit_jax.models.attention import ATTENTIONS, QKVBias, QKVKernel, choose_pack
 from vit_jax.models.attention_check import draw_operands
 from vit_jax.models.attention_choice import AttentionSizes
 from vit_jax.models.layers import Rows
-from vit_jax.models.spec import AttentionKind
+from vit_jax.models.part_specs import AttentionKind
 
 
 def make_attention_calls(

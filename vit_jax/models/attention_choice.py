@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from vit_jax import kernels
-from vit_jax.models.spec import AttentionKind, Dtype, ModelSpec
+from vit_jax.models.part_specs import AttentionKind, Dtype
+from vit_jax.models.spec import ModelSpec
 
 KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
 

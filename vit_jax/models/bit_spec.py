@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, choose
+from vit_jax.models.part_specs import Dtype
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
-from vit_jax.models.spec import Dtype
 from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: FORMS, BORDERS and REMATS.

@@ -1,5 +1,6 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -16,16 +17,20 @@ from vit_jax.models.attention import (
     QKV,
     AttentionWeights,
     Change,
+    Pattern,
     QKVBias,
     QKVKernel,
     Scores,
     choose_packing,
 )
+from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, layer_norm, product
 from vit_jax.models.mlp import MLPS
+from vit_jax.models.part_specs import BlockKind
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
 from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.spec import BlockKind, ModelSpec
+from vit_jax.models.sparse_attention import attend_in_pattern
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather, local_size
 
 Lines: TypeAlias = Float[Array, "batch lines patches width"]
@@ -92,7 +97,7 @@ class SelfAttention(nn.Module):
             relative: the relative positions that all blocks share, if they do.
         """
         kernel, bias = QKVParameters(self.spec, name="qkv")()
-        change = Change(self._qkv_change(), self._scores(relative))
+        change = Change(self._qkv_change(), self._scores(relative), self._pattern())
         attend = ATTENTIONS[self.spec.attention.kind]
         attended, weights = attend(x, kernel, bias, self.packing, change if any(change) else None)
         return OutProjection(self.spec, name="out")(attended), weights
@@ -102,6 +107,12 @@ class SelfAttention(nn.Module):
         if not self.spec.adds_scores:
             return None
         return scores_of_offsets(self.spec, relative_table(self.param, self.spec) if relative is None else relative)
+
+    def _pattern(self) -> Pattern | None:
+        """Returns which tokens attend to which; None: all to all."""
+        if not self.spec.is_sparse:
+            return None
+        return Pattern(attended_pairs(self.spec), functools.partial(attend_in_pattern, self.spec))
 
     def _qkv_change(self) -> Callable[[QKV], QKV] | None:
         """Returns what happens to queries and keys after their projection; None: nothing."""

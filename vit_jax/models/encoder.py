@@ -12,7 +12,8 @@ from jaxtyping import Array
 from vit_jax.kernels import Packing
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
-from vit_jax.models.spec import ModelSpec, PositionSpec, Remat
+from vit_jax.models.part_specs import PositionSpec, Remat
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain
 from vit_jax.tree import ArrayTree, flatten, unflatten
 
@@ -105,7 +106,7 @@ def _split(stacked: Array, dtype: DTypeLike) -> list[Array]:
 
 def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     # The parameters are the same for all kinds of attention, and a single token is not rotated.
-    attention = dataclasses.replace(spec.attention, kind="heads_first")
+    attention = dataclasses.replace(spec.attention, kind="heads_first", pattern="full", window=0)
     position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
     tokens = spec.tokens
     if spec.position.owner != "block":

@@ -12,7 +12,8 @@ from vit_jax.kernels import Packing
 from vit_jax.models.block import OutProjection
 from vit_jax.models.layers import LayerNorm, Tokens, add_bias, product
 from vit_jax.models.mlp import MLPS
-from vit_jax.models.spec import ModelSpec, Pooling
+from vit_jax.models.part_specs import Pooling
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather
 
 Pooled: TypeAlias = Float[Array, "batch width"]

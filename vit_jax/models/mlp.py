@@ -8,7 +8,8 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
 from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_product, product
-from vit_jax.models.spec import Activation, MlpKind, ModelSpec
+from vit_jax.models.part_specs import Activation, MlpKind
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
 
 Hidden: TypeAlias = Float[Array, "rows mlp"]

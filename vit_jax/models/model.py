@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import UserError, choose
 from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
-from vit_jax.models.spec import AttentionKind, ModelSpec
+from vit_jax.models.part_specs import AttentionKind
+from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
 from vit_jax.models.vit import ViT
@@ -90,7 +91,7 @@ class Model:
             images: on one device, in one part of the batch.
             tensor: devices over which the heads are split.
         """
-        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto":
+        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto" or self.spec.is_sparse:
             return self
         return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
 

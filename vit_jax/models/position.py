@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.models.spec import ModelSpec, PositionKind
+from vit_jax.models.part_specs import PositionKind
+from vit_jax.models.spec import ModelSpec
 
 Parameter: TypeAlias = Callable[..., Array]  # (name, initializer, shape, dtype) -> the parameter
 PositionTable: TypeAlias = Float[Array, "tokens width"]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.models.spec import ModelSpec, Rotary
+from vit_jax.models.part_specs import Rotary
+from vit_jax.models.spec import ModelSpec
 
 PerToken: TypeAlias = Float[Array, "batch rows heads head_dim"]  # the rows may be more than the tokens
 Rotation: TypeAlias = Callable[[PerToken], PerToken]

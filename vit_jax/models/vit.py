@@ -15,9 +15,10 @@ from vit_jax.models.attention import choose_packing
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, dropout, product
+from vit_jax.models.part_specs import StemKind
 from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
-from vit_jax.models.spec import ModelSpec, StemKind
+from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather, local_size
 
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels

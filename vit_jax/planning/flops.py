@@ -17,7 +17,8 @@ from vit_jax.program import model_without_data
 
 def macs_per_image(model: Model) -> int:
     """Returns the multiply-accumulates of a model's forward pass of one image, without dropout and padding."""
-    model = model.with_attention("heads_first")  # which pads no tokens
+    if not model.field("attention_pattern") or model.field("attention_pattern") == "full":
+        model = model.with_attention("heads_first")  # which pads no tokens
     images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     return count_macs(lambda params, images: model.apply(params, images)[0], params, images)

@@ -1,0 +1,112 @@
+"""What attention in a pattern costs a TPU by the compiler's schedule, beside attention of all patches to all.
+
+Example:
+  python -m benchmarks.patterns --write=docs/models.md
+
+One layer of ViT-B/16 in bfloat16, forward and backward: the projection to queries, keys and values, and the attention.
+Takes a quarter of an hour on two cores.
+"""
+
+import argparse
+import fnmatch
+import functools
+import itertools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.pages import print_sections
+from benchmarks.tpu import table
+from benchmarks.tpu_process import Report, answer, compile_in_process
+from vit_jax import cli
+from vit_jax.models import create
+from vit_jax.models.attention import ATTENTIONS, Change, Pattern, choose_packing
+from vit_jax.models.attention_pattern import attended_pairs
+from vit_jax.models.sparse_attention import attend_in_pattern
+from vit_jax.models.spec import ModelSpec
+from vit_jax.planning import serialization, targets
+from vit_jax.planning.compiler import Function, compile_function
+
+TARGET = "v5e:2x2"
+IMAGES = {224: 32, 512: 8}  # by resolution, so that both have as many patches, nearly
+# Implementation, pattern, window.
+CASES = (
+    ("fused", "full", {224: 0, 512: 0}),
+    ("tokens_first", "full", {224: 0, 512: 0}),
+    ("auto", "local", {224: 14, 512: 32}),
+    ("auto", "local2d", {224: 4, 512: 4}),
+    ("auto", "local2d", {224: 7, 512: 8}),
+    ("auto", "strided", {224: 14, 512: 32}),
+    ("auto", "fixed", {224: 14, 512: 32}),
+)
+
+
+def names() -> list[str]:
+    return [f"{kind} {pattern} {windows[size]} {size}" for size in IMAGES for kind, pattern, windows in CASES]
+
+
+def spec_of(name: str) -> ModelSpec:
+    kind, pattern, window, resolution = name.split()
+    fields = {"attention": kind, "attention_pattern": pattern, "attention_window": int(window)}
+    return create("ViT-B/16", resolution=int(resolution), pooling="gap", dtype="bfloat16", **fields).vit
+
+
+def compile_case(name: str) -> Report:
+    """Returns what the compiler reports of a case."""
+    spec, [device, *_] = spec_of(name), targets.find_devices(TARGET, 1)
+    kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
+    heads, head_dim = spec.attention.num_heads, spec.head_dim
+    packing = choose_packing(kind, spec.tokens, heads, images)
+    change = Change(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
+    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change if spec.is_sparse else None)
+
+    def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
+        attended, transpose = jax.vjp(lambda *operands: attend(*operands)[0], *operands)
+        return attended, transpose(grad)
+
+    rows = images // packing.images * packing.rows, spec.width
+    shapes = rows, (spec.width, 3, heads, head_dim), (3, heads, head_dim), rows
+    dtypes = jnp.bfloat16, jnp.bfloat16, jnp.float32, jnp.bfloat16
+    placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=placed) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    with jax.set_mesh(mesh):
+        function = Function(jax.jit(step), (tuple(arrays[:3]), arrays[3]), (placed,) * 3, {})
+        return serialization.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
+
+
+def line(name: str, report: Report) -> list[str]:
+    """Returns a row of the table."""
+    spec, executable = spec_of(name), serialization.step_from_json(report).executable
+    assert executable and executable.schedule
+    images = IMAGES[spec.position.image_size[0]]
+    keys = f"{attended_pairs(spec).mean(0).sum():.0f}" if spec.is_sparse else f"{spec.tokens}"
+    kind, pattern, window, _ = name.split()
+    thousands = executable.schedule.cycles / images / spec.attention.num_heads / 1000
+    words = {"fused": "full, the kernel", "tokens_first": "full, the plain form", "auto": f"{pattern}, {window}"}
+    return [f"{spec.tokens}", words[kind], keys, f"{thousands:.2f}", f"{executable.peak_bytes / images / 1e6:.1f}"]
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    if len(argv) == 2 and argv[1] in names():
+        answer(functools.partial(compile_case, argv[1]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="cases to compile, as in 'auto local2d * 224'; none: no case [all]")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    args = parser.parse_args(argv[1:])
+    chosen = fnmatch.filter(names(), args.only)
+    found = {name: compile_in_process(name, TARGET, "benchmarks.patterns", name) for name in chosen}
+    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
+        sys.exit("\n".join(failed))
+    heads = ["patches", "pattern, window", "keys of a query", "1,000 cycles a head and image", "MB an image"]
+    lines = table(heads, itertools.starmap(line, found.items()))
+    print_sections([("patterns", lines)], args.write)
+
+
+if __name__ == "__main__":
+    cli.run(main)

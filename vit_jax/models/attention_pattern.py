@@ -1,0 +1,63 @@
+"""Which patches attend to which, where not all attend to all: local and sparse attention.
+
+Patches count in raster order. Images are given as a whole, so that a patch attends to those after it as to those before
+it. Class token and registers attend to all tokens, and all attend to them.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from vit_jax.models.part_specs import AttentionPattern
+from vit_jax.models.spec import ModelSpec
+
+Places: TypeAlias = Int[np.ndarray, "..."]
+Pairs: TypeAlias = Bool[np.ndarray, "..."]
+Rule: TypeAlias = Callable[[Places, Places, int, int], Pairs]  # of queries, keys, window and patches in a row
+
+
+def block_distance(query: Places, key: Places, length: int) -> Int[np.ndarray, "..."]:
+    """Returns by how many blocks of some length the places of queries and keys differ."""
+    return abs(query // length - key // length)
+
+
+def local(query: Places, key: Places, window: int, columns: int) -> Pairs:
+    """Returns which keys lie in the block of the query or in one beside it (1-D; Image Transformer, 1802.05751)."""
+    del columns
+    return block_distance(query, key, window) <= 1
+
+
+def local2d(query: Places, key: Places, window: int, columns: int) -> Pairs:
+    """Returns which keys lie in the square block of the query or in the eight around it (2-D; likewise)."""
+    rows = block_distance(query // columns, key // columns, window)
+    return np.maximum(rows, block_distance(query % columns, key % columns, window)) <= 1
+
+
+def strided(query: Places, key: Places, window: int, columns: int) -> Pairs:
+    """Returns which keys are nearer than the window, or a multiple of it away (Sparse Transformer, 1904.10509)."""
+    del columns
+    return (abs(query - key) < window) | ((query - key) % window == 0)
+
+
+def fixed(query: Places, key: Places, window: int, columns: int) -> Pairs:
+    """Returns which keys lie in the block of the query, or are among the last of any block (likewise)."""
+    del columns
+    return (block_distance(query, key, window) == 0) | (key % window >= window - summary_size(window))
+
+
+def summary_size(window: int) -> int:
+    """Returns how many patches of a block all others attend to; the published 8 to 32 of 128 to 256 are an eighth."""
+    return -(-window // 8)
+
+
+RULES: dict[AttentionPattern, Rule] = {"local": local, "local2d": local2d, "strided": strided, "fixed": fixed}
+
+
+def attended_pairs(spec: ModelSpec) -> Bool[np.ndarray, "queries keys"]:
+    """Returns which tokens attend to which."""
+    places, rule = np.arange(spec.tokens - spec.prefix_rows), RULES[spec.attention.pattern]
+    found: Bool[np.ndarray, "queries keys"] = np.ones((spec.tokens, spec.tokens), bool)
+    found[spec.prefix_rows :, spec.prefix_rows :] = rule(places[:, None], places, spec.window, spec.grid[1])
+    return found

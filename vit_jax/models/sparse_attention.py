@@ -1,0 +1,186 @@
+"""Attention in a pattern, computed from the pairs that attend, and little more.
+
+The patches are arranged in blocks, and a query has scores with the keys of its own block and of those around it:
+products with blocks that are shifted, for which no windows are gathered. The patterns of the Sparse Transformer have a
+second part, in another arrangement. One softmax goes over the scores of all parts (its "merged head"): each part gives
+sums of its own, which are put together at the end.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.models.attention_pattern import block_distance, summary_size
+from vit_jax.models.spec import ModelSpec
+
+PerHead: TypeAlias = Float[Array, "batch tokens heads head_dim"]
+Places: TypeAlias = Int[np.ndarray, "..."]  # -1: padding
+Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]  # of queries and keys in the same blocks
+MASKED = -1e30  # as a score; finite, so that a query without a key in some part gives no NaN
+
+
+class Sums(NamedTuple):
+    """What a part of the keys gives each query: sums of exponentials of scores, less the highest of them."""
+
+    highest: Float[Array, "batch tokens heads"]
+    total: Float[Array, "batch tokens heads"]
+    values: Float[Array, "batch tokens heads head_dim"]  # weighted by the exponentials
+
+
+class Chosen(NamedTuple):
+    """The same keys for all queries, but those pairs that are masked."""
+
+    keys: Int[np.ndarray, " keys"]
+    mask: Bool[np.ndarray, "queries keys"] | None = None
+
+    def attend(self, query: PerHead, key: PerHead, value: PerHead) -> Sums:
+        """Returns the sums over these keys."""
+        key, value = key[:, self.keys], value[:, self.keys]
+        return _sum([(_scores(query, key), value)], self.mask)
+
+
+class Blocks(NamedTuple):
+    """The keys of the query's block, and of those around it.
+
+    Attributes:
+        grid: (patches,) or (rows, columns), which are padded to a multiple of the length.
+        length: of a block, along each dimension of the grid.
+        reach: how far away the other blocks are at most.
+        strides: a block is of patches a length apart, instead of a length of patches.
+        rule: which of these attend.
+    """
+
+    grid: tuple[int, ...]
+    length: int
+    reach: int
+    strides: bool
+    rule: Rule
+
+    def attend(self, query: PerHead, key: PerHead, value: PerHead) -> Sums:
+        """Returns the sums over the keys of these blocks."""
+        query, keys, values = self.arrange(query), self.around(self.arrange(key)), self.around(self.arrange(value))
+        sums = _sum([(_scores(query, one), other) for one, other in zip(keys, values, strict=True)], self.mask())
+        return Sums(*map(self.restore, sums))
+
+    def mask(self) -> Bool[np.ndarray, "... queries keys"]:
+        """Returns which pairs attend, the keys of one block around a query's after the other."""
+        places = self.arrange(np.arange(math.prod(self.grid))[None], -1)
+        keys = np.concatenate([one[0] for one in self.around(places, -1)], axis=-1)[..., None, :]
+        query = places[0][..., None]
+        return (query >= 0) & (keys >= 0) & self.rule(query, keys)
+
+    def arrange(self, x: Any, fill: int = 0) -> Any:
+        """Returns [batch, patches, ...] as [batch, *blocks, patches of a block, ...]."""
+        library = np if isinstance(x, np.ndarray) else jnp
+        rest, dims = x.shape[2:], len(self.grid)
+        padding = [(0, -size % self.length) for size in self.grid]
+        x = x.reshape(len(x), *self.grid, *rest)
+        x = library.pad(x, ((0, 0), *padding, *((0, 0),) * len(rest)), constant_values=fill)
+        x = x.reshape(len(x), *itertools.chain(*((-(-size // self.length), self.length) for size in self.grid)), *rest)
+        x = x.transpose(*self._axes(), *range(2 * dims + 1, x.ndim))
+        return x.reshape(*x.shape[: dims + 1], -1, *rest)
+
+    def restore(self, x: Array) -> Array:
+        """Returns what `arrange` was given."""
+        dims, rest = len(self.grid), x.shape[len(self.grid) + 2 :]
+        counts = [-(-size // self.length) for size in self.grid]
+        split = [self.length if self.strides else count for count in counts]
+        within = counts if self.strides else [self.length] * dims
+        x = x.reshape(len(x), *split, *within, *rest)
+        x = x.transpose(*np.argsort(self._axes()).tolist(), *range(2 * dims + 1, x.ndim))
+        x = x.reshape(len(x), *(count * self.length for count in counts), *rest)
+        return x[(slice(None), *map(slice, self.grid))].reshape(len(x), -1, *rest)
+
+    def _axes(self) -> list[int]:
+        first, second = ([1 + 2 * dim + part for dim in range(len(self.grid))] for part in range(2))
+        return [0, *second, *first] if self.strides else [0, *first, *second]
+
+    def around(self, blocks: Any, fill: int = 0) -> list[Any]:
+        """Returns the blocks shifted by each distance within reach: at the place of each block those around it."""
+        if not self.reach:
+            return [blocks]
+        library, dims = np if isinstance(blocks, np.ndarray) else jnp, len(self.grid)
+        padding = ((0, 0), *((self.reach, self.reach),) * dims, *((0, 0),) * (blocks.ndim - dims - 1))
+        padded, counts = library.pad(blocks, padding, constant_values=fill), blocks.shape[1 : dims + 1]
+        shifts = itertools.product(range(2 * self.reach + 1), repeat=dims)
+        return [
+            padded[(slice(None), *(slice(s, s + count) for s, count in zip(shift, counts, strict=True)))]
+            for shift in shifts
+        ]
+
+
+def _scores(query: Array, key: Array) -> Array:
+    return jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=jnp.float32)
+
+
+def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
+    """Returns the sums over keys of several arrays, given (scores, values) of each and a mask of all together."""
+    sizes = [scores.shape[-1] for scores, _ in pairs]
+    scores = [scores for scores, _ in pairs]
+    if mask is not None:
+        masks = np.split(mask[..., None, :, :], np.cumsum(sizes)[:-1], axis=-1)
+        scores = [jnp.where(own, one, MASKED) for own, one in zip(masks, scores, strict=True)]
+    highest = jax.lax.stop_gradient(jnp.stack([one.max(-1) for one in scores]).max(0))
+    weights = [jnp.exp(one - highest[..., None]) for one in scores]
+    total = sum(one.sum(-1) for one in weights)
+    values = sum(
+        jnp.einsum("...hqk,...khd->...qhd", one.astype(value.dtype), value, preferred_element_type=jnp.float32)
+        for one, (_, value) in zip(weights, pairs, strict=True)
+    )
+    return Sums(jnp.swapaxes(highest, -1, -2), jnp.swapaxes(total, -1, -2), values)
+
+
+def pattern_parts(spec: ModelSpec) -> list[Blocks | Chosen]:
+    """Returns the parts of the keys in the pattern of a model: each pair of patches that attend is in one of them."""
+    places, window = np.arange(spec.tokens - spec.prefix_rows), spec.window
+
+    def blocks(reach: int, rule: Rule, grid: tuple[int, ...] = places.shape, strides: bool = False) -> Blocks:
+        return Blocks(grid, window, reach, strides, rule)
+
+    match spec.attention.pattern:
+        case "local":
+            return [blocks(1, all_attend)]
+        case "local2d":
+            return [blocks(1, all_attend, spec.grid)]
+        case "strided":
+            near = blocks(1, lambda query, key: abs(query - key) < window)
+            return [near, blocks(0, lambda query, key: abs(query - key) >= window, strides=True)]
+        case "fixed":
+            keys = places[places % window >= window - summary_size(window)]
+            return [blocks(0, all_attend), Chosen(keys, block_distance(places[:, None], keys, window) > 0)]
+    raise ValueError(f"{spec.attention.pattern} has no parts")
+
+
+def all_attend(query: Places, key: Places) -> Bool[np.ndarray, "..."]:
+    """Returns that all pairs attend."""
+    return np.ones(np.broadcast_shapes(query.shape, key.shape), bool)
+
+
+def attend_in_pattern(spec: ModelSpec, qkv: Float[Array, "batch tokens 3 heads head_dim"]) -> PerHead:
+    """Returns what each token attends to in the pattern of a model; all attend to class token and registers, and they
+    to all.
+    """
+    query, key, value = qkv[:, :, 0] * spec.head_dim**-0.5, qkv[:, :, 1], qkv[:, :, 2]
+    prefix, patches = (slice(spec.prefix_rows), slice(spec.prefix_rows, None))
+    found = [part.attend(*(x[:, patches] for x in (query, key, value))) for part in pattern_parts(spec)]
+    if not spec.prefix_rows:
+        return _merge(found).astype(qkv.dtype)
+    found.append(_sum([(_scores(query[:, patches], key[:, prefix]), value[:, prefix])], None))
+    of_prefix = _sum([(_scores(query[:, prefix], key), value)], None)
+    return jnp.concatenate([_merge([of_prefix]), _merge(found)], axis=1).astype(qkv.dtype)
+
+
+def _merge(parts: list[Sums]) -> PerHead:
+    """Returns the mean of the values over the keys of all parts, weighted by the exponentials of the scores."""
+    highest = functools.reduce(jnp.maximum, (part.highest for part in parts))
+    factors = [jnp.exp(part.highest - highest) for part in parts]
+    total = sum(part.total * factor for part, factor in zip(parts, factors, strict=True))
+    values = sum(part.values * factor[..., None] for part, factor in zip(parts, factors, strict=True))
+    return values / total[..., None]
