@@ -41,6 +41,7 @@ def accepted(field: Field) -> str:
     bounded = field.least > -math.inf, field.most < math.inf
     if any(bounded):
         words.append(f"{field.least} to {field.most}" if all(bounded) else f"{field.least} or more")
+    words += ["auto"] if field.auto else []
     words += [f"of {', '.join(field.kinds)}"] if field.kinds else []
     words += ["execution"] if field.affects is Affects.EXECUTION else []
     words += [f"on resume: {field.rule.value}"] if field.rule is not rule_of(field.name, field.affects) else []

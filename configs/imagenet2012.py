@@ -58,7 +58,7 @@ def start(name: str) -> ConfigDict:
     config.data.source = "tfds:imagenet2012"
     config.data.num_classes = 1000
     config.data.num_examples = 1_281_167
-    config.data.workers = 16
+    config.data.workers = "auto"
 
     config.evals.test.split = "validation"
     return config

@@ -51,7 +51,7 @@ def start(name: str) -> ConfigDict:
     config.data.split = "train[51200:]"
     config.data.num_classes = 21_843
     config.data.num_examples = 14_197_122 - 51_200
-    config.data.workers = 16
+    config.data.workers = "auto"
 
     config.task.loss = "sigmoid"
     config.evals.test.split = "train[:51200]"

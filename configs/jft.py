@@ -30,7 +30,7 @@ def recipe(name: str, epochs: float, base_lr: float) -> ConfigDict:
     config.data.source = "array_record:jft300m"
     config.data.num_classes = 18_291
     config.data.num_examples = 303_000_000
-    config.data.workers = 16
+    config.data.workers = "auto"
 
     config.task.loss = "sigmoid"
     config.optim.weight_decay = 0.1

@@ -55,6 +55,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.dependencies": Output("write"),
     "benchmarks.duplicates": Output("write"),
     "benchmarks.faults": Output("write"),
+    "benchmarks.feed": Output("write"),
     "benchmarks.fields": Output("write"),
     "benchmarks.goodput": Output("write"),
     "benchmarks.input": Output("write"),

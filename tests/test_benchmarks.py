@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, goodput, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
+from benchmarks import dependencies, feed, goodput, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
 from configs import smoke
 from tests.conftest import ROOT, write_tfds
 from tests.planning.builders import EXECUTABLE, make_compilation
@@ -24,6 +24,14 @@ SMALL = {
     "benchmarks.bucket": ["--photos=data/photos", "--copies=1", "--shards=2", "--batch=8", "--batches=2", "--rounds=1"],
     "benchmarks.calibration": ["--only=none"],
     "benchmarks.faults": ["--only=none"],
+    "benchmarks.feed": [
+        "--photos=data/photos",
+        "--workers=1",
+        "--batch=64",
+        "--batches=1",
+        "--images=64",
+        "--rounds=1",
+    ],
     "benchmarks.fields": ["--write=fields.md"],
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
@@ -78,6 +86,21 @@ def test_what_a_restart_costs_is_as_the_page_says():
     text = (ROOT / "docs" / "reliability.md").read_text()
     for lines in (goodput.restart_table(MEASURED_ON_CPU), goodput.goodput_table(MEASURED_ON_CPU)):
         assert "\n".join(lines) in text
+
+
+def test_a_host_feeds_what_its_workers_read_and_its_main_process_hands_on():
+    """With 1 ms of a worker, 0.1 ms of the main process; a chip of v5e takes S/16 by 71.2 million cycles at 1.5 GHz."""
+    lines = list(feed.hosts_table(1e-4, {("originals", True): 1e-3}))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[3:]]
+    assert [row[:4] for row in rows] == [
+        ["2", "threads", "1,818", "10,000"],
+        ["16", "14", "10,000", "10,000"],
+        ["112, with 4 chips of v5e", "110", "10,000", "10,000"],
+        ["224, with 8 chips of v5e", "222", "10,000", "10,000"],
+    ]
+    assert feed.fed(12, 1e-3, 1e-5) == pytest.approx(10_000) and feed.fed(4, 1e-3, 0.0) == pytest.approx(4000)
+    assert feed.images_per_second("S/16") == pytest.approx(256 / (71.2e6 / 1.5e9), rel=0.01)
+    assert [row[4:] for row in rows[:2]] == [["", "", ""]] * 2 and all(rows[2][4:])
 
 
 def test_without_a_browser_there_are_no_screenshots(tmp_path, monkeypatch):

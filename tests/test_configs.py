@@ -241,6 +241,7 @@ def test_overrides():
         (["--zzz=x"], "Unknown command line flag 'zzz'; fields are written --config.KEY=VALUE."),
         (["--config.batch=abc"], "--config.batch=abc: the value must be a whole number."),
         (["--config.batch=1.5"], "--config.batch=1.5: the value must be a whole number."),
+        (["--config.data.workers=many"], "--config.data.workers=many: the value must be a whole number, or auto."),
         (["--config.base_lr=fast"], "--config.base_lr=fast: the value must be a number."),
         (["--config.model.scan=maybe"], "--config.model.scan=maybe: the value must be true or false."),
         (["--workdri=x"], "workdri"),
@@ -250,6 +251,17 @@ def test_overrides():
 def test_mistakes_on_the_command_line(words, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         parse(*words)
+
+
+def test_workers_are_a_number_or_a_word_which_may_change_on_resume():
+    asked = [parse(f"--config.data.workers={word}")[0] for word in ("0", "16", "auto")]
+    assert [config.data.workers for config in asked] == [0, 16, "auto"]
+    for config in asked:
+        check_config(config)
+    assert check_resumes(asked[1], asked[2], "here") == ["data.workers: 16 -> auto"]
+    asked[0].data.workers = "all"
+    with pytest.raises(UserError, match=r"data\.workers=all must be a whole number, or auto"):
+        check_config(asked[0])
 
 
 def test_a_letter_too_few_leads_to_the_field():

@@ -17,7 +17,6 @@ that is given several, as source above, stands for one evaluation with each.
 import argparse
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, cli, data, evals, tell
 from vit_jax.eval_requests import OUTPUTS, choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
+from vit_jax.machine import count_cores
 
 
 class Evaluated(NamedTuple):
@@ -70,7 +70,7 @@ def evaluate_model(
         fsdp: devices to split the weights over.
         source: where the data lie now, as `config.data.source`, if they have moved; the data of weights without a run.
         batch: images per step over all devices, rounded up to a multiple of their number; None: see `choose_batch`.
-        workers: processes that read and decode, 0: threads of this one; None: see `choose_workers`.
+        workers: processes that read and decode, 0: threads of this one; None: see `set_workers`.
         split: evaluated by the run's first evaluation, after which the metrics stay named; None: all its evaluations on
             their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
@@ -95,7 +95,7 @@ def evaluate_model(
     choose_evaluations(config, program.model.image_size, program.model.preprocess, requests, split)
     config.data.data_dir = data_dir or config.data.data_dir
     config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch), choose_batch(program))
-    config.data.workers = choose_workers(config) if workers is None else workers
+    set_workers(config, workers)
     evaluators = evals.make_evaluators(config, program)  # opens the data first: the weights may take long to read
     weights = loaded.read()
     # Other hosts may have outputs that this one lacks, while all must read them together.
@@ -109,9 +109,14 @@ def evaluate_model(
     return Evaluated({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 
-def choose_workers(config: ConfigDict) -> int:
-    """Returns the run's worker processes, but not more than cores here; none if the cores also compute."""
-    return 0 if jax.default_backend() == "cpu" else min(config.data.workers, os.cpu_count() or 1)
+def set_workers(config: ConfigDict, asked: int | None) -> None:
+    """Sets the worker processes that are asked for, or else the run's, but not more than cores here; none if the cores
+    also compute.
+    """
+    cores = count_cores()
+    chosen = 0 if jax.default_backend() == "cpu" else min(data.choose_workers(config.data.workers, cores), cores)
+    with config.ignore_type():  # a number in place of a word
+        config.data.workers = chosen if asked is None else asked
 
 
 def main(argv: list[str]) -> None:

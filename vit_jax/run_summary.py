@@ -7,6 +7,8 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
+from vit_jax.data import choose_workers
+from vit_jax.machine import count_cores
 from vit_jax.models import Model
 from vit_jax.program import Program
 
@@ -27,12 +29,15 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
+    cores = count_cores()
+    workers = choose_workers(config.data.workers, cores)
     resized = ", ".join(f"{field} {now} instead of {named}" for field, (named, now) in model.resized.items())
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
         f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
+        *([f"Loader: {workers} worker processes on {cores} cores of this host"] if workers else []),
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
         f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
         f"{model.field('dtype')}",

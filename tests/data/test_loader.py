@@ -18,12 +18,13 @@ from PIL import Image
 
 from configs.base import get_config
 from vit_jax import UserError, data
-from vit_jax.data import loader
+from vit_jax.data import loader, pipeline
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader
 from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe, value_range
 from vit_jax.data.sources import kinds
+from vit_jax.data.workers import choose_workers
 
 BATCH = 12
 
@@ -239,8 +240,9 @@ class Bad:
         raise DecodeError("no")
 
 
-def digits(batch: int = 16):
+def digits(batch: int = 16, workers: int | str = 0):
     config = get_config()
+    config.data.workers = workers
     config.resolution, config.batch, config.data.source = 8, batch, "digits"
     config.data.preprocess = config.evals.test.preprocess = "resize({resolution})|value_range(-1,1)"
     return data.complete_config(config)[0]
@@ -329,3 +331,20 @@ def test_closing_leaves_no_threads_and_no_batches():
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "workers"), [(0, 224, 0), (16, 2, 16), ("auto", 1, 0), ("auto", 7, 0), ("auto", 8, 6)]
+)
+def test_workers_are_chosen_by_cores_where_that_is_asked(asked, cores, workers):
+    assert choose_workers(asked, cores) == workers
+
+
+def test_auto_is_resolved_where_the_batches_are_made(monkeypatch):
+    config, told, make = digits(workers="auto"), [], loader.local_train_batches
+    monkeypatch.setattr(pipeline, "count_cores", lambda: 16)
+    monkeypatch.setattr(
+        loader, "local_train_batches", lambda *a, workers, **o: (told.append(workers), make(*a, **o))[1]
+    )
+    data.train_batches(config, sharding("data")).close()
+    assert told == [14] and data.eval_batches(config, "test", sharding("data")).workers == 14

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from vit_jax.config.field import Field
@@ -50,6 +50,8 @@ def eval_rows(kind: str) -> Mapping[str, Field]:
 def default_of(field: Field, kind: str = "") -> Any:
     """Returns the default of a field, with its type where it is unset; `kind` is that of an evaluation."""
     value = field.defaults.get(kind, field.default)
+    if field.auto:
+        return FieldReference(value, field_type=object)  # a number or a word
     return placeholder(field.optional) if field.optional else value
 
 

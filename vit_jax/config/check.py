@@ -61,6 +61,10 @@ def _check_value(name: str, value: Any, field: Field) -> None:
         return
     if field.choices:
         choose(name, value, field.choices)
+    if field.auto and not isinstance(value, int):
+        if value != "auto":
+            raise UserError(f"{name}={value} must be a whole number, or auto.")
+        return
     numbers = value if isinstance(value, tuple) else (value,)
     bounded = field.least > -math.inf or field.most < math.inf
     if bounded and not all(field.least <= number <= field.most for number in numbers):

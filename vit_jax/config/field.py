@@ -37,6 +37,7 @@ class Field:
         most: of a number.
         choices: the words that it may be; empty: any value of the type.
         whole: a number that must have no fraction.
+        auto: whether the word auto may stand for the whole number.
         on_resume: None: as its group, see `rule_of`.
         affects: of the model's fields.
         kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
@@ -55,6 +56,7 @@ class Field:
     most: float = math.inf
     choices: tuple[str, ...] = ()
     whole: bool = False
+    auto: bool = False
     on_resume: OnResume | None = None
     affects: Affects = Affects.WEIGHTS
     kinds: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
+    object: (lambda text: text if text == "auto" else int(text), "a whole number, or auto"),
     tuple: (lambda text: parse_numbers(text), "numbers with commas between them"),
 }
 

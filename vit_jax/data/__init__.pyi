@@ -20,3 +20,4 @@ from .setup import eval_preprocessor as eval_preprocessor
 from .setup import identify_evals as identify_evals
 from .setup import spec as spec
 from .setup import train_preprocessor as train_preprocessor
+from .workers import choose_workers as choose_workers

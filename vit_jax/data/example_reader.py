@@ -54,8 +54,7 @@ class ExampleReader:
             UserError: the image is unreadable, or `MAX_SKIPPED` in a row are.
         """
         if index < 0:
-            most = self.source.max_labels
-            return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
+            return self.blank
         fault = ""
         for skipped in range(min(MAX_SKIPPED, len(self.source))):
             try:
@@ -69,6 +68,12 @@ class ExampleReader:
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
         raise UserError(f"{MAX_SKIPPED} images in a row are unreadable; the data may be damaged")
+
+    @property
+    def blank(self) -> dict[str, np.ndarray]:
+        """The row that stands for no example."""
+        most = self.source.max_labels
+        return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
 
     def _next(self, index: int, distance: int) -> int:
         return self.order.neighbour(index, distance) if self.order else (index + distance) % len(self.source)

@@ -7,34 +7,32 @@ integer.
 
 import collections
 import contextlib
+import itertools
 import logging
 import math
-import os
 import queue
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
 
-import cv2
 import grain
 import jax
 import numpy as np
 from absl import flags
-from jaxtyping import Int64
 
 from vit_jax import UserError, round_up
+from vit_jax.data.batch_memory import BatchMemory
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.mixed_order import MixedOrder, TrainStream, shuffle_epochs
 from vit_jax.data.preprocess import Preprocessor
+from vit_jax.data.row_groups import RowGroups, Rows, count_groups, use_one_opencv_thread
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture
-from vit_jax.data.workers import explain_death, set_up_worker, start_without_signals
+from vit_jax.data.workers import explain_death, start_without_signals
+from vit_jax.machine import count_cores
 
-Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
-GROUP = 8  # rows that one thread or worker reads at a time
-ENDLESS = 2**40  # batches
+MAX_THREADS = 32  # more would only wait for the interpreter's lock
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
@@ -81,75 +79,46 @@ def assemble_global(
     return {name: assemble(array) for name, array in local.items()}
 
 
-class RowGroups:
-    """The data source of grain: element k is the k-th group of local rows, batch after batch."""
+class Receiver:
+    """Waits for the groups of one batch after another, in a thread: the one that trains would wait for the interpreter.
+
+    Attributes:
+        received: the next batch, or what ended the reading.
+    """
 
     def __init__(
         self,
-        examples: grain.MapDataset,
-        batch: int,
-        rows: Rows,
-        on_batch: Callable[[int], None] | None = None,
+        iterator: grain.DatasetIterator,
+        row_groups: RowGroups,
+        start: int,
+        workers: int,
+        fetcher: ShardFetcher | None,
     ):
-        """Divides the rows of a process into groups of at most GROUP; `on_batch` is given the number of each batch."""
-        self.on_batch = on_batch
-        self.examples, self.batch = examples, batch
-        self.groups = np.array_split(rows, math.ceil(len(rows) / GROUP))
-        self.batches = min(len(examples) // batch, ENDLESS)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Sets up the worker process that receives this object."""
-        vars(self).update(state)
-        use_one_opencv_thread()
-        set_up_worker()
-
-    def __len__(self) -> int:
-        """Returns the number of groups in all batches."""
-        return self.batches * len(self.groups)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns arrays [group, ...]."""
-        number, group = divmod(index, len(self.groups))
-        if self.on_batch:
-            self.on_batch(number)
-        rows = [self.examples[number * self.batch + int(row)] for row in self.groups[group]]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def use_one_opencv_thread() -> None:
-    """Turns off OpenCV's own threads: those of the loader, or its workers, already keep every core busy."""
-    cv2.setNumThreads(0)
-
-
-class Joiner:
-    """Joins the groups of one batch after another, in a thread: the one that trains would wait for the interpreter.
-
-    Attributes:
-        joined: the next batch, or what ended the reading.
-    """
-
-    def __init__(self, iterator: grain.DatasetIterator, groups: int, workers: int, fetcher: ShardFetcher | None):
-        """Takes an iterator over groups, their number in a batch, and what else ends with the reading."""
-        self.joined = queue.Queue[dict[str, np.ndarray] | BaseException](1)
-        self._iterator, self._groups, self._workers, self._fetcher = iterator, groups, workers, fetcher
+        """Takes an iterator over the groups from batch `start` on, and what else ends with the reading."""
+        self.received = queue.Queue[dict[str, np.ndarray] | BaseException](1)
+        self._iterator, self._row_groups, self._start = iterator, row_groups, start
+        self._workers, self._fetcher = workers, fetcher
         self._stopped = False
 
     def run(self) -> None:
-        """Joins until it is stopped, or nothing more can be read."""
+        """Receives until it is stopped, or nothing more can be read."""
         try:
-            while not self._stopped:
+            for number in itertools.count(self._start):
+                if self._stopped:
+                    break
                 with explain_death(self._workers):
-                    parts = [next(self._iterator) for _ in range(self._groups)]
-                # Copied, since the arrays of a worker lie in shared memory.
-                self.joined.put({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+                    for _ in self._row_groups.groups:
+                        next(self._iterator)
+                self.received.put(self._row_groups.memory.take(number))
         except BaseException as error:
-            self.joined.put(error)
+            self.received.put(error)
 
     def stop(self) -> None:
         """Ends the reading."""
         self._stopped = True
         with contextlib.suppress(queue.Empty):
-            self.joined.get_nowait()  # the thread may be about to put one more
+            self.received.get_nowait()  # the thread may be about to put one more
+        self._row_groups.memory.close()
         self._iterator.close()  # grain's iterators print errors if they outlive their module
         if self._fetcher:
             self._fetcher.close()
@@ -164,9 +133,11 @@ class LocalBatches:
 
     def __init__(
         self,
-        row_groups: RowGroups,
-        source: ExampleSource,
+        examples: grain.MapDataset,
+        reader: ExampleReader,
         *,
+        batch: int,
+        rows: Rows,
         start: int,
         workers: int,
         max_bad: float = 0.0,
@@ -175,17 +146,23 @@ class LocalBatches:
         """Begins to read ahead, in threads or in worker processes.
 
         Args:
-            row_groups: what to read.
-            source: of the examples in them.
+            examples: what `reader` reads, batch after batch.
+            reader: of the examples.
+            batch: rows of the global batch.
+            rows: those that this process reads.
             start: number of the first batch.
             workers: worker processes; 0: threads of this process.
             max_bad: the largest fraction of the examples that may be replaced.
             fetcher: of the shards from which the examples are streamed, where they are.
         """
         self.replaced: set[int] = set()
-        self.source, self.max_bad = source, max_bad
-        ahead = 2 * len(row_groups.groups)
-        dataset = grain.MapDataset.source(row_groups)[start * len(row_groups.groups) :]
+        self.source, self.max_bad = reader.source, max_bad
+        groups = count_groups(len(rows))
+        threads = min(count_cores(), MAX_THREADS)
+        ahead = max(2 * groups, 2 * workers or threads)  # groups
+        memory = BatchMemory(reader.blank, len(rows), start=start, ahead=math.ceil(ahead / groups), shared=workers > 0)
+        row_groups = RowGroups(examples, batch, rows, memory, fetcher.advance if fetcher else None)
+        dataset = grain.MapDataset.source(row_groups)[start * groups :]
         if workers:
             if not flags.FLAGS.is_parsed():
                 flags.FLAGS.mark_as_parsed()  # grain passes its flags to the workers, even outside of an absl app
@@ -193,12 +170,11 @@ class LocalBatches:
             iterable = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(options)
         else:
             use_one_opencv_thread()
-            threads = min(os.cpu_count() or 1, 32)  # more would only wait for the interpreter's lock
-            iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, max(threads, ahead)))
-        self._joiner = Joiner(iter(iterable), len(row_groups.groups), workers, fetcher)
+            iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, ahead))
+        self._receiver = Receiver(iter(iterable), row_groups, start, workers, fetcher)
         self._started = False
         self._end: BaseException | None = None  # after which no batch follows
-        self._stop = weakref.finalize(self, self._joiner.stop)
+        self._stop = weakref.finalize(self, self._receiver.stop)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Returns itself."""
@@ -213,8 +189,8 @@ class LocalBatches:
         """
         if self._end is None and not self._started:
             self._started = True
-            start_without_signals(self._joiner.run)
-        batch = self._end or self._joiner.joined.get()
+            start_without_signals(self._receiver.run)
+        batch = self._end or self._receiver.received.get()
         if isinstance(batch, BaseException):
             self._end = batch
             raise batch
@@ -274,9 +250,17 @@ def local_train_batches(
     stream = fetcher.order if fetcher else None
     order = stream or (MixedOrder(mixture, seed) if mixture else None)
     indices = grain.MapDataset.source(order).seed(seed) if order else shuffle_epochs(len(source), seed)
-    examples = indices.random_map(ExampleReader(source, preprocess, on_bad, stream))
-    row_groups = RowGroups(examples, batch, rows, fetcher.advance if fetcher else None)
-    return LocalBatches(row_groups, source, start=start, workers=workers, max_bad=max_bad, fetcher=fetcher)
+    reader = ExampleReader(source, preprocess, on_bad, stream)
+    return LocalBatches(
+        indices.random_map(reader),
+        reader,
+        batch=batch,
+        rows=rows,
+        start=start,
+        workers=workers,
+        max_bad=max_bad,
+        fetcher=fetcher,
+    )
 
 
 def local_eval_batches(
@@ -294,8 +278,7 @@ def local_eval_batches(
     """
     reader = ExampleReader(source, preprocess, "raise")
     examples = grain.MapDataset.source(order).seed(0).random_map(reader)
-    row_groups = RowGroups(examples, order.batch, rows, fetcher.advance if fetcher else None)
-    return LocalBatches(row_groups, source, start=0, workers=workers, fetcher=fetcher)
+    return LocalBatches(examples, reader, batch=order.batch, rows=rows, start=0, workers=workers, fetcher=fetcher)
 
 
 class DevicePrefetcher:

@@ -28,6 +28,8 @@ from vit_jax.data.setup import (
     train_preprocessor,
 )
 from vit_jax.data.shard_fetcher import ShardFetcher
+from vit_jax.data.workers import choose_workers
+from vit_jax.machine import count_cores
 
 NOTHING: Opened = MappingProxyType({})
 ANY_CLASSES = 2**31 - 1  # more than any data have
@@ -122,7 +124,7 @@ def train_batches(
         rows=rows,
         seed=config.seed,
         start=start,
-        workers=config.data.workers,
+        workers=choose_workers(config.data.workers, count_cores()),
         on_bad=config.data.bad_images,
         max_bad=config.data.max_bad,
         fetcher=ShardFetcher(stream_order(config, source), shards, rows) if shards else None,
@@ -189,7 +191,8 @@ class EvalBatches:
         self.name, key = name, eval_keys(config, name)[part]
         source = opened.get(key) or open_eval_source(config, name, key)
         self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
-        self.batch, self.workers, self.sharding = eval_batch_size(config), config.data.workers, sharding
+        self.batch, self.sharding = eval_batch_size(config), sharding
+        self.workers = choose_workers(config.data.workers, count_cores())
         self.rows = loader.local_rows(sharding, self.batch)
         check_eval_disk(source, self.batch, jax.process_count())
         self.order = choose_eval_order(source, self.batch)

@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 
 from vit_jax import UserError
+from vit_jax.machine import keep_freed_memory
 
+FEW_CORES = 7  # on so many, threads read as fast as processes: docs/data.md, "What a host can feed"
 STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
-CAUSES = {
-    signal.SIGKILL: "as the kernel's out-of-memory killer does (see `dmesg`)",
-    signal.SIGBUS: "as where /dev/shm, through which images are passed on, is full",
-}
+
+
+def choose_workers(asked: int | str, cores: int) -> int:
+    """Returns the number of worker processes; 0: threads.
+
+    Args:
+        asked: `data.workers`; `auto`: on many cores, one process for each but two, which this process is left.
+        cores: that this process may use.
+    """
+    if asked == "auto":
+        return 0 if cores <= FEW_CORES else cores - 2
+    return int(asked)
 
 
 def start_without_signals(call: Callable[[], None]) -> threading.Thread:
@@ -35,9 +45,13 @@ def start_without_signals(call: Callable[[], None]) -> threading.Thread:
 
 
 def set_up_worker() -> None:
-    """Lets this process, if it is a worker, outlive the signals to its job, and end with the main process."""
+    """Lets this process, if it is a worker, outlive the signals to its job, and end with the main process.
+
+    It keeps the memory of one image for the next.
+    """
     if not multiprocessing.current_process().daemon:
         return
+    keep_freed_memory()
     with contextlib.suppress(ValueError):  # not in the main thread
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
@@ -65,7 +79,7 @@ def explain_death(workers: int) -> Iterator[None]:
         if not found:
             raise
         number = signal.Signals(int(found[1]))
-        cause = f", {CAUSES[number]}" if number in CAUSES else ""
+        cause = ", as the kernel's out-of-memory killer does (see `dmesg`)" if number == signal.SIGKILL else ""
         fewer = f"less than {workers}, or to 0" if workers > 1 else "0"
         raise UserError(
             f"a worker process of the loader was ended by {number.name}{cause}; set --config.data.workers to {fewer} "

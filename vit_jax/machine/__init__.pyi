@@ -5,6 +5,7 @@ from .accelerators import has_tpu as has_tpu
 from .allocator import keep_freed_memory as keep_freed_memory
 from .cluster import check_cluster as check_cluster
 from .finding import Finding as Finding
+from .hardware import count_cores as count_cores
 from .hardware import describe_hardware as describe_hardware
 from .kernels import check_kernel as check_kernel
 from .memory import free_host_memory as free_host_memory

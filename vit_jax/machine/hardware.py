@@ -1,5 +1,6 @@
 """The hardware of a run in words."""
 
+import math
 import os
 import platform
 import re
@@ -26,6 +27,8 @@ def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc
     return ", ".join(words)
 
 
-def count_cores() -> int:
-    """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def count_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Returns the cores that this process may use; `quota` is the file with a container's share, in microseconds."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = re.match(r"(\d+) (\d+)", quota.read_text()) if quota.is_file() else None
+    return min(cores, math.ceil(int(granted[1]) / int(granted[2]))) if granted else cores

@@ -1,0 +1,146 @@
+"""The memory of batches, which threads or worker processes fill in place and which is used again.
+
+Between a reader and the devices no image is copied and no memory allocated: a batch is handed on as it lies here.
+"""
+
+import collections
+import math
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+ALIGNMENT = 64  # bytes: such an array is used by JAX's CPU devices as it lies
+BLOCK_BITS = 16  # of an entry of the table, for the number of the block; the others are the number of the batch + 1
+CLOSED = -1
+PAUSE = 0.002  # seconds
+
+
+class BatchMemory:
+    """Blocks of memory, each of which holds the arrays of one batch; can be pickled, for the processes that read.
+
+    A table, which all processes see, says in which block a batch lies. The batches from the one that is taken next to
+    `ahead` after it have a block; who reads a later one waits.
+    """
+
+    def __init__(self, row: Mapping[str, np.ndarray], rows: int, *, start: int, ahead: int, shared: bool):
+        """Provides memory for the first batches; the kernel allocates it when it is written.
+
+        Args:
+            row: arrays of the shapes and types of those of one row.
+            rows: of a batch.
+            start: number of the first batch.
+            ahead: batches that have memory beside the one that is taken next.
+            shared: whether other processes fill it.
+
+        Raises:
+            UserError: this system cannot share memory so.
+        """
+        self._fields = dict[str, tuple[tuple[int, ...], np.dtype, int]]()  # shape, type, place in a block
+        size = 0
+        for name, array in row.items():
+            self._fields[name] = ((rows, *array.shape), array.dtype, size)
+            size += math.ceil(rows * array.nbytes / ALIGNMENT) * ALIGNMENT
+        self._table_size, self._block_size = (math.ceil(used / PAGE) * PAGE for used in (8 * (ahead + 1), size))
+        self._file = open_memory() if shared else -1
+        self._path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._ahead, self._blocks = ahead, 0
+        self._free = collections.deque[int]()
+        self._grow(0)
+        self._set_up()
+        for number in range(start, start + ahead + 1):
+            self._provide(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process needs."""
+        return {name: vars(self)[name] for name in ("_fields", "_table_size", "_block_size", "_path")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Opens the memory of another process."""
+        vars(self).update(state)
+        self._file = os.open(self._path, os.O_RDWR)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        if self._file >= 0:
+            weakref.finalize(self, os.close, self._file)
+        self._table = np.frombuffer(self._map(0, self._table_size), np.int64)
+        self._mapped = dict[int, mmap.mmap]()
+
+    def _map(self, offset: int, size: int) -> mmap.mmap:
+        return mmap.mmap(self._file, size, offset=offset if self._file >= 0 else 0)
+
+    def _grow(self, blocks: int) -> None:
+        if self._file >= 0:
+            os.truncate(self._file, self._table_size + blocks * self._block_size)
+
+    def _provide(self, number: int) -> None:
+        """Gives a batch a block that is free, or a new one."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, self._blocks = self._blocks, self._blocks + 1
+            self._grow(self._blocks)
+            self._bytes(block)  # mapped once, before several threads ask for it
+        self._table[number % len(self._table)] = number + 1 << BLOCK_BITS | block  # one store: it is seen whole
+
+    def _bytes(self, block: int) -> np.ndarray:
+        """Returns the bytes of a block: a new array over the same memory each time."""
+        if block not in self._mapped:
+            self._mapped[block] = self._map(self._table_size + block * self._block_size, self._block_size)
+        return np.frombuffer(self._mapped[block], np.uint8)
+
+    def _entry(self, number: int) -> int:
+        """Returns the block of a batch; waits until it has one."""
+        while True:
+            entry = int(self._table[number % len(self._table)])
+            if entry == CLOSED:
+                raise RuntimeError("the batches are no longer read")
+            if entry >> BLOCK_BITS == number + 1:
+                return entry & (1 << BLOCK_BITS) - 1
+            time.sleep(PAUSE)
+
+    def _arrays(self, block: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: np.ndarray(shape, dtype, block, place) for name, (shape, dtype, place) in self._fields.items()}
+
+    def place(self, number: int) -> dict[str, np.ndarray]:
+        """Returns the arrays [rows, ...] of a batch to be filled; waits while it is too far ahead.
+
+        Raises:
+            RuntimeError: the memory was closed.
+        """
+        return self._arrays(self._bytes(self._entry(number)))
+
+    def take(self, number: int) -> dict[str, np.ndarray]:
+        """Returns the arrays [rows, ...] of a batch that is filled, and gives a later one memory.
+
+        The images lie in the memory itself, which is used again when neither they nor an array on the devices that
+        shares it is in use; the other arrays are copies, which may be kept.
+        """
+        index = self._entry(number)
+        block = self._bytes(index)
+        weakref.finalize(block, self._free.append, index).atexit = False
+        self._provide(number + self._ahead + 1)
+        return {name: array if name == "image" else array.copy() for name, array in self._arrays(block).items()}
+
+    def close(self) -> None:
+        """Lets nobody wait."""
+        self._table[:] = CLOSED
+
+
+def open_memory() -> int:
+    """Opens a file that lies in memory alone, is part of no folder and ends with the processes that use it.
+
+    Raises:
+        UserError: the system is not Linux.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise UserError("worker processes of the loader need Linux; set --config.data.workers=0 for threads")
+    return os.memfd_create("vit_jax batches")

@@ -1,0 +1,67 @@
+"""The rows that a process reads of each batch, in groups: what one thread or worker reads at a time."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import cv2
+import grain
+import numpy as np
+from jaxtyping import Int64
+
+from vit_jax.data.batch_memory import BatchMemory
+from vit_jax.data.workers import set_up_worker
+
+Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
+GROUP = 8  # rows
+ENDLESS = 2**40  # batches
+
+
+class RowGroups:
+    """The data source of grain: element k is the k-th group of local rows, batch after batch."""
+
+    def __init__(
+        self,
+        examples: grain.MapDataset,
+        batch: int,
+        rows: Rows,
+        memory: BatchMemory,
+        on_batch: Callable[[int], None] | None = None,
+    ):
+        """Divides the rows of a process into groups of at most GROUP; `on_batch` is given the number of each batch."""
+        self.examples, self.batch, self.rows = examples, batch, rows
+        self.memory, self.on_batch = memory, on_batch
+        self.groups = np.array_split(np.arange(len(rows)), count_groups(len(rows)))  # places among the rows
+        self.batches = min(len(examples) // batch, ENDLESS)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Sets up the worker process that receives this object."""
+        vars(self).update(state)
+        use_one_opencv_thread()
+        set_up_worker()
+
+    def __len__(self) -> int:
+        """Returns the number of groups in all batches."""
+        return self.batches * len(self.groups)
+
+    def __getitem__(self, index: int) -> int:
+        """Reads a group into the memory of its batch, and returns its number."""
+        number, group = divmod(index, len(self.groups))
+        arrays = self.memory.place(number)
+        if self.on_batch:
+            self.on_batch(number)
+        for place in self.groups[group].tolist():
+            row = self.examples[number * self.batch + int(self.rows[place])]
+            for name, value in row.items():
+                arrays[name][place] = value
+        return index
+
+
+def count_groups(rows: int) -> int:
+    """Returns the number of groups of some rows."""
+    return math.ceil(rows / GROUP)
+
+
+def use_one_opencv_thread() -> None:
+    """Turns off OpenCV's own threads: those of the loader, or its workers, already keep every core busy."""
+    cv2.setNumThreads(0)
