@@ -62,7 +62,7 @@ def compile_case(name: str) -> Report:
     heads, head_dim = spec.attention.num_heads, spec.head_dim
     packing = choose_packing(kind, spec.tokens, heads, images)
     change = Change(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
-    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change if spec.is_sparse else None)
+    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change if spec.attention.is_sparse else None)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
         attended, transpose = jax.vjp(lambda *operands: attend(*operands)[0], *operands)
@@ -83,7 +83,7 @@ def line(name: str, report: Report) -> list[str]:
     spec, executable = spec_of(name), serialization.step_from_json(report).executable
     assert executable and executable.schedule
     images = IMAGES[spec.position.image_size[0]]
-    keys = f"{attended_pairs(spec).mean(0).sum():.0f}" if spec.is_sparse else f"{spec.tokens}"
+    keys = f"{attended_pairs(spec).mean(0).sum():.0f}" if spec.attention.is_sparse else f"{spec.tokens}"
     kind, pattern, window, _ = name.split()
     thousands = executable.schedule.cycles / images / spec.attention.num_heads / 1000
     words = {"fused": "full, the kernel", "tokens_first": "full, the plain form", "auto": f"{pattern}, {window}"}

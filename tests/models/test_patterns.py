@@ -12,7 +12,7 @@ from tests.models.test_models import apply, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, run_summary
 from vit_jax.models import create
-from vit_jax.models.attention_pattern import RULES, attended_pairs
+from vit_jax.models.attention_pattern import RULES, attended_pairs, block_length
 from vit_jax.models.sparse_attention import Blocks, attend_in_pattern, pattern_parts
 from vit_jax.planning.flops import macs_per_image
 
@@ -96,7 +96,7 @@ def test_result_and_gradient_are_those_of_loops(pattern, window, grid, prefix):
     random = np.random.default_rng(0)
     qkv = random.standard_normal((2, spec.tokens, 3, 2, spec.head_dim))
     grad = random.standard_normal((2, spec.tokens, 2, spec.head_dim))
-    case = pattern, spec.window, grid[1], prefix
+    case = pattern, block_length(spec), grid[1], prefix
     with jax.enable_x64(True):
         found, derivative = jax.jit(functools.partial(differentiate, spec))(jnp.asarray(qkv), jnp.asarray(grad))
     np.testing.assert_allclose(found, by_loops(qkv, *case), rtol=0, atol=2e-6)  # sums are in float32
@@ -118,7 +118,7 @@ def test_each_pair_is_in_one_part(pattern, window, grid):
         else:
             counted[:, part.keys] += part.mask
     expected = [
-        [attends(pattern, spec.window, grid[1], query, key) for key in range(spec.tokens)]
+        [attends(pattern, block_length(spec), grid[1], query, key) for key in range(spec.tokens)]
         for query in range(spec.tokens)
     ]
     assert (counted == np.array(expected, int)).all() and (attended_pairs(spec) == expected).all()

@@ -55,9 +55,14 @@ def summary_size(window: int) -> int:
 RULES: dict[AttentionPattern, Rule] = {"local": local, "local2d": local2d, "strided": strided, "fixed": fixed}
 
 
+def block_length(spec: ModelSpec) -> int:
+    """Returns the window of a model: the patches of a block, on a side if it is square."""
+    return spec.attention.window or spec.grid[1]
+
+
 def attended_pairs(spec: ModelSpec) -> Bool[np.ndarray, "queries keys"]:
     """Returns which tokens attend to which."""
     places, rule = np.arange(spec.tokens - spec.prefix_rows), RULES[spec.attention.pattern]
     found: Bool[np.ndarray, "queries keys"] = np.ones((spec.tokens, spec.tokens), bool)
-    found[spec.prefix_rows :, spec.prefix_rows :] = rule(places[:, None], places, spec.window, spec.grid[1])
+    found[spec.prefix_rows :, spec.prefix_rows :] = rule(places[:, None], places, block_length(spec), spec.grid[1])
     return found

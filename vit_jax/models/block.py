@@ -110,7 +110,7 @@ class SelfAttention(nn.Module):
 
     def _pattern(self) -> Pattern | None:
         """Returns which tokens attend to which; None: all to all."""
-        if not self.spec.is_sparse:
+        if not self.spec.attention.is_sparse:
             return None
         return Pattern(attended_pairs(self.spec), functools.partial(attend_in_pattern, self.spec))
 

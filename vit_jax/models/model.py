@@ -91,7 +91,7 @@ class Model:
             images: on one device, in one part of the batch.
             tensor: devices over which the heads are split.
         """
-        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto" or self.spec.is_sparse:
+        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto" or self.spec.attention.is_sparse:
             return self
         return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
 

@@ -181,6 +181,11 @@ class AttentionSpec:
         if self.pattern == "local2d" and not self.window:
             raise UserError("attention_pattern local2d needs attention_window, the patches of a block on a side.")
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether patches attend to some of the others alone."""
+        return self.pattern != "full"
+
 
 @dataclass(frozen=True)
 class BlockSpec:

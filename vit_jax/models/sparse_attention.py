@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.models.attention_pattern import block_distance, summary_size
+from vit_jax.models.attention_pattern import block_distance, block_length, summary_size
 from vit_jax.models.spec import ModelSpec
 
 PerHead: TypeAlias = Float[Array, "batch tokens heads head_dim"]
@@ -139,7 +139,7 @@ def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
 
 def pattern_parts(spec: ModelSpec) -> list[Blocks | Chosen]:
     """Returns the parts of the keys in the pattern of a model: each pair of patches that attend is in one of them."""
-    places, window = np.arange(spec.tokens - spec.prefix_rows), spec.window
+    places, window = np.arange(spec.tokens - spec.prefix_rows), block_length(spec)
 
     def blocks(reach: int, rule: Rule, grid: tuple[int, ...] = places.shape, strides: bool = False) -> Blocks:
         return Blocks(grid, window, reach, strides, rule)

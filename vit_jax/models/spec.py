@@ -32,14 +32,16 @@ def _check_axial(spec: "ModelSpec") -> None:
 
 
 def _check_sparse(spec: "ModelSpec") -> None:
-    pattern = spec.attention.pattern
+    pattern, window = spec.attention.pattern, spec.attention.window
+    if pattern == "full":
+        return
     largest = max(spec.grid) if pattern == "local2d" else math.prod(spec.grid)
     if spec.attention.kind in ("fused", "cudnn"):
         raise UserError(f"attention {spec.attention.kind} computes no attention_pattern; leave it auto.")
     if spec.block.kind == "axial":
         raise UserError(f"axial blocks have a pattern of their own; leave attention_pattern full, not {pattern}.")
-    if spec.window > largest:
-        raise UserError(f"attention_window must be at most {largest}, not {spec.window}.")
+    if window > largest:
+        raise UserError(f"attention_window must be at most {largest}, not {window}.")
 
 
 def _check_widths(spec: "ModelSpec") -> None:
@@ -84,8 +86,7 @@ class ModelSpec:
         if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
             kind = self.attention.kind
             raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
-        if self.is_sparse:
-            _check_sparse(self)
+        _check_sparse(self)
         if self.block.kind == "axial":
             _check_axial(self)
         self.grid_of(self.position.image_size)
@@ -93,7 +94,6 @@ class ModelSpec:
     @property
     def simplified(self) -> "ModelSpec":
         """The spec without values that say what is so anyway: equal models have equal specs."""
-
         head, prefix, position = self.head, self.prefix, self.position
         if head.representation_size == self.width:
             head = replace(head, representation_size=0)
@@ -160,16 +160,6 @@ class ModelSpec:
     def adds_scores(self) -> bool:
         """Whether something is added to the scores of the attention before their softmax."""
         return self.position.kind == "relative"
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether patches attend to some of the others alone."""
-        return self.attention.pattern != "full"
-
-    @property
-    def window(self) -> int:
-        """Patches of a block of the attention's pattern, on a side."""
-        return self.attention.window or self.grid[1]
 
     @property
     def has_sized_parameters(self) -> bool:
