@@ -31,7 +31,7 @@ import ml_collections
 from benchmarks.pages import replace_section
 from benchmarks.plans import plan_recipe
 from vit_jax.config import parse_command_line
-from vit_jax.results.page import format_table
+from vit_jax.results.markdown import format_table
 
 FOLDER = Path(__file__).with_name("recipes")
 RELATIONS = ("same", "differs", "run")

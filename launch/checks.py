@@ -61,6 +61,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
     "benchmarks.patterns": Output("write"),
+    "benchmarks.paper_plans": None,
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
     "benchmarks.recipes": Output("write"),

@@ -72,6 +72,33 @@ def test_records_are_drawn_as_their_runs(tmp_path):
         points(tmp_path / "results")
 
 
+def test_accuracies_also_stand_against_the_speed_of_inference(tmp_path, capsys, monkeypatch):
+    for name, accuracy in (("ViT-mu/16", 0.5), ("ViT-mu/8", 0.6), ("BiT-R14x1", 0.4)):
+        run(tmp_path / "axial" / name.replace("/", ""), name, accuracy)
+    figures = []
+    real = plot.scaling
+    monkeypatch.setattr(sweep.analysis.plot, "scaling", lambda *args: figures.append(real(*args)) or figures[-1])
+    speeds = {"ViT-mu/16": 300.0, "ViT-mu/8": 100.0, "BiT-R14x1": 200.0}
+    rows = [json.dumps({"model": name, "images_per_second": speed}) for name, speed in speeds.items()]
+    (tmp_path / "speeds.jsonl").write_text("\n".join(rows) + "\n")
+    words = ["sweep", f"--plot={tmp_path}/a.svg", str(tmp_path / "axial"), f"--speeds={tmp_path}/speeds.jsonl"]
+    words.append("--against=total_steps")
+    sweep.main(words)
+    left, right = figures[0].axes
+    drawn = {tuple(point) for line in right.lines for point in line.get_xydata()}
+    assert {(300, 50), (100, 60), (200, 40)} <= drawn and right.get_xlabel() == "images/s a chip, inference"
+    assert left.get_xlabel() == "total_steps"
+    for text, models in (
+        ("\n".join(rows[1:]), "ViT-mu/16"),
+        ("\n".join([rows[0], *rows]), "BiT-R14x1,ViT-mu/16,ViT-mu/8"),
+    ):
+        (tmp_path / "speeds.jsonl").write_text(text)
+        with pytest.raises(UserError, match=f"must have one speed of each model; .* --models={models} "):
+            sweep.main(words)
+    with pytest.raises(UserError, match="cannot read absent"):
+        sweep.main([*words[:3], "--against=total_steps", "--speeds=absent"])
+
+
 @pytest.mark.parametrize("places", [(1.1, 1.3), (3e-4, 2.4e-3), (2, 16), (1e-7, 224)])
 def test_the_axis_has_readable_ticks(places):
     line = [scaling.Point("a", "", "ViT-B/16", place, "test/accuracy", 0.5, None, 1) for place in places]

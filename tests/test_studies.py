@@ -8,13 +8,14 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax import UserError, data, models
 from vit_jax.config import check_config, flatten_config, resolve_config
+from vit_jax.results import find_paper_number, read_paper_runs
 from vit_jax.sweeps import list_combinations
 
 STUDIES = sorted(
     path.stem for path in (ROOT / "configs" / "studies").glob("*.py") if "def get_grid" in path.read_text()
 )
 POINTS = {"data_size": (24, 12), "head": (6, 6), "pooling": (4, 6), "positions": (8, 8), "resnet_optimizer": (4, 6)}
-POINTS |= {"shape": (19, 15)}
+POINTS |= {"shape": (19, 15), "compute": (18, 9), "regularization": (24, 16), "axial": (6, 6)}
 
 
 def study(name):
@@ -71,6 +72,28 @@ def test_data_sizes_are_those_of_figure_4():
         assert (config.base_lr, config.model.pre_logits) == (expected.base_lr, expected.model.pre_logits)
         assert resolve_config(config).total_steps == 517_822
         assert config.data.split == f"train[:{config.data.num_examples}]"
+
+
+def test_the_runs_of_table_6_are_its_recipes():
+    found = configure("compute", "")
+    stated = [(run.model, run.epochs) for run in read_paper_runs() if run.exaflops]
+    assert sorted((config.model.name, config.total_epochs) for config in found.values()) == sorted(stated)
+    for point, config in found.items():
+        recipe, _, epochs = point.partition("/")[2].rpartition("_")
+        expected = importlib.import_module(f"configs.{recipe}").get_config()
+        expected.total_epochs = float(epochs)
+        assert flatten_config(config) == flatten_config(expected), point
+        number = find_paper_number("6", config.model.name, f"runs/{point}", "cifar10")
+        assert (number.model, number.epochs) == (config.model.name, config.total_epochs)
+
+
+def test_the_choice_of_table_3_is_a_point_of_figure_3():
+    found = configure("regularization", "")
+    for point, recipe in (
+        ("imagenet2012/0.3-0.1-0.0001", "vit_b16_imagenet2012"),
+        ("imagenet21k/0.03-0.1-0.0", "vit_b16_imagenet21k"),
+    ):
+        assert flatten_config(found[point]) == flatten_config(importlib.import_module(f"configs.{recipe}").get_config())
 
 
 def test_a_grid_is_run_by_its_names(tmp_path):

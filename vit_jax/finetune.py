@@ -1,12 +1,13 @@
-"""Fine-tunes weights on the data sets of Table 2 or Table 5 of the paper, by the paper's protocol.
+"""Fine-tunes weights on the data sets of Table 2, 5 or 6 of the paper, by the paper's protocol.
 
 Example:
   python -m vit_jax.finetune --table=5 --config=configs/finetune.py:model=ViT-B/16
     --config.init_from=ViT-B/16-imagenet21k --config.data.data_dir=data/tensorflow_datasets
 
-  --table=2|5  5: all data sets at 384 pixels; 2: ImageNet as with polyak=yes in the recipe, and three seeds
+  --table=2|5|6  5: all data sets at 384 pixels; 2: ImageNet as with polyak=yes in the recipe, and three seeds; 6: as 5,
+             of a run of configs/studies/compute.py
   --datasets=NAME,...  some of them [imagenet2012,cifar10,cifar100,oxford_iiit_pet,oxford_flowers102]
-  --seeds=SEED,...  of the runs on the whole training split [0,1,2 for Table 2, 0 for Table 5]
+  --seeds=SEED,...  of the runs on the whole training split [0,1,2 for Table 2, else 0]
   --config   as for vit_jax.main, without dataset= and split= in the argument; likewise --config.KEY=VALUE
   --sweep.KEY=VALUE,...  as for vit_jax.sweep, beside the learning rates of Table 4; --sweep.base_lr replaces them
   --workdir  folder of all runs, local, gs:// or s3:// [workdirs/table<number>]
@@ -40,7 +41,7 @@ from vit_jax.sweeps import (
 )
 
 RESULT_FILE = "finetune.json"
-SEEDS = {"2": "0,1,2", "5": "0"}  # table -> default; the paper averages over three runs in Table 2
+SEEDS = {"2": "0,1,2", "5": "0", "6": "0"}  # table -> default; the paper averages over three runs in Table 2
 FLAGS = ("--table=", "--datasets=", "--seeds=", "--config=", "--workdir=")
 
 
@@ -49,7 +50,7 @@ class Request:
     """What a command line asks for.
 
     Attributes:
-        table: of the paper, "2" or "5".
+        table: of the paper, "2", "5" or "6".
         datasets: their names.
         seeds: of the runs on the whole training split, with commas between them.
         recipe: the file and its argument.
@@ -96,7 +97,7 @@ def parse_request(argv: list[str]) -> Request:
     """
     given = {flag: word.removeprefix(flag) for word in argv[1:] for flag in FLAGS if word.startswith(flag)}
     if "--table=" not in given or "--config=" not in given:
-        raise UserError("add --table=2 or --table=5, and --config=configs/finetune.py:model=NAME.")
+        raise UserError("add --table=2, 5 or 6, and --config=configs/finetune.py:model=NAME.")
     table = choose("table", given["--table="], SEEDS)
     recipe = given["--config="]
     if {"dataset", "split"} & {pair.partition("=")[0] for pair in recipe.partition(":")[2].split(",")}:

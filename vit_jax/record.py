@@ -3,19 +3,21 @@
 Examples:
   python -m vit_jax.record workdirs/digits
   python -m vit_jax.record workdirs/table5_b16
-  python -m vit_jax.record
+  python -m vit_jax.record --pictures=docs/results
 
 A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each, in folders likewise:
-results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written.
+results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written. With --pictures, the paper's
+Figures 2, 3 and 5 are drawn anew too.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, cli, user_errors
-from vit_jax.results import find_runs, format_page, make_record, read_records, write_page, write_record
+from vit_jax import UserError, analysis, cli, user_errors
+from vit_jax.results import Record, find_runs, format_page, make_record, read_records, write_page, write_record
 
 
 def read_evaluations(path: str | None) -> list[dict[str, Any]]:
@@ -37,11 +39,25 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     return rows
 
 
+def draw(folder: Path, records: Sequence[Record]) -> None:
+    """Draws the figures of the paper that show accuracies, with those of the records.
+
+    Raises:
+        UserError: matplotlib is missing, or a file cannot be written.
+    """
+    with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in analysis.paper_figures.FIGURES.items():
+            path = folder / f"{name}.svg"
+            path.write_bytes(analysis.plot.encode_figure(figure(records), "svg"))
+            print(path)
+
+
 def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `read_evaluations`, and `find_runs` and `make_record` of vit_jax.results.
+        UserError: see `read_evaluations` and `draw`, and `find_runs` and `make_record` of vit_jax.results.
     """
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,6 +66,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
     parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write [%(default)s]")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where figure2.svg and others are drawn")
     args = parser.parse_args(argv[1:])
     runs = {run: name for workdir in args.workdirs for run, name in find_runs(workdir).items()}
     if len(set(runs.values())) < len(runs):
@@ -60,7 +77,10 @@ def main(argv: list[str]) -> None:
     records = [make_record(run, name, evaluations) for run, name in runs.items()]
     for record in records:
         print(write_record(record, args.results))
-    print(write_page(str(args.page), format_page(list(read_records(args.results).values()))))
+    recorded = list(read_records(args.results).values())
+    print(write_page(str(args.page), format_page(recorded)))
+    if args.pictures:
+        draw(args.pictures, recorded)
 
 
 if __name__ == "__main__":

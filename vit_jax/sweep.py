@@ -23,6 +23,7 @@ the seed only are one point, the mean with the standard deviation.
   --metric=NAME     the accuracy [checkpoint.best_metric of each run]
   --against=FIELD   a field instead of the exaFLOPs, as in --against=data.num_examples
   --stop=NAME       a metric that decides which step of a run counts, where it is largest (early stopping) [the last]
+  --speeds=FILE     what vit_jax.plan --inference --sizes=224 --json printed: a second plot, against images a second
 """
 
 import dataclasses
@@ -43,11 +44,12 @@ def plot(argv: list[str]) -> None:
     """Draws the runs in some folders.
 
     Raises:
-        UserError: a flag is unknown, no folder is given, the file cannot be written, or see `scaling.read_points`.
+        UserError: a flag is unknown, no folder is given, the file cannot be written, or see `scaling.read_points` and
+            `scaling.read_speeds`.
     """
     flags = dict(word.removeprefix("--").partition("=")[::2] for word in argv if word.startswith("--"))
     for flag in flags:
-        choose("flag of --plot", flag, ("plot", "metric", "against", "stop", "json"))
+        choose("flag of --plot", flag, ("plot", "metric", "against", "stop", "speeds", "json"))
     folders = [word for word in argv if not word.startswith("--")]
     if not folders or not flags["plot"]:
         raise UserError("write --plot=FILE and folders of runs, as in --plot=scaling.svg workdirs/digits.")
@@ -57,7 +59,8 @@ def plot(argv: list[str]) -> None:
     rows = [json.dumps(dataclasses.asdict(point)) for point in points]
     print("\n".join(rows) if "json" in flags else scaling.format_points(points, request.against))
     label = "exaFLOPs of pre-training" if request.against == scaling.COMPUTE else request.against
-    figure = analysis.plot.scaling(scaling.lines_of(points), label, joined=scaling.are_lines(points))
+    speeds = scaling.read_speeds(flags["speeds"], points) if "speeds" in flags else None
+    figure = analysis.plot.scaling(scaling.lines_of(points), label, scaling.are_lines(points), speeds)
     with user_errors(f"cannot write {flags['plot']}"):
         Path(flags["plot"]).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(flags["plot"])

@@ -21,7 +21,7 @@ as wide as B, has heads of 64 channels and the rate of B.
 
 from ml_collections import ConfigDict
 
-from configs import base, jft
+from configs import jft
 from configs.studies import small
 
 IMAGES = 303_000_000
@@ -37,12 +37,6 @@ MODELS = {
     "R152x2": ("BiT-R152x2", 6e-4, {"model.pre_logits": False}),
 }
 SMALL_SIZES = (1_500, 5_000, 15_000, 45_000)
-UNSET = dict.fromkeys(("model.width", "model.depth", "model.mlp_dim", "model.num_heads"))
-SMALL_MODELS = {
-    "ViT": ("ViT-mu/8", 1e-3, {}),
-    "hybrid": ("R+ViT-mu/16", 1e-3, {"resolution": 96}),  # whose patches have 32x32 pixels
-    "BiT": ("BiT-R14x1", 1e-3, UNSET),
-}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -55,23 +49,12 @@ def get_config(arg: str = "") -> ConfigDict:
         config = small.by_five_shots(jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4))
         config.total_steps, config.total_epochs = int(7 * IMAGES / config.batch), None
         return config
-    config = small.recipe()
-    config.total_steps, config.total_epochs = 200, None
-    config.warmup_steps, config.warmup_epochs = 20, None
-    config.eval_every = 50
-    config.data.split = "train[:45000]"
-    config.data.num_examples = 45_000
-    with config.unlocked():
-        config.evals.val = base.evaluation("classify", split="train[45000:47000]")
-    config.evals.test.split = "test[:20%]"
-    config.evals.val.preprocess = config.evals.test.preprocess
-    config.checkpoint.best_metric = "val/accuracy"
-    return config
+    return small.early_stopped()
 
 
 def get_grid(arg: str = "") -> dict[str, dict[str, object]]:
     """Returns name -> fields of each run."""
-    sizes, models = (SMALL_SIZES, SMALL_MODELS) if small.is_small(arg) else (SIZES, MODELS)
+    sizes, models = (SMALL_SIZES, small.FAMILIES) if small.is_small(arg) else (SIZES, MODELS)
     return {
         f"{line}/{size}": {
             "model.name": name,

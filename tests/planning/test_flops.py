@@ -56,15 +56,15 @@ def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
 OUTLIERS = {("ViT-B/32", 7): 0.025, ("R50+ViT-L/16", 7): 0.035}
 
 
-NAMES = dict.fromkeys(name for name, _, _ in TABLE_6)
+NAMES = dict.fromkeys(run.model for run in TABLE_6)
 USUAL = ("ViT-B/16", "R50+ViT-B/16")  # the others are made of the same parts
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_exaflops_are_those_of_table_6(name):
     one = flops.training_exaflops(table_6_model(name), JFT_IMAGES)
-    for _, epochs, paper in (row for row in TABLE_6 if row[0] == name):
-        assert one * epochs == pytest.approx(paper, rel=OUTLIERS.get((name, epochs), 0.015))
+    for run in (run for run in TABLE_6 if run.model == name):
+        assert one * run.epochs == pytest.approx(run.exaflops, rel=OUTLIERS.get((name, run.epochs), 0.015))
 
 
 def test_a_run_counts_the_images_that_it_trains_on(tiny):

@@ -18,11 +18,12 @@ from vit_jax.results import (
     format_page,
     make_record,
     page,
+    paper_tables,
     protocols,
     read_records,
     transfer,
 )
-from vit_jax.results.paper import find_pretraining, read_paper_numbers
+from vit_jax.results.paper import read_paper_numbers, read_paper_runs
 from vit_jax.results.record import without_folders
 
 PROCESS = {"first": 0, "seconds": 100.0, "hardware": "2 cores of X", "vit_jax": "0.1.0", "commit": "abc"}
@@ -140,6 +141,16 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
                 record.main(["record", *words])
 
 
+def test_the_pictures_are_drawn_with_the_page(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    words = ["record", f"--results={tmp_path}/results", f"--page={tmp_path}/page.md", f"--pictures={tmp_path}/pictures"]
+    record.main(words)
+    drawn = [f"{tmp_path}/pictures/figure{number}.svg" for number in (2, 3, 5)]
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/page.md", *drawn]
+    with pytest.raises(UserError, match="cannot write to /proc/pictures"):
+        record.main([*words[:3], "--pictures=/proc/pictures"])
+
+
 def test_frozen_features_stand_beside_runs_on_the_same_data():
     def run(name, source, weights, metrics, seed=0):
         config = {"data": {"source": source}, "init_from": weights, "seed": seed}
@@ -183,17 +194,31 @@ def test_the_paper_agrees_with_the_recipe():
         for dataset, value in zip(datasets, map(float, values.split(",")), strict=True):
             number = find_paper_number("5", f"ViT-{model}", f"ViT-{model}-imagenet21k", dataset)
             assert number.accuracy == value and number.std is None
-    assert {number.dataset for number in read_paper_numbers()} == page.DATASETS.keys()
-    assert len(read_paper_numbers()) == 21 + 3 * 6 * 5 - 6
+    counts = {"2": 5 * 7 - 5, "5": 3 * 6 * 5 - 6, "6": 18 * 6, "9": 3 * 19}
+    tables = [number.table for number in read_paper_numbers()]
+    assert {table: tables.count(table) for table in dict.fromkeys(tables)} == counts
+    means = {(run.model, run.epochs): paper_tables.mean_of_five(run) for run in read_paper_runs() if run.exaflops}
+    assert (
+        len(means) == 18
+        and means["BiT-R50x1", 7] == pytest.approx(89.33)
+        and means["BiT-R152x2", 7] == pytest.approx(94.01, abs=0.005)
+    )  # Table 7
     assert protocols.RATES.keys() == finetune.DATASETS.keys() and protocols.list_rates("pets", "ViT-B/16") == (0.01,)
     assert 0.06 in protocols.list_rates("imagenet2012", "R50+ViT-B/16") and len(protocols.RATES["cifar10"]) == 4
 
 
 def test_weights_that_the_paper_is_about():
-    assert find_pretraining("ViT-B/16", "ViT-B/16-imagenet21k") == "imagenet21k"
-    assert find_pretraining("ViT-B/16", "gs://bucket/vit_b16_jft/") == "jft"
+    def find(table, model, weights):
+        number = find_paper_number(table, model, weights, "cifar10")
+        return number and (number.pretraining, number.epochs)
+
+    assert find("5", "ViT-B/16", "ViT-B/16-imagenet21k") == ("imagenet21k", None)
+    assert find("5", "ViT-B/16", "gs://bucket/vit_b16_jft/") == ("jft", None)
     for other in (None, "ViT-B/16-augreg-imagenet21k", "ViT-B/32-imagenet21k", "ViT-B/16-imagenet2012-384", "x"):
-        assert find_pretraining("ViT-B/16", other) is None
+        assert find("5", "ViT-B/16", other) is None
+    for epochs in (7, 14):
+        assert find("6", "R50+ViT-L/16", f"workdirs/compute/hybrid/r50_vit_l16_jft_{epochs}") == ("jft", epochs)
+    assert find("6", "ViT-L/16", "workdirs/vit_l16_jft") is None  # of how many epochs?
     names = {entry.name for entry in interop.list_models()}
     assert all(f"{model}-imagenet21k" in names for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"))
 
@@ -212,7 +237,7 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     runs = [fine_tuned(), dataclasses.replace(fine_tuned(accuracy=0.99), name="other")]
     others = [fine_tuned(steps=100), fine_tuned(batch=128), fine_tuned(init_from=None), fine_tuned("cifar100")]
     others += [dataclasses.replace(fine_tuned(), config=finetune.get_config("dataset=cifar10,split=dev").to_dict())]
-    assert page.format_ours(cifar10, [*runs, *others]) == "98.50 ± 0.71 (2 runs)"
+    assert paper_tables.format_ours(cifar10, [*runs, *others]) == "98.50 ± 0.71 (2 runs)"
     for group, field, value in (
         *((None, field, value) for field, value in (("resolution", 32), ("base_lr", 1.0), ("grad_norm_clip", None))),
         *(("model", field, value) for field, value in (("depth", 1), ("dropout_rate", 0.1))),
@@ -222,7 +247,7 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     ):
         record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))  # as it is read from its file
         (record["config"][group] if group else record["config"])[field] = value
-        assert page.format_ours(cifar10, [Record(**record)]) == "", field
+        assert paper_tables.format_ours(cifar10, [Record(**record)]) == "", field
     for group, field, value in (
         (None, "seed", 5),
         (None, "base_lr", 0.001),
@@ -231,8 +256,8 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     ):
         record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))
         (record["config"][group] if group else record["config"])[field] = value
-        assert page.format_ours(cifar10, [Record(**record)]) == "98.00 (1 run)", field
-    assert page.format_ours(cifar10, others) == ""
+        assert paper_tables.format_ours(cifar10, [Record(**record)]) == "98.00 (1 run)", field
+    assert paper_tables.format_ours(cifar10, others) == ""
     [row] = [line for line in format_page(runs).splitlines() if line.startswith("| ImageNet-21k | CIFAR-10 | 98.95")]
     assert row.startswith("| ImageNet-21k | CIFAR-10 | 98.95 | 98.50 ± 0.71 (2 runs) | 98.79 | |")
 
@@ -245,12 +270,12 @@ def test_vtab_is_the_mean_of_all_its_tasks():
         config.init_from = "ViT-L/16-imagenet21k"
         runs.append(Record(task, config.to_dict(), 2500, {"test/accuracy": index / 20}, [PROCESS]))
     assert [*vtab.TASKS][-1] == "cifar10"  # which is none of the 19
-    assert page.format_ours(number, runs) == "45.00 (1 run)"
+    assert paper_tables.format_ours(number, runs) == "45.00 (1 run)"
     again = dataclasses.replace(runs[0], name="again", metrics={"test/accuracy": 1.0})  # another seed
-    assert page.format_ours(number, [*runs, again]) == f"{45 + 50 / 19:.2f} (1 run)"
-    assert page.format_ours(number, runs[1:]) == ""
+    assert paper_tables.format_ours(number, [*runs, again]) == f"{45 + 50 / 19:.2f} (1 run)"
+    assert paper_tables.format_ours(number, runs[1:]) == ""
     runs[0].config["data"]["split"] = "train800"
-    assert page.format_ours(number, runs) == ""
+    assert paper_tables.format_ours(number, runs) == ""
 
 
 def test_real_is_of_all_validation_images():
@@ -265,9 +290,11 @@ def test_real_is_of_all_validation_images():
         ("train labels=real.json class_map=None", False),
     ):
         real = {"source": "tfds:imagenet2012", "split": split, "preprocess": "resize(384)|value_range(-1,1)"}
-        found = page.format_ours(number, [dataclasses.replace(run, metrics=metrics, evaluations={"real": real})])
+        found = paper_tables.format_ours(
+            number, [dataclasses.replace(run, metrics=metrics, evaluations={"real": real})]
+        )
         assert found == ("90.00 (1 run)" if counts else ""), split
-    assert page.format_ours(number, [dataclasses.replace(run, metrics=metrics)]) == ""
+    assert paper_tables.format_ours(number, [dataclasses.replace(run, metrics=metrics)]) == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(31.6, "32 s"), (119, "119 s"), (150, "2.5 min"), (9000, "2.5 h")])

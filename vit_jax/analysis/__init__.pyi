@@ -6,5 +6,6 @@ from . import measure as measure
 from . import notebook as notebook
 from . import observe as observe
 from . import page as page
+from . import paper_figures as paper_figures
 from . import plot as plot
 from . import run_page as run_page

@@ -272,39 +272,50 @@ def inference(points: Sequence[Any]) -> NotebookFigure:
     return figure
 
 
-def scaling(lines: Mapping[str, Sequence[Any]], label: str, joined: bool) -> NotebookFigure:
-    """Plots an accuracy against compute or another size, as in Figures 4, 5 and 8.
+def scaling(
+    lines: Mapping[str, Sequence[Any]], label: str, joined: bool, speeds: Mapping[str, float] | None = None
+) -> NotebookFigure:
+    """Plots an accuracy against compute or another size, as in Figures 4, 5, 8 and 13.
 
     Args:
         lines: name -> points, each with `place`, `mean`, `std` or None, `metric` and `model`.
         label: of the horizontal axis.
         joined: whether the points of a line are joined; else the name of its model stands beside each.
+        speeds: model -> images a second, against which a second plot has the same accuracies; None: without it.
     """
-    figure = NotebookFigure(figsize=(5.6, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, points) in enumerate(lines.items()):
-        ordered = sorted(points, key=lambda point: point.place)
-        places, means = [point.place for point in ordered], [100 * point.mean for point in ordered]
-        spread = [100 * (point.std or 0) for point in ordered]
-        style: dict[str, Any] = {
-            "marker": "os^vD*"[number % 6],
-            "markersize": 6,
-            "linestyle": "-" if joined else "",
-            "capsize": 3,
-        }
-        axes.errorbar(places, means, yerr=spread, label=name, **style)
-        for point in () if joined else ordered:
-            where = (point.place, 100 * point.mean)
-            axes.annotate(point.model, where, (5, 4), textcoords="offset points", fontsize="x-small")
-    metrics = dict.fromkeys(point.metric for points in lines.values() for point in points)
-    axes.set(xlabel=label, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
-    _label_places(axes, [point.place for points in lines.values() for point in points])
-    axes.grid(alpha=0.3)
+    points = [point for line in lines.values() for point in line]
+    places = {label: [point.place for point in points]}
+    if speeds is not None:
+        places["images/s a chip, inference"] = [speeds[point.model] for point in points]
+    figure = NotebookFigure(figsize=(5.6 * len(places), 4), layout="constrained")
+    metrics = dict.fromkeys(point.metric for point in points)
+    for axes, (name, own) in zip(figure.subplots(1, len(places), squeeze=False)[0], places.items(), strict=True):
+        left = iter(own)
+        for number, line in enumerate(lines.items()):
+            _draw_line(axes, number, *line, [next(left) for _ in line[1]], joined)
+        axes.set(xlabel=name, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
+        if not joined:
+            axes.margins(x=0.2)  # for the names of models
+        label_places(axes, own)
+        axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure
 
 
-def _label_places(axes: Axes, places: list[float]) -> None:
+def _draw_line(
+    axes: Axes, number: int, name: str, points: Sequence[Any], places: Sequence[float], joined: bool
+) -> None:
+    ordered = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
+    style: dict[str, Any] = {"marker": "os^vD*"[number % 6], "markersize": 6, "capsize": 3}
+    means = [100 * point.mean for _, point in ordered]
+    spread = [100 * (point.std or 0) for _, point in ordered]
+    across = [place for place, _ in ordered]
+    axes.errorbar(across, means, yerr=spread, label=name, linestyle="-" if joined else "", **style)
+    for place, point in () if joined else ordered:
+        axes.annotate(point.model, (place, 100 * point.mean), (5, 4), textcoords="offset points", fontsize="x-small")
+
+
+def label_places(axes: Axes, places: list[float]) -> None:
     """Labels a logarithmic axis: at its points where there are few, else at round numbers."""
     left, right = axes.get_xlim()
     gap = (right / left) ** 0.12  # that of labels which do not touch

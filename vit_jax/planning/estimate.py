@@ -8,14 +8,10 @@ from vit_jax.planning.chips import Slice, is_topology, parse_topology
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
 from vit_jax.planning.plan_record import Estimate, RunEstimate, ScheduleEstimate
 from vit_jax.planning.records import Compilation, Workload
+from vit_jax.results import read_paper_runs
 
-# Table 2: TPUv3-core-days of pre-training, by model, images of the recipe's training split and epochs. That the L/16 of
-# ImageNet-21k is the run of 90 epochs follows from its compute.
-PAPER_CORE_DAYS = {
-    ("ViT-L/16", 303_000_000, 14): 680,
-    ("ViT-H/14", 303_000_000, 14): 2500,
-    ("ViT-L/16", 14_145_922, 90): 230,
-}
+# Images of the recipe's training split -> what they are, as in `PaperRun`.
+PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}
 
 # Whether `data.fast` -> images per second that a core reads with `.[fast]`: inception crops at 224 pixels of ImageNet's
 # photographs, measured (docs/data.md, Speed). Other preprocessing and other resolutions were not measured.
@@ -89,7 +85,8 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
     read, core_rate = workload.images_per_host / step_seconds, CORE_IMAGES_PER_SECOND[workload.fast]
     hours = workload.steps * step_seconds / 3600
     hosts, images = tpu.hosts * workload.mesh["slice"], workload.num_examples
-    row = workload.model, workload.num_examples, round(workload.epochs)
+    row = workload.model, PRETRAINING.get(images), round(workload.epochs)
+    days = [run.core_days for run in read_paper_runs() if (run.model, run.pretraining, run.epochs) == row]
     return RunEstimate(
         images_per_second_per_host=read,
         input_cores=read / core_rate,
@@ -97,6 +94,6 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
         host_cores=tpu.chip.cores[tpu.chips_per_host],
         hours=hours,
         chip_hours=hours * workload.devices,
-        paper_tpuv3_core_days=PAPER_CORE_DAYS.get(row),
+        paper_tpuv3_core_days=days[0] if days else None,
         streamed_disk=data.planned_disk(images, workload.batch, workload.readers, workload.window, hosts),
     )

@@ -1,6 +1,14 @@
 from .page import format_page as format_page
 from .paper import PaperNumber as PaperNumber
+from .paper import PaperRun as PaperRun
 from .paper import find_paper_number as find_paper_number
+from .paper import read_paper_numbers as read_paper_numbers
+from .paper import read_paper_runs as read_paper_runs
+from .paper_tables import mean_of_five as mean_of_five
+from .paper_tables import numbers_of_run as numbers_of_run
+from .paper_tables import our_mean as our_mean
+from .paper_tables import our_mean_of_five as our_mean_of_five
+from .paper_tables import weights_of as weights_of
 from .protocols import RATES as RATES
 from .protocols import list_rates as list_rates
 from .record import Record as Record

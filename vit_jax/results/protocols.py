@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data
 from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data import sources
-from vit_jax.results.paper import PaperNumber, find_paper_number
+from vit_jax.results.paper import PaperNumber
 from vit_jax.results.record import Record
 
 # Data set -> the learning rates that Table 4 chooses from.
@@ -48,13 +48,15 @@ def is_of_paper(record: Record, number: PaperNumber) -> bool:
     learning rate, which is one of the paper's.
     """
     model, source = record.config["model"]["name"], record.config["data"]["source"]
-    if find_paper_number(number.table, model, record.config["init_from"], number.dataset) != number:
+    if model != number.model or not number.is_of(record.config["init_from"] or ""):
         return False
     dataset, task = number.dataset.removesuffix("_real"), source.removeprefix("vtab:")
     polyak = ",polyak=yes" if (number.table, dataset) == ("2", "imagenet2012") else ""
-    if dataset != "vtab":
+    if not dataset.startswith("vtab"):
         recipe = f"configs/finetune.py:model={model},dataset={dataset}{polyak}"
-    elif source != task and task in sources.VTAB_TASKS and sources.VTAB_TASKS[task].group:
+    elif (
+        dataset in ("vtab", source) and source != task and task in sources.VTAB_TASKS and sources.VTAB_TASKS[task].group
+    ):
         recipe = f"configs/vtab.py:task={task},model={model}"
     else:
         return False

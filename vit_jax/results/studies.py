@@ -24,27 +24,26 @@ def without_studies(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
 
 
-def study_tables(records: Sequence[Record]) -> dict[str, list[tuple[str, ...]]]:
-    """Returns title -> lines of `HEADINGS`, for each study of which runs are recorded.
+def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[str, ...]]]:
+    """Returns title -> lines of `HEADINGS`, for each folder of recorded runs of a study.
 
     A record belongs to a study by its name, which is that of the sweep's folder, of the run and of its seed:
     `pooling/token/0.0003,seed=1`, or `cifar10_pooling/...` for a form on other data. Where only the seed was swept, it
     is `masked_patches/scratch/all/seed=1`.
     """
-    rows = read_paper_rows()
-    tables: dict[str, list[tuple[str, ...]]] = {}
-    for study, title in {row["study"]: row["title"] for row in rows if row["title"]}.items():
-        stated = {row["run"]: row["paper"] for row in rows if row["study"] == study}
-        groups: dict[tuple[str, str], list[Record]] = {}
-        for record in records:
-            name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
-            if found := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name):
-                groups.setdefault((found[1], found[2]), []).append(record)
-        for folder in dict.fromkeys(folder for folder, _ in groups):
-            runs = {run: group for (of, run), group in groups.items() if of == folder}
-            names = sorted(runs, key=natural_order)
-            lines = [(name, *averages(runs[name]), stated.get(name, "")) for name in names]
-            tables[f"{title}: {folder}"] = [HEADINGS, ("", "", "", "", "", stated.get("", "")), *lines]
+    rows = [row for row in read_paper_rows() if row["study"] == study]
+    stated = {row["run"]: row["paper"] for row in rows}
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
+        if rows and (found := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name)):
+            groups.setdefault((found[1], found[2]), []).append(record)
+    tables = {}
+    for folder in dict.fromkeys(folder for folder, _ in groups):
+        runs = {run: group for (of, run), group in groups.items() if of == folder}
+        names = sorted(runs, key=natural_order)
+        lines = [(name, *averages(runs[name]), stated.get(name, "")) for name in names]
+        tables[f"{rows[0]['title']}: {folder}"] = [HEADINGS, ("", "", "", "", "", stated.get("", "")), *lines]
     return tables
 
 

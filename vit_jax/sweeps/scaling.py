@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, choose, user_errors
 from vit_jax.config import flatten_config
 from vit_jax.planning import run_exaflops
 from vit_jax.results import RunFolder, find_runs, read_records, read_run
@@ -89,6 +90,29 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
     if not points:
         raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
     return sorted(points, key=lambda point: (point.line, point.place)), notes
+
+
+def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
+    """Returns the images a second of the models of all points, as `vit_jax.plan --inference --json` printed them.
+
+    Raises:
+        UserError: the file cannot be read, or has not one speed of each of these models.
+    """
+    with user_errors(f"cannot read {file}"):
+        lines = Path(file).read_text().splitlines()
+    rows = []
+    with contextlib.suppress(ValueError):  # the sentence below says what to do
+        rows = [json.loads(line) for line in lines]
+    known = [(row["model"], row["images_per_second"]) for row in rows if row.get("images_per_second")]
+    speeds = dict(known)
+    missing = sorted({point.model for point in points} - speeds.keys())
+    if missing or len(known) > len(speeds):
+        models = ",".join(missing or sorted(speeds))
+        raise UserError(
+            f"{file} must have one speed of each model; write it by vit_jax.plan --inference --sizes=224 "
+            f"--models={models} --topology=v5e:1x1 --json."
+        )
+    return speeds
 
 
 def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFolder]]:
