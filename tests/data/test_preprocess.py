@@ -1,5 +1,6 @@
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -68,8 +69,48 @@ def test_pixels_of_all_photographs():
         top, left, height, width = stored[f"{number}/box"]
         crop = image[top : top + height, left : left + width]
         for key, region in (("vit_jax_eval", image), ("vit_jax_crop", crop)):
-            resized = bilinear(np.ascontiguousarray(region), 64, 64)
+            resized = bilinear(region, 64, 64, np.float32)
             assert np.abs(resized / 127.5 - 1 - stored[f"{number}/{key}"]).max() <= 1e-6
+
+
+def interpolate_pixel_by_pixel(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The formula of TensorFlow's kernel, in float32, for every value of the result."""
+
+    def lines(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        scale = np.float32(old) / np.float32(new)
+        at = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+        return np.maximum(np.floor(at), 0).astype(int), np.minimum(np.ceil(at), old - 1).astype(int), at - np.floor(at)
+
+    above, below, down = lines(image.shape[0], height)
+    left, right, across = lines(image.shape[1], width)
+    across, down = across[None, :, None], down[:, None, None]
+
+    def mix(row: np.ndarray) -> np.ndarray:
+        first, second = (image[np.ix_(row, column)].astype(np.float32) for column in (left, right))
+        return first + (second - first) * across
+
+    return mix(above) + (mix(below) - mix(above)) * down
+
+
+# Smaller and larger; in one band of rows and in several; with most lines of the image needed, and few of them.
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (100, 90), (224, 224), (300, 250), (449, 37), (901, 700)])
+@pytest.mark.parametrize("size", [(1, 1), (64, 48), (224, 224), (240, 7)])
+def test_bilinear_is_exact_in_every_value(shape, size):
+    image = rng().integers(0, 256, (*shape, 3), np.uint8)
+    expected = interpolate_pixel_by_pixel(image, *size)
+    np.testing.assert_array_equal(bilinear(image, *size, np.float32), expected)
+    np.testing.assert_array_equal(bilinear(image, *size), expected.astype(np.uint8))
+    image.flags.writeable = False
+    for view in (image[:, shape[1] // 3 :], image[::-1], image[:, ::-1], image.transpose(1, 0, 2)):
+        np.testing.assert_array_equal(bilinear(view, *size), bilinear(view.copy(), *size))
+
+
+def test_resized_images_do_not_share_the_memory_of_their_thread():
+    images = rng().integers(0, 256, (32, 150, 130, 3), np.uint8)
+    expected = [interpolate_pixel_by_pixel(image, 224, 224) for image in images]
+    with ThreadPoolExecutor(4) as threads:
+        resized = list(threads.map(lambda image: bilinear(image, 224, 224, np.float32), images))
+    np.testing.assert_array_equal(resized, expected)
 
 
 def test_a_pipe_knows_its_text_and_shape_and_pickles():
