@@ -61,8 +61,10 @@ def compile_case(name: str) -> Report:
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
     packing = choose_packing(kind, spec.tokens, heads, images)
-    change = Change(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
-    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change if spec.attention.is_sparse else None)
+    change = None
+    if spec.attention.is_sparse:
+        change = Change(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
+    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
         attended, transpose = jax.vjp(lambda *operands: attend(*operands)[0], *operands)

@@ -11,7 +11,7 @@ import scipy.special
 from tests.models.test_models import apply, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, run_summary
-from vit_jax.models import create
+from vit_jax.models import attention, create
 from vit_jax.models.attention_pattern import RULES, attended_pairs, block_length
 from vit_jax.models.sparse_attention import Blocks, attend_in_pattern, pattern_parts
 from vit_jax.planning.flops import macs_per_image
@@ -29,6 +29,12 @@ CASES = [
 ]
 
 USUAL = {("local2d", 2, (5, 7), 2), ("strided", 5, (3, 4), 0), ("fixed", 9, (4, 5), 2)}
+
+
+@pytest.fixture(autouse=True)
+def in_blocks(monkeypatch):
+    """Few tokens, too, are computed in blocks."""
+    monkeypatch.setattr(attention, "IN_BLOCKS", 0)
 
 
 def model_of(pattern, window, grid, **fields):
@@ -110,9 +116,9 @@ def test_each_pair_is_in_one_part(pattern, window, grid):
     counted = np.zeros((spec.tokens, spec.tokens), int)
     for part in pattern_parts(spec):
         if isinstance(part, Blocks):
-            places = part.arrange(np.arange(spec.tokens)[None], -1)
+            places = part.arrange(np.arange(spec.tokens)[None, None], -1)
             keys = np.concatenate(part.around(places, -1), axis=-1)
-            pairs = np.broadcast_arrays(places[0][..., None], keys[0][..., None, :], part.mask())
+            pairs = np.broadcast_arrays(places[0, 0][..., None], keys[0, 0][..., None, :], part.mask())
             query, key, mask = (array.ravel() for array in pairs)
             np.add.at(counted, (query[mask], key[mask]), 1)
         else:
@@ -149,12 +155,14 @@ def test_relative_positions_are_those_of_the_pairs_that_attend():
     assert ((np.asarray(weights) > 0) == attended_pairs(model.vit)).all()
 
 
-def test_what_is_multiplied():
-    """A head of 32 channels: by hand, for 8 x 8 patches in blocks of 4, and a class token."""
+def test_what_is_multiplied(monkeypatch):
+    """By hand, for 8 x 8 patches in blocks of 4, and a class token."""
     full, local = (model_of(pattern, window, (8, 8), depth=1) for pattern, window in (("full", 0), ("local", 4)))
     spec = full.vit
     channels, saved = spec.width, 64 * 64 - 64 * 3 * 4
     assert macs_per_image(full) - macs_per_image(local) == 2 * channels * saved
+    monkeypatch.setattr(attention, "IN_BLOCKS", 1024)  # so few are masked
+    assert macs_per_image(full) == macs_per_image(local)
 
 
 @pytest.mark.slow

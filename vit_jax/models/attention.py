@@ -58,6 +58,7 @@ class Change(NamedTuple):
 # (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, Change | None], tuple[Rows, AttentionWeights]]
 
+IN_BLOCKS = 1024  # tokens from which a pattern is computed in blocks; fewer by a mask: docs/models.md
 # Names of the dimensions of the parameters.
 KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
 
@@ -190,7 +191,7 @@ def auto(
     or the smallest of them have too little memory for it: what kind they are is not known here. Only reverse-mode
     differentiation works.
     """
-    if change and change.pattern and not change.scores:
+    if change and change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
         return _in_pattern(x, kernel, bias, packing, change)
     heads, head_dim = kernel.shape[2:]
     changes = bool(change and change.qkv), bool(change and change.added)

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.models.attention_pattern import block_distance, block_length, summary_size
 from vit_jax.models.spec import ModelSpec
 
-PerHead: TypeAlias = Float[Array, "batch tokens heads head_dim"]
+PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 Places: TypeAlias = Int[np.ndarray, "..."]  # -1: padding
 Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]  # of queries and keys in the same blocks
 MASKED = -1e30  # as a score; finite, so that a query without a key in some part gives no NaN
@@ -29,9 +29,9 @@ MASKED = -1e30  # as a score; finite, so that a query without a key in some part
 class Sums(NamedTuple):
     """What a part of the keys gives each query: sums of exponentials of scores, less the highest of them."""
 
-    highest: Float[Array, "batch tokens heads"]
-    total: Float[Array, "batch tokens heads"]
-    values: Float[Array, "batch tokens heads head_dim"]  # weighted by the exponentials
+    highest: Float[Array, "batch heads tokens"]
+    total: Float[Array, "batch heads tokens"]
+    values: Float[Array, "batch heads tokens head_dim"]  # weighted by the exponentials
 
 
 class Chosen(NamedTuple):
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
 
     def attend(self, query: PerHead, key: PerHead, value: PerHead) -> Sums:
         """Returns the sums over these keys."""
-        key, value = key[:, self.keys], value[:, self.keys]
+        key, value = key[:, :, self.keys], value[:, :, self.keys]
         return _sum([(_scores(query, key), value)], self.mask)
 
 
@@ -71,53 +71,53 @@ class Blocks(NamedTuple):
 
     def mask(self) -> Bool[np.ndarray, "... queries keys"]:
         """Returns which pairs attend, the keys of one block around a query's after the other."""
-        places = self.arrange(np.arange(math.prod(self.grid))[None], -1)
-        keys = np.concatenate([one[0] for one in self.around(places, -1)], axis=-1)[..., None, :]
-        query = places[0][..., None]
+        places = self.arrange(np.arange(math.prod(self.grid))[None, None], -1)
+        keys = np.concatenate([one[0, 0] for one in self.around(places, -1)], axis=-1)[..., None, :]
+        query = places[0, 0][..., None]
         return (query >= 0) & (keys >= 0) & self.rule(query, keys)
 
     def arrange(self, x: Any, fill: int = 0) -> Any:
-        """Returns [batch, patches, ...] as [batch, *blocks, patches of a block, ...]."""
+        """Returns [batch, heads, patches, ...] as [batch, heads, *blocks, patches of a block, ...]."""
         library = np if isinstance(x, np.ndarray) else jnp
-        rest, dims = x.shape[2:], len(self.grid)
+        lead, rest, dims = x.shape[:2], x.shape[3:], len(self.grid)
         padding = [(0, -size % self.length) for size in self.grid]
-        x = x.reshape(len(x), *self.grid, *rest)
-        x = library.pad(x, ((0, 0), *padding, *((0, 0),) * len(rest)), constant_values=fill)
-        x = x.reshape(len(x), *itertools.chain(*((-(-size // self.length), self.length) for size in self.grid)), *rest)
-        x = x.transpose(*self._axes(), *range(2 * dims + 1, x.ndim))
-        return x.reshape(*x.shape[: dims + 1], -1, *rest)
+        x = x.reshape(*lead, *self.grid, *rest)
+        x = library.pad(x, ((0, 0),) * 2 + (*padding, *((0, 0),) * len(rest)), constant_values=fill)
+        x = x.reshape(*lead, *itertools.chain(*((-(-size // self.length), self.length) for size in self.grid)), *rest)
+        x = x.transpose(*self._axes(), *range(2 * dims + 2, x.ndim))
+        return x.reshape(*x.shape[: dims + 2], -1, *rest)
 
     def restore(self, x: Array) -> Array:
         """Returns what `arrange` was given."""
-        dims, rest = len(self.grid), x.shape[len(self.grid) + 2 :]
+        lead, rest, dims = x.shape[:2], x.shape[len(self.grid) + 3 :], len(self.grid)
         counts = [-(-size // self.length) for size in self.grid]
         split = [self.length if self.strides else count for count in counts]
         within = counts if self.strides else [self.length] * dims
-        x = x.reshape(len(x), *split, *within, *rest)
-        x = x.transpose(*np.argsort(self._axes()).tolist(), *range(2 * dims + 1, x.ndim))
-        x = x.reshape(len(x), *(count * self.length for count in counts), *rest)
-        return x[(slice(None), *map(slice, self.grid))].reshape(len(x), -1, *rest)
+        x = x.reshape(*lead, *split, *within, *rest)
+        x = x.transpose(*np.argsort(self._axes()).tolist(), *range(2 * dims + 2, x.ndim))
+        x = x.reshape(*lead, *(count * self.length for count in counts), *rest)
+        return x[(slice(None), slice(None), *map(slice, self.grid))].reshape(*lead, -1, *rest)
 
     def _axes(self) -> list[int]:
-        first, second = ([1 + 2 * dim + part for dim in range(len(self.grid))] for part in range(2))
-        return [0, *second, *first] if self.strides else [0, *first, *second]
+        first, second = ([2 + 2 * dim + part for dim in range(len(self.grid))] for part in range(2))
+        return [0, 1, *second, *first] if self.strides else [0, 1, *first, *second]
 
     def around(self, blocks: Any, fill: int = 0) -> list[Any]:
         """Returns the blocks shifted by each distance within reach: at the place of each block those around it."""
         if not self.reach:
             return [blocks]
         library, dims = np if isinstance(blocks, np.ndarray) else jnp, len(self.grid)
-        padding = ((0, 0), *((self.reach, self.reach),) * dims, *((0, 0),) * (blocks.ndim - dims - 1))
-        padded, counts = library.pad(blocks, padding, constant_values=fill), blocks.shape[1 : dims + 1]
+        padding = [(0, 0)] * 2 + [(self.reach, self.reach)] * dims + [(0, 0)] * (blocks.ndim - dims - 2)
+        padded, counts = library.pad(blocks, padding, constant_values=fill), blocks.shape[2 : dims + 2]
         shifts = itertools.product(range(2 * self.reach + 1), repeat=dims)
         return [
-            padded[(slice(None), *(slice(s, s + count) for s, count in zip(shift, counts, strict=True)))]
+            padded[(slice(None), slice(None), *(slice(s, s + count) for s, count in zip(shift, counts, strict=True)))]
             for shift in shifts
         ]
 
 
 def _scores(query: Array, key: Array) -> Array:
-    return jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=jnp.float32)
+    return jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=jnp.float32)
 
 
 def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
@@ -125,16 +125,16 @@ def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
     sizes = [scores.shape[-1] for scores, _ in pairs]
     scores = [scores for scores, _ in pairs]
     if mask is not None:
-        masks = np.split(mask[..., None, :, :], np.cumsum(sizes)[:-1], axis=-1)
+        masks = np.split(mask, np.cumsum(sizes)[:-1], axis=-1)
         scores = [jnp.where(own, one, MASKED) for own, one in zip(masks, scores, strict=True)]
     highest = jax.lax.stop_gradient(jnp.stack([one.max(-1) for one in scores]).max(0))
     weights = [jnp.exp(one - highest[..., None]) for one in scores]
     total = sum(one.sum(-1) for one in weights)
     values = sum(
-        jnp.einsum("...hqk,...khd->...qhd", one.astype(value.dtype), value, preferred_element_type=jnp.float32)
+        jnp.einsum("...qk,...kd->...qd", one.astype(value.dtype), value, preferred_element_type=jnp.float32)
         for one, (_, value) in zip(weights, pairs, strict=True)
     )
-    return Sums(jnp.swapaxes(highest, -1, -2), jnp.swapaxes(total, -1, -2), values)
+    return Sums(highest, total, values)
 
 
 def pattern_parts(spec: ModelSpec) -> list[Blocks | Chosen]:
@@ -163,18 +163,22 @@ def all_attend(query: Places, key: Places) -> Bool[np.ndarray, "..."]:
     return np.ones(np.broadcast_shapes(query.shape, key.shape), bool)
 
 
-def attend_in_pattern(spec: ModelSpec, qkv: Float[Array, "batch tokens 3 heads head_dim"]) -> PerHead:
+def attend_in_pattern(
+    spec: ModelSpec, qkv: Float[Array, "batch tokens 3 heads head_dim"]
+) -> Float[Array, "batch tokens heads head_dim"]:
     """Returns what each token attends to in the pattern of a model; all attend to class token and registers, and they
     to all.
     """
-    query, key, value = qkv[:, :, 0] * spec.head_dim**-0.5, qkv[:, :, 1], qkv[:, :, 2]
+    query, key, value = qkv.transpose(2, 0, 3, 1, 4)
+    query *= spec.head_dim**-0.5
     prefix, patches = (slice(spec.prefix_rows), slice(spec.prefix_rows, None))
-    found = [part.attend(*(x[:, patches] for x in (query, key, value))) for part in pattern_parts(spec)]
-    if not spec.prefix_rows:
-        return _merge(found).astype(qkv.dtype)
-    found.append(_sum([(_scores(query[:, patches], key[:, prefix]), value[:, prefix])], None))
-    of_prefix = _sum([(_scores(query[:, prefix], key), value)], None)
-    return jnp.concatenate([_merge([of_prefix]), _merge(found)], axis=1).astype(qkv.dtype)
+    found = [part.attend(*(x[:, :, patches] for x in (query, key, value))) for part in pattern_parts(spec)]
+    merged = []
+    if spec.prefix_rows:
+        merged.append(_merge([_sum([(_scores(query[:, :, prefix], key), value)], None)]))
+        found.append(_sum([(_scores(query[:, :, patches], key[:, :, prefix]), value[:, :, prefix])], None))
+    merged.append(_merge(found))
+    return jnp.concatenate(merged, axis=2).astype(qkv.dtype).swapaxes(1, 2)
 
 
 def _merge(parts: list[Sums]) -> PerHead:
