@@ -35,7 +35,7 @@ from vit_jax.planning.chips import CHIPS
 SIZE = 224
 DEVICES = (1, 8)
 # How the photographs are packed; None: they are read as they are.
-PACKED: dict[str, list[str] | None] = {"originals": None, "packed": ["--shorter-side=256"]}
+PACKED: dict[str, list[str] | None] = {"originals": None, "packed": ["--shorter-side=256"], "pixels": ["--pixels=256"]}
 MODELS = ("S/16", "B/16", "L/16")
 CHIP = "v5e"
 SMALL_HOSTS = (2, 16)  # cores

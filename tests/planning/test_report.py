@@ -40,7 +40,7 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     assert run.chip_hours == pytest.approx(256 * 1000 * found.compute_seconds / 3600)
     assert run.paper_tpuv3_core_days == 680
     assert run.images_per_second_per_host == pytest.approx(64 / found.compute_seconds)
-    assert run.host_cores == chip.cores[4] and run.input_cores == run.images_per_second_per_host / 1106
+    assert run.host_cores == chip.cores[4] and run.input_cores == run.images_per_second_per_host / 1230
     reduced = {"all-reduce": Exchange(2, 1, 2 * tpu.link_bandwidth)}
     found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields))
     assert found.exchange_seconds == pytest.approx(2)
@@ -88,8 +88,8 @@ def plan():
     """A plan that fits."""
     run = RunEstimate(
         images_per_second_per_host=1280.0,
-        input_cores=1280 / 834,
-        images_per_second_per_core=834,
+        input_cores=1280 / 1025,
+        images_per_second_per_core=1025,
         host_cores=224,
         hours=5.0,
         chip_hours=40.0,
@@ -176,10 +176,10 @@ def test_the_limit_is_shown(plan):
     assert shown["disk, streamed"] == "1 GB a host, 2 GB on one alone"
     assert (shown["read by each host"], shown["cores for it"], shown["limit"]) == (
         "1,280 images/s",
-        "1.5 of 224",
+        "1.2 of 224",
         "chips",
     )
-    measured = "cores: 834 images/s a core, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md)."
+    measured = "cores: 1,025 images/s a core, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md)."
     assert report.render_plans([plan, plan]).count(measured) == 1
     run = dataclasses.replace(plan.estimate.run, host_cores=1)
     slow = dataclasses.replace(plan, estimate=dataclasses.replace(plan.estimate, run=run))
