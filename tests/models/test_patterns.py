@@ -107,7 +107,9 @@ def test_result_and_gradient_are_those_of_loops(pattern, window, grid, prefix):
         found, derivative = jax.jit(functools.partial(differentiate, spec))(jnp.asarray(qkv), jnp.asarray(grad))
     np.testing.assert_allclose(found, by_loops(qkv, *case), rtol=0, atol=2e-6)  # sums are in float32
     directions, expected = gradient_by_loops(qkv, grad, *case)
-    np.testing.assert_allclose([(derivative * one).sum() for one in directions], expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        [(np.asarray(derivative) * one).sum() for one in directions], expected, rtol=2e-5, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize(("pattern", "window", "grid"), CASES)
