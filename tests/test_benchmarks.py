@@ -36,6 +36,7 @@ SMALL = {
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
+    "benchmarks.patterns": ["--only=none"],
     "benchmarks.plans": ["--only=exaflops"],
     "benchmarks.recipes": [],
     "benchmarks.stream": ["--part=0.01"],

@@ -140,7 +140,7 @@ def headed(heading):
 
 def commands(line):
     """The arguments of every `python -m MODULE` of ours in a line, those inside a quoted remote command too."""
-    words = shlex.split(line)
+    words = shlex.split(line.partition(" > ")[0])
     inner = [word.partition("=")[2] for word in words if word.startswith("--command=")]
     if inner:
         return [found for text in inner for found in commands(text)]
