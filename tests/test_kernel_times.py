@@ -51,6 +51,7 @@ def test_only_the_same_attention_is_slower(tiny):
         {"model.attention": "heads_first"},
         {"model.dtype": "bfloat16"},
         {"model.num_heads": 1},
+        {"model.attention_pattern": "strided"},
         {"model.name": "BiT-R50x1", "model.depth": None, "model.dropout_rate": 0.0, "model.stochastic_depth": 0.0},
     ):
         config = tiny.copy_and_resolve_references()

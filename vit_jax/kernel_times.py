@@ -117,7 +117,7 @@ def find_slower(config: ConfigDict) -> str | None:
     if not times:
         return None
     spec = model_without_data(config).spec
-    if not isinstance(spec, models.ModelSpec):
+    if not isinstance(spec, models.ModelSpec) or spec.attention.is_sparse:  # a pattern has forms of its own
         return None
     dtype = {"auto": "float32" if device.platform == "cpu" else "bfloat16"}.get(config.model.dtype, config.model.dtype)
     sizes = models.attention_sizes(spec, 1, config.mesh.tensor)._replace(dtype=dtype)

@@ -216,6 +216,9 @@ def test_classes_join_by_name_or_number(tmp_path):
     labels.write_text('{"0": "dog", "1": "cat"}')
     mapped = open_source(f"mix:1*{animals}+1*{others}+1*{bare},classes={labels}", "train", num_classes=3)
     assert [one["label"] for one in mapped][12:] == [1, 0] * 3 and mapped.fingerprint != before
+    labels.write_text('{"1": "cat",\n "0": "dog"}')  # the same, written otherwise
+    other = open_source(f"mix:1*{animals}+1*{others}+1*{bare},classes={labels}", "train", num_classes=3)
+    assert other.fingerprint == mapped.fingerprint
     for text, sentence in (
         ('{"2": "dog"}', "map.json renames the class '2', but the classes of parquet are 0 to 0"),
         ('{"0": "dog", "x": "cat"}', "map.json renames the class 'x', but the classes of parquet are 0 to 1"),

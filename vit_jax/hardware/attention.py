@@ -33,7 +33,7 @@ def measure_attention(bench: Bench) -> Iterator[Row]:
         if not all(bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)):
             yield Row(f"{name}: {kind}", "ms", None, note="it does not run on every host")
             continue
-        if kind == PLAIN:
+        if kind == PLAIN or model.vit.attention.is_sparse:
             yield Row(f"{name}: {kind}", "ms", None, note="no kernel suits these devices")
             continue
         if bench.left <= 0:

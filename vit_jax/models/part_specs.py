@@ -6,7 +6,7 @@ words; and its flat keyword, where that differs from its name.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from vit_jax import UserError
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
@@ -41,7 +41,7 @@ PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
 
 
-def check_positive(part: Any, *names: str) -> None:
+def check_positive(part: object, *names: str) -> None:
     """Raises UserError if a field of these names is below 1."""
     for name in names:
         if getattr(part, name) < 1:

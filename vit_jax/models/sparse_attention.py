@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.models.attention_pattern import block_distance, block_length, summary_size
 from vit_jax.models.spec import ModelSpec
 
+AnyArray: TypeAlias = Array | np.ndarray
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 Places: TypeAlias = Int[np.ndarray, "..."]  # -1: padding
 Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]  # of queries and keys in the same blocks
@@ -38,7 +39,7 @@ class Chosen(NamedTuple):
     """The same keys for all queries, but those pairs that are masked."""
 
     keys: Int[np.ndarray, " keys"]
-    mask: Bool[np.ndarray, "queries keys"] | None = None
+    mask: Bool[np.ndarray, "queries keys"]
 
     def attend(self, query: PerHead, key: PerHead, value: PerHead) -> Sums:
         """Returns the sums over these keys."""
@@ -76,7 +77,7 @@ class Blocks(NamedTuple):
         query = places[0, 0][..., None]
         return (query >= 0) & (keys >= 0) & self.rule(query, keys)
 
-    def arrange(self, x: Any, fill: int = 0) -> Any:
+    def arrange(self, x: AnyArray, fill: int = 0) -> AnyArray:
         """Returns [batch, heads, patches, ...] as [batch, heads, *blocks, patches of a block, ...]."""
         library = np if isinstance(x, np.ndarray) else jnp
         lead, rest, dims = x.shape[:2], x.shape[3:], len(self.grid)
@@ -102,7 +103,7 @@ class Blocks(NamedTuple):
         first, second = ([2 + 2 * dim + part for dim in range(len(self.grid))] for part in range(2))
         return [0, 1, *second, *first] if self.strides else [0, 1, *first, *second]
 
-    def around(self, blocks: Any, fill: int = 0) -> list[Any]:
+    def around(self, blocks: AnyArray, fill: int = 0) -> list[AnyArray]:
         """Returns the blocks shifted by each distance within reach: at the place of each block those around it."""
         if not self.reach:
             return [blocks]

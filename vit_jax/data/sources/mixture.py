@@ -140,7 +140,7 @@ def mix_sources(
         read_example=examples.read_example,
         num_classes=len(class_names) if class_names else sources[0].num_classes,
         class_names=class_names,
-        digest=repr((weights, [source.fingerprint for source in sources], renamings)),
+        digest=repr((weights, [source.fingerprint for source in sources], names)),
         max_labels=sources[0].max_labels,
         file_stamp=None if all(source.file_stamp is None for source in sources) else examples.file_stamp,
         read_name=examples.read_name,
