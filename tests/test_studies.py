@@ -15,7 +15,7 @@ STUDIES = sorted(
     path.stem for path in (ROOT / "configs" / "studies").glob("*.py") if "def get_grid" in path.read_text()
 )
 POINTS = {"data_size": (24, 12), "head": (6, 6), "pooling": (4, 6), "positions": (8, 8), "resnet_optimizer": (4, 6)}
-POINTS |= {"shape": (19, 15), "compute": (18, 9), "regularization": (24, 16), "axial": (6, 6)}
+POINTS |= {"shape": (19, 15), "compute": (18, 6), "regularization": (24, 12), "axial": (6, 6)}
 
 
 def study(name):

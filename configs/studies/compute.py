@@ -6,16 +6,21 @@ where it is small. Hardware and time are stated for two of them, in Table 2.
 Ours: not run at this size; no number.
     python -m vit_jax.sweep --config=configs/studies/compute.py --config.data.source=array_record:DATA --workdir=RUNS
     python -m vit_jax.finetune --table=6 --config=configs/finetune.py:model=NAME --config.init_from=RUNS/LINE/RUN
-    python -m vit_jax.sweep --config=configs/studies/compute.py:small=yes --config.data.data_dir=FOLDER --workdir=RUNS
-    python -m vit_jax.sweep --plot=compute.svg RUNS
+    python -m vit_jax.sweep --config=configs/studies/compute.py:small=yes --sweep.seed=0,1,2 --workdir=RUNS
+    python -m vit_jax.sweep --config=configs/studies/compute.py:transfer=RUNS --workdir=TUNED
+    python -m vit_jax.sweep --plot=compute.svg TUNED
 
 A run is the recipe of its name, for as many epochs as its name ends with. The paper fine-tunes a ResNet also by
-configs/bit_hyperrule.py and takes the better one. The small form pre-trains on CIFAR-10 for half an epoch to two.
+configs/bit_hyperrule.py and takes the better one.
+
+The small form pre-trains ViTs and hybrids of the same 64 tokens on five classes of CIFAR-10, larger ones for more
+epochs, and evaluates their features by few-shot regression on the other five, to which `transfer=RUNS` then fine-tunes
+each run of the seeds 0, 1 and 2: configs/cifar5.py has the data. Both families have one learning rate.
 """
 
 from ml_collections import ConfigDict
 
-from configs import jft
+from configs import base, cifar5, jft
 from configs.studies import small
 
 # Line -> runs: model, epochs, learning rate (Table 3). R200x3 and the 14 epochs of R152x2 are not in Table 3.
@@ -45,26 +50,35 @@ RUNS = {
         ("R50+ViT-L/16", 14, 4e-4),
     ),
 }
-SMALL_EPOCHS = (0.5, 1.0, 2.0)
+SMALL_MODELS = {"ViT": "ViT-mu/4", "hybrid": "R+ViT-mu/4"}
+SMALL_SIZES = ((32, 2, 2), (64, 4, 4), (96, 4, 6))  # width, blocks, epochs
+SEEDS = (0, 1, 2)
+TRANSFER = "transfer="  # and the folder of the small form's runs
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Returns the recipe that all runs share; `arg` may be small=yes.
+    """Returns the recipe that all runs share; `arg` may be small=yes or transfer=FOLDER.
 
     Raises:
         ValueError: `arg` is something else.
     """
-    return small.recipe() if small.is_small(arg) else jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4)
+    if arg.startswith(TRANSFER):
+        return transfer()
+    return pretrain() if small.is_small(arg) else jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4)
 
 
 def get_grid(arg: str = "") -> dict[str, dict[str, object]]:
     """Returns name -> fields of each run."""
-    if small.is_small(arg):
+    if arg.startswith(TRANSFER):
+        folder = arg.removeprefix(TRANSFER)
         return {
-            f"{line}/{epochs}": {"model.name": name, "base_lr": rate, "total_epochs": epochs, **fields}
-            for line, (name, rate, fields) in small.FAMILIES.items()
-            for epochs in SMALL_EPOCHS
+            f"{name},seed={seed}": size | {"seed": seed, "init_from": f"{folder}/{name},seed={seed}"}
+            for name, size in small_sizes().items()
+            for seed in SEEDS
         }
+    if small.is_small(arg):
+        epochs = {f"{width}x{blocks}": float(epochs) for width, blocks, epochs in SMALL_SIZES}
+        return {name: size | {"total_epochs": epochs[name.split("/")[1]]} for name, size in small_sizes().items()}
     return {
         f"{line}/{recipe_of(name)}_{epochs}": {
             "model.name": name,
@@ -80,3 +94,42 @@ def get_grid(arg: str = "") -> dict[str, dict[str, object]]:
 def recipe_of(name: str) -> str:
     """Returns the name of a model's recipe on JFT."""
     return f"{name.lower().translate(str.maketrans('-+', '__', '/'))}_jft"
+
+
+def pretrain() -> ConfigDict:
+    """Returns the recipe of the small form, on five classes; the other five are evaluated at the end."""
+    config = cifar5.get_config("stage=pretrain")
+    config.batch = 64
+    config.eval_every_epochs = None
+    config.checkpoint_every = 2000
+    config.checkpoint.keep_best = 0
+    source = config.data.source.replace("0-4", "5-9")
+    fewshot = base.evaluation("fewshot", source=source, train_split="train[:10%]", shots=(5, 10, 25))
+    fewshot.preprocess = config.evals.test.preprocess
+    with config.unlocked():
+        config.evals.fewshot = fewshot
+    return config
+
+
+def transfer() -> ConfigDict:
+    """Returns the recipe of fine-tuning a run of the small form to the other five classes, at 48 pixels."""
+    config = cifar5.get_config("stage=finetune")
+    config.batch = 64
+    config.eval_every_epochs = None
+    config.checkpoint_every = 1000
+    config.checkpoint.keep_best = 0
+    return config
+
+
+def small_sizes() -> dict[str, dict[str, object]]:
+    """Returns name -> fields of the model of each run of the small form."""
+    return {
+        f"{line}/{width}x{blocks}": {
+            "model.name": name,
+            "model.width": width,
+            "model.depth": blocks,
+            "model.mlp_dim": 2 * width,
+        }
+        for line, name in SMALL_MODELS.items()
+        for width, blocks, _ in SMALL_SIZES
+    }

@@ -79,7 +79,7 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
                 notes.append(str(error))
                 continue
             line = place[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
-            alike = line, repr(run.fields | {"seed": ""})
+            alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))  # of the weights' run too
             groups.setdefault(alike, []).append((run, value))
     points = []
     for (line, _), runs in groups.items():
