@@ -64,6 +64,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.paper_plans": None,
     "benchmarks.pictures": Output("write"),
     "benchmarks.plans": Output("write"),
+    "benchmarks.small_studies": Output("write"),
     "benchmarks.recipes": Output("write"),
     "benchmarks.screenshots": Output("out"),
     "benchmarks.stream": Output("write"),

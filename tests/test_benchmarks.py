@@ -39,6 +39,7 @@ SMALL = {
     "benchmarks.patterns": ["--only=none"],
     "benchmarks.plans": ["--only=exaflops"],
     "benchmarks.recipes": [],
+    "benchmarks.small_studies": [],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],

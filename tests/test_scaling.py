@@ -32,6 +32,11 @@ def test_compute_is_that_of_table_6(tmp_path):
     (point,), notes = points(run(tmp_path / "tuned", accuracy=0.9, init_from=str(pretrained)))
     assert point.place == pytest.approx(224, rel=2e-3) and (point.mean, notes) == (0.9, [])
     assert (point.line, point.model) == ("Transformer (ViT)", "ViT-B/16")
+    tuned = [run(tmp_path / f"of,seed={seed}", init_from=f"{pretrained}/seed={seed}/..") for seed in (0, 1)]
+    for seed in (0, 1):
+        (pretrained / f"seed={seed}").mkdir()
+    (point,), notes = points(*tuned)
+    assert (point.runs, notes) == (2, [])  # seeds of the run that the weights came from
     assert scaling.family("R50+ViT-B/32") == "Hybrid" and scaling.family("BiT-R50x1") == "ResNet (BiT)"
 
 
@@ -65,8 +70,12 @@ def test_records_are_drawn_as_their_runs(tmp_path):
     found, _ = points(ROOT / "results" / "cifar10_data_size", against="data.num_examples", metric="test/accuracy")
     shown = {f"| {one.line}/{one.place:.0f} | {100 * one.mean:.2f} " for one in found}
     assert len(shown) == 12 and all(line in (ROOT / "docs" / "results.md").read_text() for line in shown)
+    place = run(tmp_path / "worse", accuracy=0.05)  # than at its step 5
+    write_record(make_record(str(place), "worse/run"), tmp_path / "results")
+    [stopped], _ = points(tmp_path / "results" / "worse", stop="test/accuracy")
+    assert stopped.mean == 0.1
     with pytest.raises(UserError, match="hold the last step alone: leave out --stop"):
-        points(tmp_path / "results", stop="test/accuracy")
+        points(ROOT / "results" / "cifar10_data_size", stop="val/accuracy")  # of an earlier version
     (tmp_path / "results" / "list.json").write_text("[]")
     with pytest.raises(UserError, match="there is no run in"):
         points(tmp_path / "results")

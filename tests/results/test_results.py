@@ -69,6 +69,15 @@ def test_a_record_has_what_was_run_and_what_came_of_it(tmp_path):
     assert record.metrics == {"train/loss": 1.0, "test/accuracy": 0.5, "test/n": 100} and record.steps == 10
     assert record.config["data"]["source"] == "folder:photos" and record.seconds == 200
     assert record.ledger == {}
+    assert record.curve == [
+        {"step": 5, "test/accuracy": 0.1},
+        {"step": 10, "test/accuracy": 0.5, "test/n": 100},
+    ]
+    early = dataclasses.replace(record, curve=[{"step": 5, "test/accuracy": 0.6, "val/accuracy": 0.2}])
+    assert (early.stopped_by("val/accuracy")["test/accuracy"], record.stopped_by("val/accuracy")) == (
+        0.6,
+        record.metrics,
+    )
     row = {"first": 0, "last": 10, "began": 1.0, "seconds": {"step": 30.04, "compiling": 10.0}}
     (tmp_path / "run" / "ledger.json").write_text(json.dumps([row, row | {"began": 50.0}]))
     assert make_record(str(tmp_path / "run"), "name").ledger == {

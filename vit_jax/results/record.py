@@ -32,6 +32,7 @@ class Record:
         processes: that trained it, see `vit_jax.monitoring.read_history`.
         evaluations: name of an evaluation that was made later -> `data.identify_evals`.
         ledger: seconds of each category, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
+        curve: the metrics of the evaluations at each `step` that has some; empty likewise.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Record:
     processes: list[dict[str, Any]]
     evaluations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     ledger: dict[str, float] = dataclasses.field(default_factory=dict)
+    curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -53,13 +55,20 @@ class Record:
         return source_label(self.config["data"]["source"])
 
     def as_run(self, place: str) -> RunFolder:
-        """Returns the run as if it were read from a folder, with its last metrics alone.
+        """Returns the run as if it were read from a folder, with the metrics of its evaluations and the last of others.
 
         Args:
             place: of the record, for messages.
         """
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
-        return RunFolder(self.name, place, ConfigDict(self.config), [(self.steps, metrics)], self.processes, None, {})
+        earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
+        rows = [*earlier, (self.steps, metrics)]
+        return RunFolder(self.name, place, ConfigDict(self.config), rows, self.processes, None, {})
+
+    def stopped_by(self, metric: str) -> dict[str, float | None]:
+        """Returns the metrics where one was largest during the training; without a curve, the last."""
+        rows = [row for row in self.curve if metric in row]
+        return self.metrics | (max(rows, key=lambda row: row[metric]) if rows else {})
 
     def distinct(self, field: str) -> list[str]:
         """Returns the values that a field has in the processes, each once."""
@@ -92,7 +101,15 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         metrics |= {key: value for key, value in row.items() if "/" in key}
     kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
     ledger = {str(category): round(spent, 1) for category, spent in total_seconds(run.starts).items() if spent}
-    return Record(name, without_folders(config.to_dict()), step, kept, run.processes, without_folders(later), ledger)
+    curve = [{"step": at} | row for at, metrics in run.metrics if (row := evaluated(metrics, config))]
+    fields = without_folders(config.to_dict())
+    return Record(name, fields, step, kept, run.processes, without_folders(later), ledger, curve)
+
+
+def evaluated(metrics: dict[str, float], config: ConfigDict) -> dict[str, float]:
+    """Returns those of the metrics of a step that are of an evaluation of the run and finite."""
+    own = {key: value for key, value in metrics.items() if key.partition("/")[0] in config.evals}
+    return {key: value for key, value in own.items() if math.isfinite(value)}
 
 
 def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:

@@ -50,11 +50,13 @@ def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[
 def averages(records: Sequence[Record]) -> tuple[str, ...]:
     """Returns the columns of `HEADINGS` between the first and the last, of runs that differ in the seed only.
 
-    The metric is that which decides between checkpoints, of the test images where it is of those of `val`, in percent,
-    with the standard deviation of several runs.
+    The metric is that which decides between checkpoints, in percent, with the standard deviation of several runs. Where
+    it is of `val`, the metric is of the test images, at the step that it chooses (early stopping).
     """
-    metric = re.sub(r"^val/", "test/", records[0].config["checkpoint"]["best_metric"])
-    values = [100 * value for record in records if (value := record.metrics.get(metric)) is not None]
+    chooses = records[0].config["checkpoint"]["best_metric"]
+    metric = re.sub(r"^val/", "test/", chooses)
+    rows = [record.metrics if metric == chooses else record.stopped_by(chooses) for record in records]
+    values = [100 * value for row in rows if (value := row.get(metric)) is not None]
     if not values:
         return "", metric, "", ""
     std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""

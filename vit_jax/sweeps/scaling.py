@@ -119,7 +119,7 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
     """Returns place -> what reads it, of the runs in a folder, or of their records in one such as results/.
 
     Raises:
-        UserError: there is neither a run nor a record, or a step of records is to be chosen.
+        UserError: there is neither a run nor a record, or a step is to be chosen of records of the last step alone.
     """
     try:
         return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
@@ -129,7 +129,7 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
             records = {} if filesystem.is_remote(folder) else read_records(Path(filesystem.absolute_path(folder)))
         if not records:
             raise
-        if request.stop:
+        if request.stop and not all(record.curve for record in records.values()):
             raise UserError(f"the records in {folder} hold the last step alone: leave out --stop.") from None
         places = {str(path.with_suffix("")): record for path, record in records.items()}
         return {place: functools.partial(record.as_run, place) for place, record in places.items()}
