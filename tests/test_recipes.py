@@ -181,6 +181,7 @@ ROWS = {
     "vit_s16_imagenet2012": row(HELD_OUT, "ViT-S/16", **aug(0.5, 2, 15), **{"model.head_bias": -6.9}),
     "vit_ti16_imagenet2012": row(HELD_OUT, "ViT-Ti/16", **aug(0.0, 2, 0), **{"model.head_bias": -6.9}),
     "vit_s16_imagenet2012_90ep": row(HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **PLAIN90),
+    "vit_s16_imagenet2012_300ep": row(HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **PLAIN90 | {"total_epochs": 300.0}),
     "vit_s16_imagenet2012_90ep_linear": row(
         HELD_OUT, "ViT-S/16", **aug(0.2, 2, 10), **(PLAIN90 | {"model.pre_logits": False})
     ),

@@ -56,6 +56,13 @@ def test_mixup_happens_in_its_share_of_the_steps():
     assert 0.18 < np.mean(targets[:, 0, 0] < 1) < 0.32
 
 
+def test_both_classes_of_a_mixed_image_may_count_as_one():
+    task = Classify(4, "sigmoid", cutmix=1.0, mixup=0.8, mixed_labels="one")
+    batch = {"image": jnp.zeros((4, 2, 2, 3)), "label": jnp.arange(4)}
+    _, targets = task.train_examples(jax.random.key(0), batch)
+    np.testing.assert_array_equal(targets, np.eye(4) + np.roll(np.eye(4), 1, 0))
+
+
 def test_several_labels_an_image():
     labels = jnp.array([[2, 0, -1], [-1, -1, -1], [1, -1, -1]])
     np.testing.assert_allclose(Classify(3, "sigmoid").targets(labels), [[1, 0, 1], [0, 0, 0], [0, 1, 0]])

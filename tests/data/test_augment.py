@@ -7,10 +7,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from tests.conftest import ROOT
 from vit_jax.data import augment, autoaugment
+from vit_jax.data.three_augment import three_augment
 
 F = np.float32
 MAGNITUDES = (0, 10, 15, 20)
@@ -480,6 +481,24 @@ def test_color_jitter_draws(monkeypatch):
         span = high - low
         assert low <= amounts.min() < low + 0.02 * span and high - 0.02 * span < amounts.max() <= high
         assert abs(amounts.mean() - (low + high) / 2) < 0.05 * span
+
+
+def test_three_augment_is_one_of_three_of_pillow_s():
+    image = IMAGES["noise"]
+    pillow = Image.fromarray(image)
+    grey, solarized = (np.asarray(one.convert("RGB")) for one in (pillow.convert("L"), ImageOps.solarize(pillow)))
+    met = Counter()
+    for seed in range(60):
+        made, draws = three_augment(image, rng(seed)), rng(seed)
+        kind = int(draws.integers(3))
+        met[kind] += 1
+        expected = (
+            (grey, solarized)[kind]
+            if kind < 2
+            else np.asarray(pillow.filter(ImageFilter.GaussianBlur(draws.uniform(0.1, 2.0))))
+        )
+        np.testing.assert_array_equal(made, expected)
+    assert set(met) == {0, 1, 2}
 
 
 def test_color_jitter_of_known_colours():

@@ -92,6 +92,20 @@ def test_the_assembled_batch_does_not_depend_on_hosts(hosts):
         assert_same(part, [{name: array[rows] for name, array in batch.items()} for batch in whole])
 
 
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_a_batch_holds_copies_of_its_images_each_augmented_anew(repeats):
+    taken = take(8, source=Numbers(30), repeats=repeats)
+    images = -(-BATCH // repeats)
+    for batch in taken:
+        labels = batch["label"].tolist()
+        assert labels == (labels[:images] * repeats)[:BATCH] and len(set(labels[:images])) == images
+        assert all(a != b for a, b in itertools.pairwise([*labels, labels[0]]))  # MixUp mixes no copies
+        assert len({image.tobytes() for image in batch["image"]}) == BATCH
+    firsts = [label for batch in taken for label in batch["label"][:images].tolist()]
+    assert len(set(firsts[:30])) == 30  # an epoch of different images
+    assert_same(take(3, source=Numbers(30), repeats=repeats, start=5), taken[5:])
+
+
 def test_nor_on_workers():
     assert_same(take(3, workers=2), take(3))
 

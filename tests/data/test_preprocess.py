@@ -11,17 +11,16 @@ from configs.base import get_config
 from tests.conftest import ROOT
 from tests.data.test_images import picture
 from vit_jax import UserError
+from vit_jax.data.crops import central_crop, inception_box, random_crop, torch_box
 from vit_jax.data.images import decode
 from vit_jax.data.images.resize import bilinear
 from vit_jax.data.preprocess import (
     OPS,
-    central_crop,
     fill_resolution,
     flip_lr,
-    inception_box,
     parse_op,
     parse_pipe,
-    random_crop,
+    reflect_pad,
 )
 
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
@@ -131,6 +130,8 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
         ("resize((48, 80))|value_range(0,1)", (48, 80, 3)),
         ('resize_small(40, "bilinear")|random_crop(size=(30, 40))|value_range(-1,1)', (30, 40, 3)),
         ("resize_small(40)|central_crop(32)|resize_small(64)|value_range(-1,1)", (64, 64, 3)),
+        ("torch_resize(30)|reflect_pad(4)|random_crop((30,30))|three_augment|value_range(-1,1)", (30, 30, 3)),
+        ("torch_random_resized_crop(30)|flip_lr|three_augment|value_range(-1,1)", (30, 30, 3)),
         ("resize(32)|flip_lr()|value_range(-1.0, high=1.0)", (32, 32, 3)),
         ("inception_crop({resolution}, area_min=25, area_max=50)|value_range(-1,1)", (24, 24, 3)),
     ],
@@ -159,6 +160,12 @@ def test_shapes(pipe, shape):
         ("resize(3)|random_erasing(area_min=50)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
         ("resize(3)|color_jitter(hue=0.6)|value_range(0,1)", "hue must be at least 0 and at most 0.5"),
         ("inception_crop(3,area_min=0)|value_range(0,1)", "0 < area_min <= area_max <= 100 must hold"),
+        ("resize(3)|reflect_pad(1.5)|value_range(0,1)", "pixels must be a whole number, not 1.5"),
+        (
+            "resize(3)|reflect_pad(3)|value_range(0,1)",
+            r"reflect_pad\(3\) mirrors more pixels than an image",
+        ),
+        ("torch_random_resized_crop(3,method='area')|value_range(0,1)", "method must be 'bilinear' or 'bicubic' or"),
         ("resize(3)|value_range(1,0)", "low must be less than high"),
         ("resize(3)|value_range('a',0)", "low must be a number"),
         ("resize(__import__('os'))|value_range(0,1)", "must be numbers, tuples, strings or booleans"),
@@ -189,6 +196,24 @@ def test_shapes(pipe, shape):
 def test_wrong_pipes(pipe, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_pipe(pipe, 224)
+
+
+def test_the_boxes_of_torchvision_are_uniform_in_area_and_in_the_logarithm_of_their_ratio():
+    boxes = np.array([torch_box(400, 600, 0.08, 1.0, generator) for generator in [rng()] for _ in range(4000)])
+    top, left, rows, columns = boxes.T
+    assert (top + rows).max() <= 400 and (left + columns).max() <= 600 and boxes.min() >= 0
+    small = rows * columns < 0.3 * 400 * 600  # where any ratio fits
+    ratio, area = np.log(columns[small] / rows[small]), (rows * columns)[small] / (400 * 600)
+    for values, low, high in ((ratio, -np.log(4 / 3), np.log(4 / 3)), (area, 0.08, 0.3)):
+        counts, _ = np.histogram(values, 4, (low - 0.01, high + 0.01))
+        assert abs(values.mean() - (low + high) / 2) < 0.03 * (high - low) and counts.min() > 0.2 * len(values)
+    assert torch_box(10, 400, 0.9, 1.0, rng()) == (0, 193, 10, 13)  # none fits: the largest in the centre, ratio 4/3
+
+
+def test_a_padded_image_is_mirrored_without_its_edge():
+    image = np.asarray(picture())
+    padded = reflect_pad(image, rng(), 4)
+    np.testing.assert_array_equal(padded, np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect"))
 
 
 def test_a_crop_that_some_images_hold_is_no_fault():

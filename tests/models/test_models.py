@@ -448,16 +448,17 @@ def test_attention_weights_are_never_dropped():
     np.testing.assert_allclose(out["attention"].sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_stochastic_depth_rises_linearly_and_takes_whole_branches(scan):
-    model = create("ViT-mu/8", resolution=8, depth=3, stochastic_depth=0.6, scan=scan, position="none", num_classes=0)
+@pytest.mark.parametrize(("scan", "schedule"), [(False, "linear"), (True, "linear"), (False, "constant")])
+def test_stochastic_depth_rises_or_is_constant_and_takes_whole_branches(scan, schedule):
+    fields = {"stochastic_depth": 0.6, "stochastic_depth_schedule": schedule}
+    model = create("ViT-mu/8", resolution=8, depth=3, scan=scan, position="none", num_classes=0, **fields)
     params = jax.tree.map(jnp.zeros_like, params_of(model))
     params["encoder"]["blocks"]["attention"]["out"]["bias"] += 1.0
     params["encoder"]["blocks"]["mlp"]["dense2"]["bias"] += 10.0
     blocks = np.asarray(apply(model, params, images_of(4000, 8, 8, 3), jax.random.key(7))[1]["blocks"])
     assert np.all(blocks == blocks[:, :, :1, :1])  # one draw per example, for all tokens and channels
     added = np.diff(blocks[:, :, 0, 0], axis=0, prepend=0)
-    for rate, values in zip((0.0, 0.3, 0.6), added, strict=True):
+    for rate, values in zip((0.0, 0.3, 0.6) if schedule == "linear" else (0.6,) * 3, added, strict=True):
         keep = 1 - rate
         np.testing.assert_allclose(values.mean(), 11, rtol=0.06)
         possible = np.array([0, 1 / keep, 10 / keep, 11 / keep])

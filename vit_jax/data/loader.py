@@ -26,6 +26,7 @@ from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.mixed_order import MixedOrder, TrainStream, shuffle_epochs
 from vit_jax.data.preprocess import Preprocessor
+from vit_jax.data.repeated_order import RepeatedOrder
 from vit_jax.data.row_groups import RowGroups, Rows, count_groups, use_one_opencv_thread
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture
@@ -231,6 +232,7 @@ def local_train_batches(
     max_bad: float = 0.0,
     fetcher: ShardFetcher[TrainStream] | None = None,
     mixture: Mixture | None = None,
+    repeats: int = 1,
 ) -> LocalBatches:
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
@@ -246,10 +248,13 @@ def local_train_batches(
         max_bad: the largest fraction of the examples that may be replaced.
         fetcher: of the shards from which the examples are streamed, in its order; None: all are shuffled.
         mixture: of the source, if it is one.
+        repeats: copies of each image in a batch, where they are not streamed; see `RepeatedOrder`.
     """
     stream = fetcher.order if fetcher else None
     order = stream or (MixedOrder(mixture, seed) if mixture else None)
     indices = grain.MapDataset.source(order).seed(seed) if order else shuffle_epochs(len(source), seed)
+    if repeats > 1:
+        indices = grain.MapDataset.source(RepeatedOrder(indices, batch, repeats)).seed(seed)
     reader = ExampleReader(source, preprocess, on_bad, stream)
     return LocalBatches(
         indices.random_map(reader),

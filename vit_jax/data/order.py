@@ -52,7 +52,8 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
         hosts: that read.
 
     Raises:
-        UserError: the images are not in shards, the readers do not divide the batch, or the cache has no room.
+        UserError: the images are not in shards, or are repeated, the readers do not divide the batch, or the cache has
+            no room.
     """
     shards, order = source.shards, config.data.order
     large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - beside
@@ -61,6 +62,11 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
     if order == "global":
         source.check_cache_room(beside)
         return Order({"order": order}, note=ONE_BY_ONE if shards is None and is_bucket_folder(config) else "")
+    if config.data.repeats > 1:
+        raise UserError(
+            f"data.repeats={config.data.repeats} is not for streamed images: set --config.data.order=global, for which "
+            "the cache must hold all shards, or --config.data.repeats=1."
+        )
     if shards is None:
         raise UserError(
             "data.order=stream reads shards, but the training images are not all in shards; pack them with python -m "

@@ -129,6 +129,7 @@ def train_batches(
         max_bad=config.data.max_bad,
         fetcher=ShardFetcher(stream_order(config, source), shards, rows) if shards else None,
         mixture=source.mixture,
+        repeats=config.data.repeats,
     )
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
     return loader.DevicePrefetcher(

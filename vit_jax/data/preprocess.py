@@ -21,17 +21,23 @@ from jaxtyping import Float32
 from vit_jax import UserError, choose
 from vit_jax.data import augment
 from vit_jax.data.autoaugment import autoaugment
+from vit_jax.data.crops import (
+    CROPS,
+    Size,
+    central_crop,
+    check_crop_fits,
+    height_and_width,
+    inception_crop,
+    random_crop,
+    torch_center_crop,
+    torch_random_resized_crop,
+)
 from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels, shrunk_size
 from vit_jax.data.pillow import FILTERS, pillow_resize, torch_size
+from vit_jax.data.three_augment import three_augment
 
-Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known
 Generator: TypeAlias = np.random.Generator
-
-
-def height_and_width(size: Size) -> tuple[int, int]:
-    """Returns (height, width)."""
-    return size if isinstance(size, tuple) else (size, size)
 
 
 def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> Crop:
@@ -44,94 +50,15 @@ def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", an
     return resize_pixels(image, *shrunk_size(image.shape[0], image.shape[1], size), method, antialias)
 
 
-def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Crops the centre; an odd pixel is lost at the bottom and the right."""
-    rows, columns = height_and_width(size)
-    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
-    return crop_box(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
-
-
 def torch_resize(image: RGB, rng: Generator, size: Size, method: str = "bicubic") -> Crop:
     """Resizes as torchvision does with Pillow; one number is the shorter side, and the longer one is rounded down."""
     rows, columns = size if isinstance(size, tuple) else torch_size(image.shape[0], image.shape[1], size)
     return pillow_resize(image, rows, columns, method)
 
 
-def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Crops the centre as torchvision does: half an odd number of pixels is rounded to an even one."""
-    rows, columns = height_and_width(size)
-    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
-    top, left = round((image.shape[0] - rows) / 2), round((image.shape[1] - columns) / 2)
-    return crop_box(image, top, left, rows, columns)
-
-
-def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Crops a box of `size` at a uniformly random position."""
-    rows, columns = height_and_width(size)
-    check_crop_fits(rows, columns, image.shape[0], image.shape[1])
-    top = int(rng.integers(image.shape[0] - rows + 1))
-    return crop_box(image, top, int(rng.integers(image.shape[1] - columns + 1)), rows, columns)
-
-
-def inception_crop(
-    image: RGB | EncodedImage,
-    rng: Generator,
-    size: Size,
-    area_min: int | float = 5,
-    area_max: int | float = 100,
-    method: str = "bilinear",
-    antialias: bool = False,
-) -> Crop:
-    """Crops a random box, sampled by `inception_box`, and resizes it to `size`.
-
-    Areas are percentages of the image's (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
-    """
-    box = inception_box(image.shape[0], image.shape[1], area_min / 100, area_max / 100, rng)
-    return resize_pixels(crop_box(image, *box), *height_and_width(size), method, antialias)
-
-
-def crop_box(image: RGB | EncodedImage, top: int, left: int, rows: int, columns: int) -> Crop:
-    """Returns a box of the image."""
-    if isinstance(image, EncodedImage):
-        return image.crop(top, left, rows, columns)
-    return image[top : top + rows, left : left + columns]
-
-
-def inception_box(
-    height: int, width: int, area_min: float, area_max: float, rng: Generator
-) -> tuple[int, int, int, int]:
-    """Samples (top, left, height, width) with the distribution of `tf.image.sample_distorted_bounding_box`.
-
-    The aspect ratio (width to height) is uniform in [0.75, 1.33], TensorFlow's default. Given it, the box's *height*
-    (not its area) is uniform among the whole numbers that keep the area within its bounds and the box within the
-    image. The position is uniform, except that the last row and column of positions are never drawn. After 100 boxes
-    that rounding pushes out of bounds, the whole image is returned.
-
-    Args:
-        height: of the image, in pixels.
-        width: of the image, in pixels.
-        area_min: smallest area of the box, as a fraction of the image's.
-        area_max: largest area, likewise.
-        rng: the only source of randomness.
-    """
-    smallest, largest = area_min * height * width, area_max * height * width
-    for _ in range(100):
-        aspect = rng.uniform(0.75, 1.33)
-        # Python rounds halves to even, as C's lrintf does.
-        high = min(round((largest / aspect) ** 0.5), height)
-        if round(high * aspect) > width:
-            high = int((width + 0.5 - 1e-7) / aspect)
-        low = min(round((smallest / aspect) ** 0.5), high)
-        rows = low + int(rng.integers(high - low + 1))
-        # A box that rounding made too small or too large gets a second chance with one row more or less.
-        rows += round(rows * aspect) * rows < smallest
-        rows -= round(rows * aspect) * rows > largest
-        columns = round(rows * aspect)
-        if 0 < rows <= height and 0 < columns <= width and smallest <= rows * columns <= largest:
-            top = int(rng.integers(height - rows)) if rows < height else 0
-            left = int(rng.integers(width - columns)) if columns < width else 0
-            return top, left, rows, columns
-    return 0, 0, height, width
+def reflect_pad(image: RGB, rng: Generator, pixels: int) -> Crop:
+    """Adds as many pixels on each side, mirrored at the edge, whose own pixels are not repeated."""
+    return cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_REFLECT_101)
 
 
 def flip_lr(image: RGB, rng: Generator) -> RGB:
@@ -147,8 +74,6 @@ def value_range(
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
 
-CROPS = (central_crop, inception_crop, random_crop, torch_center_crop)  # these take an encoded image
-
 OPS: dict[str, Callable] = {
     "autoaugment": autoaugment,
     "central_crop": central_crop,
@@ -158,9 +83,12 @@ OPS: dict[str, Callable] = {
     "randaug": augment.randaug,
     "random_crop": random_crop,
     "random_erasing": augment.random_erasing,
+    "reflect_pad": reflect_pad,
     "resize": resize,
     "resize_small": resize_small,
+    "three_augment": three_augment,
     "torch_center_crop": torch_center_crop,
+    "torch_random_resized_crop": torch_random_resized_crop,
     "torch_resize": torch_resize,
     "value_range": value_range,
 }
@@ -303,9 +231,10 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
 
 MAX_SIDE = 10_000  # pixels
 
+WHOLE = ("num_layers", "pixels")  # arguments
 # Largest values of arguments that must not be negative.
 LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
-LARGEST |= {"brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
+LARGEST |= {"pixels": MAX_SIDE, "brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
 
 
 def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
@@ -319,14 +248,14 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
                 )
                 return f"size must be {allowed}, not {value!r}"
         elif name == "method":
-            methods = tuple(FILTERS) if op == "torch_resize" else RESIZE_METHODS
+            methods = tuple(FILTERS) if op in ("torch_resize", "torch_random_resized_crop") else RESIZE_METHODS
             if value not in methods:
                 return f"method must be {' or '.join(map(repr, methods))}, not {value!r}"
         elif name == "antialias":
             if type(value) is not bool:
                 return f"antialias must be True or False, not {value!r}"
-        elif type(value) not in ((int,) if name == "num_layers" else (int, float)):
-            return f"{name} must be a {'whole ' if name == 'num_layers' else ''}number, not {value!r}"
+        elif type(value) not in ((int,) if name in WHOLE else (int, float)):
+            return f"{name} must be a {'whole ' if name in WHOLE else ''}number, not {value!r}"
         elif name in LARGEST and not 0 <= value <= LARGEST[name]:
             return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
     values = default_arguments(op) | arguments
@@ -353,6 +282,8 @@ def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownS
         return torch_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
     if name == "resize_small":
         return shrunk_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
+    if name == "reflect_pad":
+        return _padded(size, arguments["pixels"])
     if "size" not in arguments:
         return size
     result = height_and_width(arguments["size"])
@@ -367,10 +298,9 @@ def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownS
     return result
 
 
-def check_crop_fits(rows: int, columns: int, height: int, width: int) -> None:
-    """Raises UserError unless the box is at most as large as the image."""
-    if rows > height or columns > width:
-        raise UserError(
-            f"a crop of {rows} x {columns} pixels does not fit into an image of {height} x {width}; "
-            "put a larger resize or resize_small before it"
-        )
+def _padded(size: KnownSize, pixels: int) -> KnownSize:
+    if size is None:
+        return None
+    if min(size if isinstance(size, tuple) else (size,)) <= pixels:
+        raise UserError(f"reflect_pad({pixels}) mirrors more pixels than an image of {size} has; pad by fewer.")
+    return (size[0] + 2 * pixels, size[1] + 2 * pixels) if isinstance(size, tuple) else size + 2 * pixels

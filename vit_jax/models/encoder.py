@@ -12,7 +12,7 @@ from jaxtyping import Array
 from vit_jax.kernels import Packing
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
-from vit_jax.models.part_specs import PositionSpec, Remat
+from vit_jax.models.part_specs import DepthSchedule, PositionSpec, Remat
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain
 from vit_jax.tree import ArrayTree, flatten, unflatten
@@ -20,6 +20,9 @@ from vit_jax.tree import ArrayTree, flatten, unflatten
 _POLICIES = jax.checkpoint_policies
 BlockStep = Callable[[Rows, ArrayTree, Array | int, Array], tuple[Rows, dict[str, Array]]]
 _ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns
+
+# Rate of stochastic depth in the first block, as a share of that in the last one; linear between them.
+STOCHASTIC_DEPTHS: dict[DepthSchedule, float] = {"linear": 0.0, "constant": 1.0}
 
 # What the backward pass need not compute again, from all to nothing; names are those of `checkpoint_name`. For a token
 # and a block with an MLP of 4 widths, `dots` keeps 10 widths beside the block's input, then 5, 1 and 0.
@@ -63,7 +66,8 @@ class Encoder(nn.Module):
         if spec.stem.pre_norm:
             x = LayerNorm(spec.block.norm_epsilon, name="pre_norm")(x)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
-        rates = jnp.linspace(0.0, spec.block.stochastic_depth, spec.depth)
+        first, last = STOCHASTIC_DEPTHS[spec.block.stochastic_depth_schedule], spec.block.stochastic_depth
+        rates = jnp.linspace(first * last, last, spec.depth)
 
         def step(x: Rows, layer: ArrayTree, index: Array | int, rate: Array) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}

@@ -13,10 +13,11 @@ from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size
 
 # The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
-# MLPS, BLOCKS and REMAT_POLICIES.
+# MLPS, BLOCKS, STOCHASTIC_DEPTHS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
+DepthSchedule = Literal["linear", "constant"]
 PositionKind = Literal["learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"]
 PositionPlace = Literal["stem", "blocks", "shared"]
 PositionOwner = Literal["model", "encoder", "block"]
@@ -197,7 +198,8 @@ class BlockSpec:
     activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
     layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
     dropout_rate: float = 0.0
-    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block; rises linearly from 0
+    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block
+    stochastic_depth_schedule: DepthSchedule = "linear"  # over the blocks: from 0 in the first; constant: in all alike
     mlp: MlpKind = "jit"
 
     def __post_init__(self):

@@ -22,8 +22,8 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
         max_labels: of an image in multi-label data.
 
     Raises:
-        UserError: softmax is used with a single class, or with several labels an image; masked patches do not suit the
-            model, or fields of classification are set for them.
+        UserError: softmax is used with a single class, or with several labels an image; targets of 0 and 1 are asked of
+            another loss; masked patches do not suit the model, or fields of classification are set for them.
     """
     if config.task.kind == "masked_patches":
         return _make_masked_patches(config, model)
@@ -34,6 +34,11 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
             f"the data has {num_classes} class(es), but softmax needs two or more; if the data is a folder, check that "
             "--config.data.source names the folder that contains one folder per class."
         )
+    if config.task.mixed_labels == "one" and (config.task.loss != "sigmoid" or config.task.label_smoothing):
+        raise UserError(
+            "task.mixed_labels=one makes every target 0 or 1: set --config.task.loss=sigmoid and "
+            "--config.task.label_smoothing=0."
+        )
     return Classify(
         num_classes=num_classes,
         loss=config.task.loss,
@@ -41,6 +46,7 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
         mixup=config.task.mixup,
         mixup_probability=config.task.mixup_probability,
         cutmix=config.task.cutmix,
+        mixed_labels=config.task.mixed_labels,
     )
 
 
@@ -58,8 +64,9 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
         )
     if masked + swapped > 1:
         raise UserError(f"task.masked={masked} and task.swapped={swapped} are together more than 1.")
-    if config.task.loss != "softmax" or config.task.label_smoothing or config.task.mixup or config.task.cutmix:
-        raise UserError("masked patches have no labels: leave task.loss, label_smoothing, mixup and cutmix alone.")
+    labelled = {"loss": "softmax", "label_smoothing": 0, "mixup": 0, "cutmix": 0, "mixed_labels": "share"}
+    if any(config.task[field] != value for field, value in labelled.items()):
+        raise UserError("masked patches have no labels: leave task." + ", ".join(labelled) + " alone.")
     return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
 
 

@@ -23,6 +23,8 @@ class Classify:
         mixup: alpha of MixUp (arXiv 1710.09412); 0 for none.
         mixup_probability: the fraction of steps that mix.
         cutmix: alpha of CutMix (arXiv 1905.04899); 0 for none. With MixUp, each is used in half of the mixing steps.
+        mixed_labels: "share", the target of both classes of a mixed image is their share of it; or "one", every target
+            that is not 0 becomes 1, as with DeiT III's binary cross-entropy (arXiv 2204.07118).
     """
 
     kind: ClassVar[str] = "classify"
@@ -32,6 +34,7 @@ class Classify:
     mixup: float = 0.0
     mixup_probability: float = 1.0
     cutmix: float = 0.0
+    mixed_labels: str = "share"
 
     @property
     def head(self) -> dict[str, Any]:
@@ -45,6 +48,8 @@ class Classify:
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Float[Array, "batch classes"]]:
         """Returns mixed images and targets."""
         images, targets = self.mix(key, batch["image"], self.targets(batch["label"]))
+        if self.mixed_labels == "one":
+            targets = (targets > 0).astype(targets.dtype)
         return {"images": images}, targets
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, Int[Array, " batch"] | Int[Array, "batch labels"]]:
