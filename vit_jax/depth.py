@@ -48,7 +48,7 @@ def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay:
     if depth is None and (frozen_blocks or layer_decay != 1):
         raise UserError(
             f"{model} has no encoder blocks to count: leave optim.frozen_blocks at 0 and optim.layer_decay at 1; "
-            "optim.lr_multipliers multiplies the rates of its stages, as stage1/.*=0.1, or freezes them, as stage1/.*=0."
+            "optim.lr_multipliers names its stages, as root/.*=0,stage1/.*=0.1."
         )
     if depth is None:
         return

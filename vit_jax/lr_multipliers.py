@@ -70,7 +70,7 @@ class LrMultipliers:
     def freeze(self, trained: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters with the gradient stopped where the multiplier is 0."""
 
-        def stop(leaf: jax.Array, number: float | jax.Array) -> jax.Array:
+        def stop(leaf: jax.Array, number: float | np.ndarray) -> jax.Array:
             if np.all(number):
                 return leaf
             stopped = jax.lax.stop_gradient(leaf)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.models import Model
 from vit_jax.tasks import Task
-from vit_jax.trained_part import TrainedPart
+from vit_jax.trained_part import WHOLE, TrainedPart
 from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]
@@ -69,7 +69,7 @@ class TrainStep:
     seed: int
     accum_steps: int
     ema_decay: float
-    trained_part: TrainedPart = TrainedPart()
+    trained_part: TrainedPart = WHOLE
     freeze: Callable[[ArrayTree], ArrayTree] = lambda trained: trained
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:

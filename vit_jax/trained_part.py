@@ -20,7 +20,7 @@ class TrainedPart:
         frozen_blocks: the number of frozen blocks; 0: all parameters are trained.
     """
 
-    frozen_blocks: int = 0
+    frozen_blocks: int
 
     def select(self, params: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters."""
@@ -56,3 +56,6 @@ class TrainedPart:
             stacked = is_stacked(name)
             leaves[name] = jax.lax.dynamic_update_slice_in_dim(leaves[name], leaf, first, 0) if stacked else leaf
         return tree.unflatten(leaves)
+
+
+WHOLE = TrainedPart(frozen_blocks=0)

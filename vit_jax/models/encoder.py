@@ -73,8 +73,10 @@ class Encoder(nn.Module):
         if spec.remat != "none":
             # Inside a loop nothing can be merged with the forward pass: the barriers against it would only cost time.
             step = jax.checkpoint(step, policy=REMAT_POLICIES[spec.remat], prevent_cse=not spec.scan)
-        x, out = _run_scanned(step, x, stacks, rates) if spec.scan else _run_unrolled(
-            step, x, stacks, rates, spec.kernel_dtype
+        x, out = (
+            _run_scanned(step, x, stacks, rates)
+            if spec.scan
+            else _run_unrolled(step, x, stacks, rates, spec.kernel_dtype)
         )
         x = constrain(packing.unpack(x), ("batch", "tokens", "width"))
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
