@@ -296,8 +296,8 @@ def test_advice_for_foreign_names_names_fields_that_exist():
     for advice in ADVICE:
         for named in re.findall(r"--config\.([\w.]+\w)", advice):
             assert named in fields, advice
-    with pytest.raises(UserError, match="layer_decay'; rates that fall with depth do not exist"):
-        parse(f"--config={ROOT}/configs/digits.py", "--config.optim.layer_decay=0.75")
+    with pytest.raises(UserError, match="mlp_ratio'; the hidden channels are given by number"):
+        parse(f"--config={ROOT}/configs/digits.py", "--config.model.mlp_ratio=4")
 
 
 OF_A_VIT = [f"--config.model.{field}=None" for field in ("depth", "mlp_dim", "num_heads")]
@@ -542,7 +542,14 @@ def test_a_resumed_run_must_be_the_same_run():
     assert check_resumes(old, new, "here") == ["base_lr: 0.002 -> 0.1", "log_every: 50 -> 7"]
     new.data.bad_images, new.data.source = "replace", "folder:moved"  # the data's fingerprint is compared instead
     assert len(check_resumes(old, new, "here")) == 4
-    for change in ({"model.depth": 3}, {"seed": 1}, {"batch": 64}, {"optim.name": "sgd"}, {"data.split": "train[:5]"}):
+    for change in (
+        {"model.depth": 3},
+        {"seed": 1},
+        {"batch": 64},
+        {"optim.name": "sgd"},
+        {"optim.frozen_blocks": 1},
+        {"data.split": "train[:5]"},
+    ):
         new = parse()[0]
         new.update_from_flattened_dict(change)
         with pytest.raises(

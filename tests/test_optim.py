@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax import UserError, optim
 from vit_jax.config import FIELDS
+from vit_jax.lr_multipliers import make_lr_multipliers
 
 
 @pytest.fixture
@@ -151,6 +152,6 @@ def test_a_pattern_that_matches_nothing(config):
     params = {"cls": jnp.zeros(1), "head": {"bias": jnp.zeros(1)}}
     config.optim.lr_multipliers = "cls=0,haed/.*=1"
     with pytest.raises(UserError, match=r"no parameter matches 'haed/\.\*'; the parameters are cls, head/bias"):
-        optim.lr_multipliers_by_name(config, params)
+        make_lr_multipliers(config).by_name(params)
     config.optim.lr_multipliers = "cls=0"
-    assert optim.lr_multipliers_by_name(config, params) == {"cls": 0.0, "head/bias": 1.0}
+    assert make_lr_multipliers(config).by_name(params) == {"cls": 0.0, "head/bias": 1.0}

@@ -23,6 +23,9 @@ def recipe(variant):
     config.mesh.data, config.mesh.fsdp = 4, 2
     config.total_steps = config.eval_every = 6
     config.log_every, config.checkpoint_every = 1, 2
+    if variant == "frozen blocks":
+        config.model.depth, config.optim.frozen_blocks, config.optim.layer_decay = 3, 1, 0.5
+        return config
     if variant not in MODELS:
         return masked_patches.mask(config, variant)
     config.model.update(MODELS[variant])
@@ -30,7 +33,7 @@ def recipe(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [*MODELS, "target=patch4"])
+@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "target=patch4"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatch):
     def stop(step, metrics):
         if step == 4:

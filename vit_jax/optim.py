@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping
 
 import jax
@@ -10,9 +9,8 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, tree
-
-LrMultipliers = tuple[tuple[str, float], ...]  # (pattern of a parameter's whole name, multiplier)
+from vit_jax import tree
+from vit_jax.lr_multipliers import make_lr_multipliers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +83,18 @@ def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTran
     Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
     decay p), as in the Adam that the paper used; with `"schedule"` by rate / base_lr, p <- p - rate u - rate / base_lr
     decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
+
+    Raises:
+        UserError: `config.optim.lr_multipliers` cannot be parsed.
     """
-    multipliers = lr_multipliers(config)
+    multipliers = make_lr_multipliers(config)
     base, schedule = (1.0, rate) if config.optim.decay_factor == "rate" else (rate.base, rate.relative)
     return optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
         PRECONDITIONERS[config.optim.name](config),
         optax.scale(base),
         optax.add_decayed_weights(config.optim.weight_decay, mask=DECAYED[config.optim.decays]),
-        optax.stateless(
-            lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(multipliers, name), updates)
-        ),
+        optax.stateless(lambda updates, _: multipliers.scale(updates)),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
 
@@ -121,60 +120,3 @@ def _momentum(config: ConfigDict) -> optax.GradientTransformation:
 PRECONDITIONERS: Mapping[str, Callable[[ConfigDict], optax.GradientTransformation]] = {"adamw": _adam, "sgd": _momentum}
 # `optim.decays` -> from the parameters to which of them decay.
 DECAYED: Mapping[str, Callable[[optax.Params], optax.Params]] = {"kernels": _kernels, "all": _all}
-
-
-def lr_multipliers(config: ConfigDict) -> LrMultipliers:
-    """Returns the pairs of `config.optim.lr_multipliers`.
-
-    Raises:
-        UserError: it is not of the form PATTERN=MULTIPLIER,...
-    """
-    pairs = []
-    for part in filter(None, config.optim.lr_multipliers.split(",")):
-        pattern, _, number = part.rpartition("=")
-        try:
-            re.compile(pattern)
-            pairs.append((pattern, float(number)))
-        except (re.error, ValueError):
-            pairs.append((pattern, math.nan))
-        if not pattern or not 0 <= pairs[-1][1] < math.inf:
-            raise UserError(
-                f"cannot parse {part!r} in optim.lr_multipliers; write pairs such as head/.*=10,embed/.*=0, with "
-                "multipliers of at least 0."
-            )
-    return tuple(pairs)
-
-
-def lr_multiplier(multipliers: LrMultipliers, name: str) -> float:
-    """Returns the learning-rate multiplier of a parameter: of the first pattern that matches its whole name, else 1.
-
-    A parameter whose multiplier is 0 is frozen.
-    """
-    return next((number for pattern, number in multipliers if re.fullmatch(pattern, name)), 1.0)
-
-
-def make_freeze(config: ConfigDict) -> Callable[[optax.Params], optax.Params]:
-    """Returns a function that stops the gradient of frozen parameters."""
-    multipliers = lr_multipliers(config)
-
-    def freeze(params: optax.Params) -> optax.Params:
-        return tree.map_named(
-            lambda name, x: x if lr_multiplier(multipliers, name) else jax.lax.stop_gradient(x), params
-        )
-
-    return freeze
-
-
-def lr_multipliers_by_name(config: ConfigDict, params: optax.Params) -> dict[str, float]:
-    """Returns the learning-rate multipliers of the parameters by name.
-
-    Raises:
-        UserError: a pattern matches no parameter.
-    """
-    names, multipliers = list(tree.flatten(params)), lr_multipliers(config)
-    for pattern, _ in multipliers:
-        if not any(re.fullmatch(pattern, name) for name in names):
-            raise UserError(
-                f"optim.lr_multipliers: no parameter matches {pattern!r}; the parameters are {', '.join(names)}"
-            )
-    return {name: lr_multiplier(multipliers, name) for name in names}

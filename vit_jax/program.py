@@ -14,8 +14,11 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, models, optim, sharding, tasks
 from vit_jax.config import check_config, resolve_config
+from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
+from vit_jax.lr_multipliers import Multiplier, make_lr_multipliers
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
+from vit_jax.trained_part import TrainedPart
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
 ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
@@ -43,7 +46,7 @@ class Program(Inference):
     eval_batch: dict[str, jax.ShapeDtypeStruct]
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
-    lr_multipliers: dict[str, float]
+    lr_multipliers: dict[str, Multiplier]
 
 
 def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> Program:
@@ -86,7 +89,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
             out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
-        lr_multipliers=optim.lr_multipliers_by_name(config, state.params),
+        lr_multipliers=make_lr_multipliers(config).by_name(state.params),
     )
 
 
@@ -94,8 +97,10 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
     """Returns the update that a config describes.
 
     Raises:
-        UserError: the objective does not fit the data, or `config.optim.lr_multipliers` cannot be parsed.
+        UserError: the objective does not fit the data, `config.optim.lr_multipliers` cannot be parsed, or the model has
+            not the blocks that the configuration counts.
     """
+    check_blocks(model.name, model.field("depth"), config.optim.frozen_blocks, config.optim.layer_decay)
     rate = optim.make_schedule(config)
     return TrainStep(
         model=model,
@@ -105,7 +110,8 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
-        freeze=optim.make_freeze(config),
+        trained_part=TrainedPart(config.optim.frozen_blocks),
+        freeze=make_lr_multipliers(config).freeze,
     )
 
 

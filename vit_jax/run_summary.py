@@ -4,10 +4,12 @@ import math
 import platform
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 from vit_jax.data import choose_workers
+from vit_jax.lr_multipliers import Multiplier
 from vit_jax.machine import count_cores
 from vit_jax.models import Model
 from vit_jax.program import Program
@@ -80,7 +82,17 @@ def parameter_table(program: Program) -> list[str]:
     return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
 
 
-def _remarks(lr_multiplier: float, place: jax.sharding.NamedSharding) -> str:
+def _remarks(lr_multiplier: Multiplier, place: jax.sharding.NamedSharding) -> str:
     axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
-    rate = "" if lr_multiplier == 1 else f"rate x {lr_multiplier:g}" if lr_multiplier else "frozen"
-    return ", ".join(filter(None, [rate, f"split over {', '.join(axes)}" if axes else ""]))
+    return ", ".join(filter(None, [_describe_rate(lr_multiplier), f"split over {', '.join(axes)}" if axes else ""]))
+
+
+def _describe_rate(lr_multiplier: Multiplier) -> str:
+    blocks = np.ravel(lr_multiplier)
+    trained = blocks[blocks > 0]
+    if not len(trained):
+        return "frozen"
+    low, high = trained.min(), trained.max()
+    rate = "" if low == high == 1 else f"rate x {low:.4g}" + (f" to {high:.4g}" if high > low else "")
+    frozen = len(blocks) - len(trained)
+    return ", ".join(filter(None, [rate, f"{frozen} of {len(blocks)} blocks frozen" if frozen else ""]))

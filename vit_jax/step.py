@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.models import Model
 from vit_jax.tasks import Task
+from vit_jax.trained_part import WHOLE, TrainedPart
 from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]
@@ -27,7 +28,7 @@ class TrainState:
     Attributes:
         step: int32, the number of updates, skipped ones included.
         params: float32 parameters.
-        opt_state: the state of the optimizer.
+        opt_state: the state of the optimizer, for the trained part of the parameters.
         ema: the moving average of the parameters, or None if it is off.
         skips: int32, how many of the latest updates in a row were skipped because a loss, a gradient or an update was
             not finite.
@@ -57,7 +58,8 @@ class TrainStep:
         seed: the seed of dropout, stochastic depth and what the task draws.
         accum_steps: the number of parts into which a batch is split.
         ema_decay: the decay of the moving average; 0 for none.
-        freeze: returns the parameters with the gradient of the frozen ones stopped: it is 0 and is not computed.
+        trained_part: which parameters have gradients and a state of the optimizer.
+        freeze: returns their trained part with more gradients stopped: they are 0 and, of whole arrays, not computed.
     """
 
     model: Model
@@ -67,14 +69,16 @@ class TrainStep:
     seed: int
     accum_steps: int
     ema_decay: float
-    freeze: Callable[[ArrayTree], ArrayTree] = lambda params: params
+    trained_part: TrainedPart = WHOLE
+    freeze: Callable[[ArrayTree], ArrayTree] = lambda trained: trained
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
         """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
         params = tree.unflatten(tree.flatten(params) | given) if given else params
         zero = jnp.zeros((), jnp.int32)
         ema = jax.tree.map(jnp.copy, params) if self.ema_decay else None
-        return TrainState(step=zero, params=params, opt_state=self.optimizer.init(params), ema=ema, skips=zero)
+        opt_state = self.optimizer.init(self.trained_part.select(params))
+        return TrainState(step=zero, params=params, opt_state=opt_state, ema=ema, skips=zero)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step on `image` [batch, height, width, 3] and `label` [batch], and its metrics.
@@ -88,22 +92,22 @@ class TrainStep:
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-        changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        before = self.trained_part.select(state.params)
+        ema_before = self.trained_part.select(state.ema) if self.ema_decay else None
+        changes, opt_state = self.optimizer.update(grads, state.opt_state, before)
         # Element by element: a test of all updates at once would have to write them to memory first.
-        params = jax.tree.map(
-            lambda new, old: jnp.where(jnp.isfinite(new), new, old),
-            optax.apply_updates(state.params, changes),
-            state.params,
+        trained = jax.tree.map(
+            lambda new, old: jnp.where(jnp.isfinite(new), new, old), optax.apply_updates(before, changes), before
         )
-        ema = state.ema
-        if self.ema_decay:
-            ema = optax.incremental_update(params, ema, 1 - self.ema_decay)
+        ema = optax.incremental_update(trained, ema_before, 1 - self.ema_decay) if self.ema_decay else None
         # Integer counters advance even in a skipped step, so that the schedule stays aligned with the step.
-        params, opt_state, ema = jax.tree.map(
+        trained, opt_state, ema = jax.tree.map(
             lambda new, old: _select(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
-            (params, opt_state, ema),
-            (state.params, state.opt_state, state.ema),
+            (trained, opt_state, ema),
+            (before, state.opt_state, ema_before),
         )
+        params = self.trained_part.replace(state.params, trained)
+        ema = self.trained_part.replace(state.ema, ema) if self.ema_decay else None
         applied = finite & jnp.isfinite(optax.tree.sum(changes))  # not their norm, whose squares would overflow
         skips = jnp.where(applied, 0, state.skips + 1)
         metrics = {
@@ -125,6 +129,8 @@ class TrainStep:
     ) -> LossAndGrads:
         """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
+        The gradient is that of the trained part of the parameters.
+
         Args:
             params: the parameters.
             inputs: of the model, and
@@ -132,13 +138,14 @@ class TrainStep:
             dropout_key: the random key of dropout and stochastic depth.
         """
 
-        def loss_of(params: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
-            outputs, _ = self.model.apply(self.freeze(params), **inputs, dropout_key=key)
+        def loss_of(trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
+            whole = self.trained_part.complete(params, self.freeze(trained))
+            outputs, _ = self.model.apply(whole, **inputs, dropout_key=key)
             return self.task.losses(outputs, targets).mean()
 
-        grad_of = jax.value_and_grad(loss_of)
+        grad_of, trained = jax.value_and_grad(loss_of), self.trained_part.select(params)
         if self.accum_steps == 1:
-            return grad_of(params, inputs, targets, dropout_key)
+            return grad_of(trained, inputs, targets, dropout_key)
 
         # Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
         parts = jax.tree.map(
@@ -147,9 +154,9 @@ class TrainStep:
         keys = jax.random.split(dropout_key, self.accum_steps)
 
         def add(total: LossAndGrads, part: tuple[ArrayTree, ArrayTree, Array]) -> tuple[LossAndGrads, None]:
-            return jax.tree.map(jnp.add, total, grad_of(params, *part)), None
+            return jax.tree.map(jnp.add, total, grad_of(trained, *part)), None
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained))
         total, _ = jax.lax.scan(add, zero, (*parts, keys))
         return jax.tree.map(lambda x: x / self.accum_steps, total)
 

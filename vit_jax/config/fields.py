@@ -280,7 +280,8 @@ _ROWS = (
           least=0, most=1, since="0.2"),
     Field("task.swap_from", "image", "where the other patch is: in the same image, or batch (in the image before it)",
           choices=("image", "batch"), since="0.2"),
-    # The optimizer. Its name, moment_dtype and ema_decay decide which arrays its state has.
+    # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide
+    # which arrays its state has.
     Field("optim.name", "adamw", "optimizer: adamw or sgd",
           choices=("adamw", "sgd"), on_resume=REFUSED,
           synonyms="optim optimizer optimiser opt optax_name"),
@@ -308,9 +309,16 @@ _ROWS = (
     Field("optim.decay_factor", "rate", "factor of the decay: rate (the learning rate) or schedule (rate / base_lr)",
           choices=("rate", "schedule")),
     Field("optim.lr_multipliers", "",
-          "REGEX=FACTOR,...: the first to match a parameter's whole name counts; 0 freezes",
+          "REGEX=FACTOR,...: the first to match a parameter's whole name counts, encoder/blocks/0/.* too; 0 freezes",
           renamed_from="optim.rates",
           synonyms="rates freeze lr_mults"),
+    Field("optim.layer_decay", 1.0,
+          "factor of the learning rate from each block to the one before it; the stem is one before the first",
+          least=0, most=1, since="0.2",
+          synonyms="layerwise_lr_decay lr_layer_decay llrd"),
+    Field("optim.frozen_blocks", 0, "blocks that are frozen from the first on, with the stem and the positions",
+          least=0, on_resume=REFUSED, since="0.2",
+          synonyms="freeze_blocks freeze_layers"),
     Field("optim.ema_decay", 0.0, "of a moving average of the weights, which is then evaluated and exported; 0: off",
           least=0, most=1, on_resume=REFUSED,
           synonyms="ema model_ema model_ema_decay ema_rate"),

@@ -4,8 +4,6 @@ from vit_jax.config.fields import FIELDS
 
 # What to do instead -> their names for what is not a field here.
 ADVICE = {
-    "rates that fall with depth do not exist: the blocks are one stacked array, which --config.optim.lr_multipliers "
-    "can only multiply as a whole.": "layer_decay layerwise_lr_decay lr_layer_decay llrd",
     "batches are counted over all devices: --config.batch and --config.batch_eval.": "per_device_train_batch_size "
     "per_device_eval_batch_size batch_size_per_gpu",
     "--config.base_lr is the rate itself, not that for 256 images.": "blr",

@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         spec = self.spec
         # Applied to one layer's slice of the stacked parameters.
         block = BLOCKS[spec.block.kind](spec, packing, parent=None)
-        layers = self.param("blocks", lambda key: _init_stacked(key, spec))
+        stacks = self._stacks()
         shared = shared_positions(self, spec)
         if spec.stem.pre_norm:
             x = LayerNorm(spec.block.norm_epsilon, name="pre_norm")(x)
@@ -77,23 +77,47 @@ class Encoder(nn.Module):
         if spec.remat != "none":
             # Inside a loop nothing can be merged with the forward pass: the barriers against it would only cost time.
             step = jax.checkpoint(step, policy=REMAT_POLICIES[spec.remat], prevent_cse=not spec.scan)
-        if spec.scan:
-            x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (layers, jnp.arange(spec.depth), rates))
-        else:
-            x, out = _run_unrolled(step, x, layers, rates, spec.kernel_dtype)
+        x, out = (
+            _run_scanned(step, x, stacks, rates)
+            if spec.scan
+            else _run_unrolled(step, x, stacks, rates, spec.kernel_dtype)
+        )
         x = constrain(packing.unpack(x), ("batch", "tokens", "width"))
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
 
+    def _stacks(self) -> tuple[ArrayTree, ...]:
+        """Returns the parameters of the blocks: one stack, or those one after another that training has split."""
+        given = self.get_variable("params", "blocks")
+        if isinstance(given, tuple):
+            return given
+        return (self.param("blocks", lambda key: _init_stacked(key, self.spec)),)
+
+
+def _run_scanned(
+    step: BlockStep, x: Rows, stacks: tuple[ArrayTree, ...], rates: Array
+) -> tuple[Rows, dict[str, Array]]:
+    outs, start = [], 0
+    for stack in stacks:
+        end = start + len(jax.tree.leaves(stack)[0])
+        x, out = jax.lax.scan(lambda x, layer: step(x, *layer), x, (stack, jnp.arange(start, end), rates[start:end]))
+        outs.append(out)
+        start = end
+    return x, jax.tree.map(lambda *each: jnp.concatenate(each), *outs)
+
 
 def _run_unrolled(
-    step: BlockStep, x: Rows, layers: ArrayTree, rates: Array, dtype: str
+    step: BlockStep, x: Rows, stacks: tuple[ArrayTree, ...], rates: Array, dtype: str
 ) -> tuple[Rows, dict[str, Array]]:
-    columns = {
-        name: _split(leaf, dtype if name.endswith("kernel") else leaf.dtype) for name, leaf in flatten(layers).items()
-    }
+    layers = []
+    for stack in stacks:
+        columns = {
+            name: _split(leaf, dtype if name.endswith("kernel") else leaf.dtype)
+            for name, leaf in flatten(stack).items()
+        }
+        layers += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     outs = []
-    for index, rate in enumerate(rates):
-        x, out = step(x, unflatten({name: column[index] for name, column in columns.items()}), index, rate)
+    for index, (layer, rate) in enumerate(zip(layers, rates, strict=True)):
+        x, out = step(x, unflatten(layer), index, rate)
         outs.append(out)
     return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 

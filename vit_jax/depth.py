@@ -1,0 +1,61 @@
+"""Where the parameters lie in the depth of a model: before its blocks, in a stack of them, or after the last one."""
+
+import re
+
+from vit_jax import UserError, tree
+from vit_jax.tree import ArrayTree
+
+STACK = "encoder/blocks/"  # what the names of stacked parameters begin with: [depth, ...], a row for each block
+_AFTER = re.compile("(encoder/norm|map_head|pooled_norm|pre_logits|head)/.*")
+
+
+def is_stacked(name: str) -> bool:
+    """Returns whether a parameter has a row for each block."""
+    return name.startswith(STACK)
+
+
+def is_before_blocks(name: str) -> bool:
+    """Returns whether a parameter acts before the first block, or in all of them alike.
+
+    That are the patch projection, a hybrid's ResNet, the class token, registers, the [mask] embedding, the positions
+    that no block has for itself, and a LayerNorm before the blocks.
+    """
+    return not is_stacked(name) and not _AFTER.fullmatch(name)
+
+
+def block_name(name: str, block: int) -> str:
+    """Returns the name of one block's row of a stacked parameter: `encoder/blocks/0/norm1/scale`."""
+    return f"{STACK}{block}/{name.removeprefix(STACK)}"
+
+
+def count_blocks(params: ArrayTree) -> int:
+    """Returns the number of blocks whose parameters are there."""
+    return next((leaf.shape[0] for name, leaf in tree.flatten(params).items() if is_stacked(name)), 0)
+
+
+def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay: float) -> None:
+    """Checks what a configuration says of blocks.
+
+    Args:
+        model: its name.
+        depth: the number of its blocks; None: it has none.
+        frozen_blocks: `optim.frozen_blocks`.
+        layer_decay: `optim.layer_decay`.
+
+    Raises:
+        UserError: the model has no blocks, or fewer than are frozen; or rates fall with depth and all are frozen.
+    """
+    if depth is None and (frozen_blocks or layer_decay != 1):
+        raise UserError(
+            f"{model} has no encoder blocks to count: leave optim.frozen_blocks at 0 and optim.layer_decay at 1; "
+            "optim.lr_multipliers names its stages, as root/.*=0,stage1/.*=0.1."
+        )
+    if depth is None:
+        return
+    if frozen_blocks > depth:
+        raise UserError(f"optim.frozen_blocks={frozen_blocks} must be at most {depth}, the blocks of {model}.")
+    if frozen_blocks == depth and layer_decay != 1:
+        raise UserError(
+            f"optim.layer_decay={layer_decay:g} changes no rate while optim.frozen_blocks={frozen_blocks} freezes all "
+            "blocks; set optim.layer_decay to 1, or freeze fewer blocks."
+        )

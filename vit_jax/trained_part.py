@@ -1,0 +1,61 @@
+"""The part of the parameters that is trained: all of them, or those after the first blocks."""
+
+import dataclasses
+
+import jax
+
+from vit_jax import tree
+from vit_jax.depth import STACK, is_before_blocks, is_stacked
+from vit_jax.tree import ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedPart:
+    """Which parameters have gradients and a state of the optimizer, and how they are taken and put back.
+
+    The first blocks are frozen with everything before them, so that no gradient passes through either. A part has the
+    names of the parameters, without those that are frozen as a whole; its stacks have the rows of the other blocks.
+
+    Attributes:
+        frozen_blocks: the number of frozen blocks; 0: all parameters are trained.
+    """
+
+    frozen_blocks: int
+
+    def select(self, params: ArrayTree) -> ArrayTree:
+        """Returns the trained part of the parameters."""
+        first = self.frozen_blocks
+        if not first:
+            return params
+        leaves = {name: leaf for name, leaf in tree.flatten(params).items() if not is_before_blocks(name)}
+        rows = {name: leaf[first:] if is_stacked(name) else leaf for name, leaf in leaves.items()}
+        return tree.unflatten({name: leaf for name, leaf in rows.items() if len(leaf)})
+
+    def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns what the model is applied to: the trained part, with the frozen rest of the parameters.
+
+        The blocks are two stacks, the frozen ones and the others: gradients of the second do not touch the first.
+        """
+        first = self.frozen_blocks
+        if not first:
+            return trained
+        whole, part = tree.flatten(params), tree.flatten(trained)
+        frozen = {name: leaf[:first] for name, leaf in whole.items() if is_stacked(name)}
+        stacks = [{name: leaf for name, leaf in rows.items() if is_stacked(name)} for rows in (frozen, part)]
+        blocks = [tree.unflatten({name.removeprefix(STACK): leaf for name, leaf in stack.items()}) for stack in stacks]
+        others = {name: leaf for name, leaf in (whole | part).items() if not is_stacked(name)}
+        return tree.unflatten(others | {STACK.rstrip("/"): tuple(filter(None, blocks))})
+
+    def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns the parameters with another trained part, written in place where they are donated."""
+        first = self.frozen_blocks
+        if not first:
+            return trained
+        leaves = tree.flatten(params)
+        for name, leaf in tree.flatten(trained).items():
+            stacked = is_stacked(name)
+            leaves[name] = jax.lax.dynamic_update_slice_in_dim(leaves[name], leaf, first, 0) if stacked else leaf
+        return tree.unflatten(leaves)
+
+
+WHOLE = TrainedPart(frozen_blocks=0)
