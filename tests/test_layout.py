@@ -12,7 +12,8 @@ from tests.conftest import ROOT
 LAYERS = (
     "errors",
     "streams tree compiler_options page_server kernels storage",
-    "config machine sharding optim",
+    "config machine sharding preconditioners",
+    "optim",
     "models data monitoring",
     "tasks",
     "distributed inference step eval_requests",

@@ -11,6 +11,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
+from vit_jax.preconditioners import PRECONDITIONERS
 
 LrMultipliers = tuple[tuple[str, float], ...]  # (pattern of a parameter's whole name, multiplier)
 
@@ -108,17 +109,6 @@ def _all(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: True, params)
 
 
-def _adam(config: ConfigDict) -> optax.GradientTransformation:
-    dtype = jnp.dtype(config.optim.moment_dtype)
-    return optax.scale_by_adam(config.optim.beta1, config.optim.beta2, config.optim.eps, mu_dtype=dtype)
-
-
-def _momentum(config: ConfigDict) -> optax.GradientTransformation:
-    return optax.trace(config.optim.momentum, accumulator_dtype=jnp.dtype(config.optim.moment_dtype))
-
-
-# `optim.name` -> from the configuration to what makes updates of gradients.
-PRECONDITIONERS: Mapping[str, Callable[[ConfigDict], optax.GradientTransformation]] = {"adamw": _adam, "sgd": _momentum}
 # `optim.decays` -> from the parameters to which of them decay.
 DECAYED: Mapping[str, Callable[[optax.Params], optax.Params]] = {"kernels": _kernels, "all": _all}
 
