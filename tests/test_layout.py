@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 LAYERS = (
     "errors",
     "streams tree compiler_options page_server kernels storage",
-    "config machine sharding preconditioners",
+    "config machine sharding preconditioners sharpness",
     "optim",
     "models data monitoring",
     "tasks",

@@ -11,7 +11,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
-from vit_jax.preconditioners import PRECONDITIONERS
+from vit_jax.preconditioners import PRECONDITIONERS, adapt_to_norms
 
 LrMultipliers = tuple[tuple[str, float], ...]  # (pattern of a parameter's whole name, multiplier)
 
@@ -86,19 +86,40 @@ def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTran
     Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
     decay p), as in the Adam that the paper used; with `"schedule"` by rate / base_lr, p <- p - rate u - rate / base_lr
     decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
+    LAMB adapts updates to the norms of arrays after weight decay, those of arrays that decay; schedule-free AdamW
+    averages what the whole chain would do.
     """
     multipliers = lr_multipliers(config)
+    decayed = DECAYED[config.optim.decays]
     base, schedule = (1.0, rate) if config.optim.decay_factor == "rate" else (rate.base, rate.relative)
-    return optax.chain(
+    decay = optax.add_decayed_weights(config.optim.weight_decay, mask=decayed)
+    chain = optax.chain(
         optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
         PRECONDITIONERS[config.optim.name](config),
         optax.scale(base),
-        optax.add_decayed_weights(config.optim.weight_decay, mask=DECAYED[config.optim.decays]),
+        optax.chain(decay, adapt_to_norms(decayed)) if config.optim.name == "lamb" else decay,
         optax.stateless(
             lambda updates, _: tree.map_named(lambda name, leaf: leaf * lr_multiplier(multipliers, name), updates)
         ),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
+    return _average(chain, config, rate) if config.optim.name == "schedule_free_adamw" else chain
+
+
+def _average(
+    chain: optax.GradientTransformation, config: ConfigDict, rate: LearningRate
+) -> optax.GradientTransformation:
+    """Returns the schedule-free form of a chain; rounding does not move frozen parameters."""
+    averaged = optax.contrib.schedule_free(chain, rate, config.optim.beta1)
+    multipliers = lr_multipliers(config)
+
+    def update(
+        grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = averaged.update(grads, state, params)
+        return tree.map_named(lambda name, leaf: leaf * bool(lr_multiplier(multipliers, name)), updates), state
+
+    return optax.GradientTransformation(averaged.init, update)
 
 
 def _kernels(params: optax.Params) -> optax.Params:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, models, optim, sharding, tasks
 from vit_jax.config import check_config, resolve_config
 from vit_jax.inference import Inference, make_inference
+from vit_jax.sharpness import make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
@@ -106,6 +107,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
         freeze=optim.make_freeze(config),
+        sharpness=make_sharpness(config, rate.relative),
     )
 
 

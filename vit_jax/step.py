@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
 from vit_jax.models import Model
+from vit_jax.sharpness import LossAndGradsOf, Sharpness
 from vit_jax.tasks import Task
 from vit_jax.tree import ArrayTree
 
@@ -41,7 +42,9 @@ class TrainState:
 
     @property
     def eval_params(self) -> ArrayTree:
-        """The parameters to evaluate and export: the moving average if it is on."""
+        """The parameters to evaluate and export: the moving average, or schedule-free AdamW's, if there is one."""
+        if isinstance(self.opt_state, optax.contrib.ScheduleFreeState):
+            return optax.contrib.schedule_free_eval_params(self.opt_state, self.params)
         return self.params if self.ema is None else self.ema
 
 
@@ -58,6 +61,7 @@ class TrainStep:
         accum_steps: the number of parts into which a batch is split.
         ema_decay: the decay of the moving average; 0 for none.
         freeze: returns the parameters with the gradient of the frozen ones stopped: it is 0 and is not computed.
+        sharpness: makes the gradient of two passes; None: one pass.
     """
 
     model: Model
@@ -68,6 +72,7 @@ class TrainStep:
     accum_steps: int
     ema_decay: float
     freeze: Callable[[ArrayTree], ArrayTree] = lambda params: params
+    sharpness: Sharpness | None = None
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
         """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
@@ -84,7 +89,7 @@ class TrainStep:
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
-        loss, grads = self.loss_and_grads(state.params, inputs, targets, dropout_key)
+        loss, grads = self._gradient(lambda params: self.loss_and_grads(params, inputs, targets, dropout_key), state)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -115,6 +120,11 @@ class TrainStep:
             "norm/updates": optax.tree.norm(changes),
         }
         return TrainState(state.step + 1, params, opt_state, ema, skips), metrics
+
+    def _gradient(self, loss_and_grads_of: LossAndGradsOf, state: TrainState) -> LossAndGrads:
+        if self.sharpness:
+            return self.sharpness(loss_and_grads_of, state.params, state.step)
+        return loss_and_grads_of(state.params)
 
     def loss_and_grads(
         self,
