@@ -109,7 +109,7 @@ def other(key, value):
     words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first"}
     words |= {"mlp": "shard_map", "remat": "full", "final_norm": "pooled", "class_token": "always", "registers": 4}
     words |= {"position_rows": "patches", "rotary": "axial", "rotary_grid": 16, "activation": "gelu"}
-    words |= {"attention_pattern": "strided", "attention_window": 7}
+    words |= {"attention_pattern": "strided", "attention_window": 7, "stochastic_depth_schedule": "constant"}
     words |= {"position_place": "shared", "relative_tables": "head", "relative_clip": 2}
     words |= {"stem_epsilons": "timm", "image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.4)}
     if key in words:

@@ -15,6 +15,7 @@ import pytest
 from configs import base, vit_s16_imagenet2012_90ep
 from tests.conftest import ROOT
 from vit_jax import kernels, load, optim, tasks
+from vit_jax.config.optimizers import set_optimizer_fields
 from vit_jax.data.preprocess import value_range
 from vit_jax.step import TrainStep
 
@@ -50,6 +51,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
     config = recipe()
     config.total_steps, config.warmup_steps, config.grad_norm_clip, config.batch = 30, 5, 1.0, 8
     config.optim.moment_dtype = "bfloat16"
+    set_optimizer_fields(config.optim)
     model, params = load(folder / f"curve_{name}.npz", resolution=24, attention=attention)
     update = TrainStep(
         model=model,
@@ -92,6 +94,7 @@ def s16_losses(config):
     config.optim.weight_decay *= 3e-3 / config.base_lr
     config.base_lr *= 3
     config.grad_norm_clip *= 0.5
+    set_optimizer_fields(config.optim)
     model, params = load(FIRST / "curve_big_vision_s16.npz", resolution=32)
     schedule = optim.make_schedule(config)
     update = TrainStep(

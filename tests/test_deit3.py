@@ -26,6 +26,7 @@ STATED = {
 @pytest.mark.parametrize(("name", "stage"), STATED)
 def test_a_recipe_is_that_of_the_authors(name, stage):
     config = importlib.import_module(f"configs.{name}").get_config(f"stage={stage}")
+    config.init_from = "RUN" if stage == "finetune" else None
     check_config(config)
     batch, epochs = STATED[name, stage][2:4]
     stated = config.resolution, config.base_lr, config.batch, config.total_epochs, config.model.stochastic_depth

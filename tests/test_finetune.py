@@ -34,7 +34,6 @@ COMMON = {
     "task.label_smoothing": 0.0,
     "task.mixup": 0.0,
     "optim.name": "sgd",
-    "optim.momentum": 0.9,
     "optim.moment_dtype": "bfloat16",
     "optim.weight_decay": 0.0,
     "optim.ema_decay": 0.0,

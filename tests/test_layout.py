@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 LAYERS = (
     "errors",
     "streams tree compiler_options page_server kernels storage",
-    "config machine sharding depth",
+    "config machine sharding depth preconditioners sharpness",
     "lr_multipliers trained_part",
     "optim",
     "models data monitoring",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import UserError, models, optim, tree
+from vit_jax.config import resolve_config
 from vit_jax.depth import check_blocks
 from vit_jax.lr_multipliers import make_lr_multipliers
 from vit_jax.trained_part import TrainedPart
@@ -57,7 +58,7 @@ def adamw(config, params, grads, rate):
 def config(tiny):
     tiny.base_lr, tiny.decay_type, tiny.warmup_steps, tiny.grad_norm_clip = 0.1, "constant", 0, None
     tiny.optim.decays = "all"
-    return tiny
+    return resolve_config(tiny)
 
 
 def trained(config, params, grads):

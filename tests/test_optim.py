@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax import UserError, optim
-from vit_jax.config import FIELDS
+from vit_jax.config import FIELDS, resolve_config
 from vit_jax.lr_multipliers import make_lr_multipliers
 
 
@@ -67,6 +67,7 @@ GRADS = {"dense1": {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0])}
 
 
 def updated(config, steps=1, grads=GRADS):
+    config = resolve_config(config)
     optimizer, params = optim.make_optimizer(config, optim.make_schedule(config)), PARAMS
     state = optimizer.init(params)
     for _ in range(steps):
@@ -121,9 +122,10 @@ def test_momentum_and_clipping(config):
     assert "unset or 0: no clipping" in FIELDS["grad_norm_clip"].meaning
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lion"])
 def test_the_first_moment_may_be_kept_in_half_precision(config, name):
     config.optim.name, config.optim.moment_dtype = name, "bfloat16"
+    config = resolve_config(config)
     state = optim.make_optimizer(config, optim.make_schedule(config)).init(PARAMS)
     assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
 
@@ -145,7 +147,7 @@ def test_lr_multipliers_by_name(config, factor):
 def test_lr_multipliers_that_cannot_be_parsed(config, text):
     config.optim.lr_multipliers = text
     with pytest.raises(UserError, match=r"cannot parse .* in optim.lr_multipliers; write pairs such as head/"):
-        optim.make_optimizer(config, optim.make_schedule(config))
+        optim.make_optimizer(resolve_config(config), optim.make_schedule(config))
 
 
 def test_a_pattern_that_matches_nothing(config):

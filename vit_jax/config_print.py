@@ -9,6 +9,7 @@ from vit_jax import UserError, data
 from vit_jax.config import (
     DURATIONS,
     FIELDS,
+    OPTIMIZERS,
     CommandLine,
     Recipe,
     check_config,
@@ -99,12 +100,15 @@ def _flat_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def derive_values(config: ConfigDict) -> dict[str, Any]:
-    """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape.
+    """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape, and
+    what the optimizer's fields are.
 
     Raises:
         UserError: the model or the preprocessing is wrong.
     """
     derived: dict[str, Any] = {"batch_eval": data.eval_batch_size(config)}
+    own = OPTIMIZERS[config.optim.name].items()
+    derived |= {f"optim.{name}": value for name, value in own if config.optim[name] is None}
     model = model_without_data(config)
     if config.data.num_examples is not None:
         resolved = resolve_config(config)

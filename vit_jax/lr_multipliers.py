@@ -67,6 +67,10 @@ class LrMultipliers:
         """Returns the updates of the trained part of the parameters, multiplied."""
         return self._map(lambda leaf, number: leaf * number, updates)
 
+    def keep_frozen(self, updates: ArrayTree) -> ArrayTree:
+        """Returns the updates of the trained part of the parameters with zeros where the multiplier is 0."""
+        return self._map(lambda leaf, number: leaf * (number > 0), updates)
+
     def freeze(self, trained: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters with the gradient stopped where the multiplier is 0."""
 

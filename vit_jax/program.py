@@ -17,6 +17,7 @@ from vit_jax.config import check_config, resolve_config
 from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
 from vit_jax.lr_multipliers import Multiplier, make_lr_multipliers
+from vit_jax.sharpness import make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 from vit_jax.trained_part import TrainedPart
 
@@ -112,6 +113,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         ema_decay=config.optim.ema_decay,
         trained_part=TrainedPart(config.optim.frozen_blocks),
         freeze=make_lr_multipliers(config).freeze,
+        sharpness=make_sharpness(config, rate.relative),
     )
 
 

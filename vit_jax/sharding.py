@@ -24,6 +24,7 @@ Only gradients and MixUp's row cross slices; on TPUs, as messages between hosts.
 import contextlib
 import contextvars
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -185,20 +186,32 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Returns the sharding of every leaf of a training state (or of parameters), by the tables above.
 
-    The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is.
+    The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is;
+    means over some of its dimensions, as its others are. Other leaves are copied to every device.
     A dimension that its axis does not divide is not split.
     """
-    return tree.map_named(lambda name, leaf: NamedSharding(mesh, _parameter_partition(name, leaf.shape, mesh)), state)
+    shapes = {name: leaf.shape for name, leaf in tree.flatten(state).items()}
+    owned = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
+    parameters = owned or shapes
+
+    def partition(name: str, shape: tuple[int, ...]) -> P:
+        parts = name.split("/")
+        endings = ("/".join(parts[start:]) for start in range(len(parts)))
+        parameter = next((parameters[ending] for ending in endings if ending in parameters), None)
+        return P() if parameter is None else _parameter_partition(name, shape, parameter, mesh)
+
+    return tree.map_named(lambda name, leaf: NamedSharding(mesh, partition(name, leaf.shape)), state)
 
 
-def _parameter_partition(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    if not shape:
-        return P()
+def _parameter_partition(name: str, shape: tuple[int, ...], parameter: tuple[int, ...], mesh: Mesh) -> P:
+    """Returns the mesh axes of an array that has some of the dimensions of a parameter, or all."""
     dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
-    if dimensions is None or len(shape) - len(dimensions) not in (0, 1):
-        raise KeyError(f"{name} {shape} has no row in sharding.PARAMETER_DIMENSIONS")
-    leading = ("layers",) * (len(shape) - len(dimensions))
-    return _partition(PARAMETER_AXES, leading + dimensions, shape, mesh)
+    if dimensions is None or len(parameter) - len(dimensions) not in (0, 1):
+        raise KeyError(f"{name} {parameter} has no row in sharding.PARAMETER_DIMENSIONS")
+    dimensions = ("layers",) * (len(parameter) - len(dimensions)) + dimensions
+    choices = itertools.combinations(zip(dimensions, parameter, strict=True), len(shape))
+    kept = next((choice for choice in choices if tuple(size for _, size in choice) == shape), ())
+    return _partition(PARAMETER_AXES, tuple(dimension for dimension, _ in kept), shape, mesh) if kept else P()
 
 
 def _partition(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:

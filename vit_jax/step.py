@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
 from vit_jax.models import Model
+from vit_jax.sharpness import Sharpness
 from vit_jax.tasks import Task
 from vit_jax.trained_part import WHOLE, TrainedPart
 from vit_jax.tree import ArrayTree
@@ -42,7 +43,9 @@ class TrainState:
 
     @property
     def eval_params(self) -> ArrayTree:
-        """The parameters to evaluate and export: the moving average if it is on."""
+        """The parameters to evaluate and export: the moving average, or schedule-free AdamW's, if there is one."""
+        if isinstance(self.opt_state, optax.contrib.ScheduleFreeState):
+            return optax.contrib.schedule_free_eval_params(self.opt_state, self.params)
         return self.params if self.ema is None else self.ema
 
 
@@ -60,6 +63,7 @@ class TrainStep:
         ema_decay: the decay of the moving average; 0 for none.
         trained_part: which parameters have gradients and a state of the optimizer.
         freeze: returns their trained part with more gradients stopped: they are 0 and, of whole arrays, not computed.
+        sharpness: makes the gradient of two passes; None: one pass.
     """
 
     model: Model
@@ -71,6 +75,7 @@ class TrainStep:
     ema_decay: float
     trained_part: TrainedPart = WHOLE
     freeze: Callable[[ArrayTree], ArrayTree] = lambda trained: trained
+    sharpness: Sharpness | None = None
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
         """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
@@ -88,11 +93,18 @@ class TrainStep:
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
-        loss, grads = self.loss_and_grads(state.params, inputs, targets, dropout_key)
+        before = self.trained_part.select(state.params)
+
+        def loss_and_grads_of(trained: ArrayTree) -> LossAndGrads:
+            return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key)
+
+        if self.sharpness:
+            loss, grads = self.sharpness(loss_and_grads_of, before, state.step)
+        else:
+            loss, grads = loss_and_grads_of(before)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-        before = self.trained_part.select(state.params)
         ema_before = self.trained_part.select(state.ema) if self.ema_decay else None
         changes, opt_state = self.optimizer.update(grads, state.opt_state, before)
         # Element by element: a test of all updates at once would have to write them to memory first.
@@ -123,16 +135,16 @@ class TrainStep:
     def loss_and_grads(
         self,
         params: ArrayTree,
+        trained: ArrayTree,
         inputs: dict[str, Array],
         targets: ArrayTree,
         dropout_key: PRNGKeyArray,
     ) -> LossAndGrads:
         """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
-        The gradient is that of the trained part of the parameters.
-
         Args:
-            params: the parameters.
+            params: the parameters, of which the frozen ones are read.
+            trained: their trained part, or what takes its place; the gradient is of it.
             inputs: of the model, and
             targets: of its outputs, as `Task.train_examples` returns them.
             dropout_key: the random key of dropout and stochastic depth.
@@ -143,7 +155,7 @@ class TrainStep:
             outputs, _ = self.model.apply(whole, **inputs, dropout_key=key)
             return self.task.losses(outputs, targets).mean()
 
-        grad_of, trained = jax.value_and_grad(loss_of), self.trained_part.select(params)
+        grad_of = jax.value_and_grad(loss_of)
         if self.accum_steps == 1:
             return grad_of(trained, inputs, targets, dropout_key)
 

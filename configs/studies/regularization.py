@@ -18,8 +18,6 @@ UNCONFIRMED, so chosen here: the values that are tried, and that smoothing means
 scenic (configs/imagenet2012.py).
 """
 
-import itertools
-
 from ml_collections import ConfigDict
 
 from configs import vit_b16_imagenet21k, vit_b16_imagenet2012
@@ -28,7 +26,7 @@ from vit_jax.config import flatten_config
 
 DATA = {"imagenet2012": vit_b16_imagenet2012, "imagenet21k": vit_b16_imagenet21k}
 # Weight decay, dropout, label smoothing.
-VALUES = tuple(itertools.product((0.03, 0.1, 0.3), (0.0, 0.1), (0.0, 1e-4)))
+VALUES = [(decay, dropout, s) for decay in (0.03, 0.1, 0.3) for dropout in (0.0, 0.1) for s in (0.0, 1e-4)]
 SMALL_VALUES = ((0.0, 0.0, 0.0), (0.1, 0.05, 0.05), (0.3, 0.1, 0.1))
 
 

@@ -144,8 +144,9 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
-    optimizer's state, and the manifest.
+    """Returns the weights of one checkpoint folder that a run evaluates as NumPy arrays, and the manifest.
+
+    They are the moving average when it was on, and schedule-free AdamW's average when that was the optimizer.
 
     Raises:
         UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
@@ -154,9 +155,19 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path} is not a checkpoint: a checkpoint contains `state` and `about`.")
     try:
         manifest = read_manifest(path)
-        which = "ema" if any(name.startswith("ema/") for name in manifest["arrays"]) else "params"
-        weights = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
-        check_arrays(manifest, weights, f"{which}/")
+        groups = {name.partition("/")[0] for name in manifest["arrays"]}
+        weights = _read_group(path, manifest, "ema" if "ema" in groups else "params")
+        if "opt_state/weight_sum" in manifest["arrays"]:
+            averaging = _read_group(path, manifest, "opt_state")
+            beta1 = averaging["b1"]
+            weights = jax.tree.map(lambda y, z: (y - (1 - beta1) * z) / beta1, weights, averaging["z"])
     except DamagedCheckpoint as error:
         raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
     return weights, manifest
+
+
+def _read_group(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:
+    """Returns one part of a state; raises DamagedCheckpoint."""
+    group = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
+    check_arrays(manifest, group, f"{which}/")
+    return group

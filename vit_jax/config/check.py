@@ -11,19 +11,21 @@ from vit_jax.config.evaluations import best_metrics, eval_fields
 from vit_jax.config.field import Field
 from vit_jax.config.fields import FIELDS
 from vit_jax.config.names import declared_name, flatten_config
+from vit_jax.config.optimizers import check_optimizer
 
 
 def check_config(config: ConfigDict) -> None:
     """Checks what can be checked before data or devices are used.
 
     Raises:
-        UserError: a field has an unknown word or a number outside its range, or is unset; or a duration is given
-            twice or not at all.
+        UserError: a field has an unknown word or a number outside its range, is unset, or is of another optimizer; or a
+            duration is given twice or not at all.
     """
     flat = flatten_config(config)
     for name, value in flat.items():
         if declared_name(name) in FIELDS:  # those of evaluations are checked below
             _check_value(name, value, FIELDS[declared_name(name)])
+    check_optimizer(config.optim)
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
     check_evaluations(config)

@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError
 from vit_jax.config.names import flatten_config, rename_fields
+from vit_jax.config.optimizers import set_optimizer_fields
 
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
 
@@ -30,7 +31,7 @@ def count_steps(config: ConfigDict, name: str) -> int | None:
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
-    """Returns a copy in which every duration is in steps (`config.data.num_examples` is known).
+    """Returns a copy with every duration in steps (`config.data.num_examples` is known) and the optimizer's fields set.
 
     Raises:
         UserError: the warm-up is longer than the run.
@@ -38,6 +39,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     with config.unlocked():
         rename_fields(config)
+        set_optimizer_fields(config.optim)
         epochs = config.eval_every_epochs
         steps = {name: count_steps(config, name) for name in DURATIONS}
         for name, value in steps.items():

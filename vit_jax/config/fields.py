@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 from vit_jax.config.field import Affects, Field, OnResume
+from vit_jax.config.optimizers import OPTIMIZERS
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
@@ -280,23 +281,24 @@ _ROWS = (
           least=0, most=1, since="0.2"),
     Field("task.swap_from", "image", "where the other patch is: in the same image, or batch (in the image before it)",
           choices=("image", "batch"), since="0.2"),
-    # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide
-    # which arrays its state has.
-    Field("optim.name", "adamw", "optimizer: adamw or sgd",
-          choices=("adamw", "sgd"), on_resume=REFUSED,
+    # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide which arrays its state has. `OPTIMIZERS`
+    # says which of the first fields each has, and their values where they are unset.
+    Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
+          choices=tuple(OPTIMIZERS), on_resume=REFUSED,
           synonyms="optim optimizer optimiser opt optax_name"),
-    Field("optim.beta1", 0.9, "adamw: decay of the first moment",
-          least=0, most=1,
+    Field("optim.beta1", None, "decay of the first moment; unset: 0.9",
+          optional=float, least=0, most=1,
           synonyms="adam_beta1"),
-    Field("optim.beta2", 0.999, "adamw: decay of the second moment",
-          least=0, most=1,
+    Field("optim.beta2", None, "decay of the second moment, adafactor's at most; unset: 0.999, lion's only moment 0.99",
+          optional=float, least=0, most=1,
           synonyms="adam_beta2"),
-    Field("optim.eps", 1e-8, "adamw: added to the root of the second moment",
-          least=0,
+    Field("optim.eps", None, "added to the root of the second moment; unset: 1e-8, lamb 1e-6",
+          optional=float, least=0,
           synonyms="adam_epsilon epsilon opt_eps"),
-    Field("optim.momentum", 0.9, "sgd: decay of the momentum", least=0, most=1),
-    Field("optim.moment_dtype", "float32", "type of adamw's first moment and of sgd's momentum: float32 or bfloat16",
-          choices=("float32", "bfloat16"), on_resume=REFUSED,
+    Field("optim.momentum", None, "decay of the momentum of sgd, adafactor, muon; unset: 0.9, muon 0.95",
+          optional=float, least=0, most=1),
+    Field("optim.moment_dtype", None, "of the first moment: float32 or bfloat16; unset: float32, adafactor's bfloat16",
+          optional=str, choices=("float32", "bfloat16"), on_resume=REFUSED,
           synonyms="optim_dtype mu_dtype"),
     Field("optim.grad_dtype", "auto",
           "of kernels' gradients: auto (as activations) or float32 (doubles their exchange)",
@@ -322,6 +324,14 @@ _ROWS = (
     Field("optim.ema_decay", 0.0, "of a moving average of the weights, which is then evaluated and exported; 0: off",
           least=0, most=1, on_resume=REFUSED,
           synonyms="ema model_ema model_ema_decay ema_rate"),
+    Field("optim.sam_rho", 0.0, "length of the move by which SAM looks for larger losses, in two passes; 0: one pass",
+          least=0, since="0.2",
+          synonyms="rho sam"),
+    Field("optim.sam_rho_min", None, "what it falls to as the learning rate falls to 0; unset: it is constant",
+          optional=float, least=0, since="0.2",
+          synonyms="rho_min"),
+    Field("optim.sam_alpha", 0.0, "weight of the gap between both losses: GSAM; 0: SAM", least=0, since="0.2",
+          synonyms="gsam_alpha"),
     Field("optim.max_nonfinite_skips", 0,
           "consecutive steps with a non-finite loss or gradient to skip before stopping",
           least=0),

@@ -11,6 +11,7 @@ from vit_jax import UserError
 from vit_jax.config.field import Field
 from vit_jax.config.fields import FIELDS
 from vit_jax.config.names import rename_fields
+from vit_jax.config.optimizers import unset_other_fields
 from vit_jax.storage import atomic_write
 
 # Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
@@ -44,6 +45,7 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
             advice = "install that version to continue the run."
             raise UserError(f"{path} was written by a later version of vit_jax; {advice}")
         rename_fields(fields)
+        unset_other_fields(fields.get("optim", {}))
         for name, field in known.items():
             if field.later:
                 _set_missing(fields, name.split("."), field.default if field.before is None else field.before)

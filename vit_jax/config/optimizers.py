@@ -1,0 +1,67 @@
+"""The optimizers: which fields each has, and what they are where a configuration leaves them unset."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError
+
+# `optim.name` -> its fields in the group `optim`, with its authors' values (docs/optimizers.md).
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
+    "sgd": {"momentum": 0.9, "moment_dtype": "float32"},
+    "lion": {"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"},
+    "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"},
+    "adafactor": {"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"},
+    "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
+    "schedule_free_adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+}
+OWN_FIELDS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
+
+
+def set_optimizer_fields(optim: ConfigDict) -> None:
+    """Sets the unset fields of the chosen optimizer."""
+    for field, value in OPTIMIZERS[optim.name].items():
+        if optim[field] is None:
+            optim[field] = value
+
+
+def unset_other_fields(optim: dict[str, Any]) -> None:
+    """Unsets the fields of other optimizers, which earlier versions stored too."""
+    for field in OWN_FIELDS:
+        if field in optim and field not in OPTIMIZERS.get(optim.get("name", ""), OWN_FIELDS):
+            optim[field] = None
+
+
+def check_optimizer(optim: ConfigDict) -> None:
+    """Checks that fields fit the optimizer and each other.
+
+    Raises:
+        UserError: one is of another optimizer, or two contradict each other.
+    """
+    for field in OWN_FIELDS:
+        if optim[field] is not None and field not in OPTIMIZERS[optim.name]:
+            owners = ", ".join(name for name, fields in OPTIMIZERS.items() if field in fields)
+            raise UserError(
+                f"optim.{field}={optim[field]} is a field of {owners}, and {optim.name} has none; leave it out, or "
+                f"unset it with --config.optim.{field}=None."
+            )
+    if optim.name == "lamb" and optim.decay_factor != "rate":
+        raise UserError(
+            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, whose decay "
+            "is that of decay_factor=schedule divided by base_lr."
+        )
+    if optim.name == "schedule_free_adamw" and optim.ema_decay:
+        raise UserError("schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.")
+    if optim.name == "schedule_free_adamw" and optim.frozen_blocks:
+        raise UserError(
+            "schedule_free_adamw averages all parameters: set --config.optim.frozen_blocks=0, or freeze by name with "
+            "--config.optim.lr_multipliers."
+        )
+    if optim.name == "schedule_free_adamw" and optim.beta1 == 0:
+        raise UserError("schedule_free_adamw divides by optim.beta1; choose one above 0, such as 0.9.")
+    if not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None):
+        raise UserError("optim.sam_alpha and optim.sam_rho_min need optim.sam_rho; set it above 0, or leave them out.")
+    if (optim.sam_rho_min or 0) > optim.sam_rho:
+        raise UserError(f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.")

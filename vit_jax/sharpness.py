@@ -1,0 +1,59 @@
+"""Sharpness-aware minimisation: gradients at parameters moved to where the loss is larger, for SAM and GSAM."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import optax
+from jaxtyping import Array
+from ml_collections import ConfigDict
+
+from vit_jax.tree import ArrayTree
+
+LossAndGradsOf: TypeAlias = Callable[[ArrayTree], tuple[Array, ArrayTree]]
+SMALLEST_NORM = 1e-12  # the authors'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharpness:
+    """How a step looks for sharpness, in two passes over its batch.
+
+    With g the gradient at the parameters p and s that at p + rho g / |g|, where |g| is the norm over all parameters
+    and of the whole batch, the step follows s - alpha r, where r is the part of g that is orthogonal to s.
+    Sources: Foret et al., arXiv 2010.01412 (SAM, alpha 0); Zhuang et al., arXiv 2203.08065, algorithm 1 (GSAM).
+
+    Attributes:
+        rho: the length of the move at a step.
+        alpha: the weight of the gap between the two losses.
+    """
+
+    rho: optax.Schedule
+    alpha: float
+
+    def __call__(
+        self, loss_and_grads_of: LossAndGradsOf, params: ArrayTree, step: jax.typing.ArrayLike
+    ) -> tuple[Array, ArrayTree]:
+        """Returns the loss at the parameters and the gradient to follow."""
+        loss, grads = loss_and_grads_of(params)
+        length = self.rho(step) / (optax.tree.norm(grads) + SMALLEST_NORM)
+        _, sharp = loss_and_grads_of(jax.tree.map(lambda p, g: p + length * g, params, grads))
+        if not self.alpha:
+            return loss, sharp
+        along = optax.tree.vdot(grads, sharp) / (optax.tree.norm(sharp, squared=True) + SMALLEST_NORM**2)
+        return loss, jax.tree.map(lambda s, g: s - self.alpha * (g - along * s), sharp, grads)
+
+
+def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> Sharpness | None:
+    """Returns what `config.optim.sam_rho` asks for; None: 0.
+
+    Args:
+        config: of a run.
+        relative_rate: the learning rate divided by `base_lr`, with which rho falls from `sam_rho` to `sam_rho_min`.
+    """
+    largest, least = config.optim.sam_rho, config.optim.sam_rho_min
+    if not largest:
+        return None
+    if least is None:
+        least = largest
+    return Sharpness(lambda step: least + (largest - least) * relative_rate(step), config.optim.sam_alpha)
