@@ -22,7 +22,8 @@ RATES = {"lion": 1e-3, "sgd": 0.1}
 def choose(config, kind):
     config.optim.update(KINDS[kind])
     config.base_lr = RATES.get(kind, 1e-2)
-    config.optim.ema_decay = 0.0
+    config.optim.ema_decay, config.task.mixup, config.task.label_smoothing = 0.0, 0.0, 0.0
+    config.model.depth, config.model.dropout_rate, config.model.stochastic_depth = 2, 0.0, 0.0
     return config
 
 
@@ -114,7 +115,6 @@ TOLERANCES = {"muon": 2e-2, "lion": 2e-2, "gsam": 5e-3}
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mesh_trains_as_one_device(tiny, kind):
-    tiny.model.dropout_rate = tiny.model.stochastic_depth = 0.0
     tiny.accum_steps = 2
     config = choose(tiny, kind)
     one, _ = losses(build(config))
@@ -148,7 +148,6 @@ def test_a_stopped_run_ends_bitwise_as_a_whole_one(kind, tmp_path):
             raise KeyboardInterrupt
 
     config = choose(smoke.get_config(), kind)
-    config.task.label_smoothing = config.task.mixup = 0.0
     config.mesh.data, config.mesh.fsdp = 4, 2
     config.total_steps = config.eval_every = 6
     config.log_every, config.checkpoint_every = 1, 2
