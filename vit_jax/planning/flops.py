@@ -33,8 +33,9 @@ def training_exaflops(model: Model, images: float) -> float:
 
 
 def run_exaflops(config: ConfigDict) -> float:
-    """Returns the same of a run, without its evaluations, from its configuration as in its folder."""
-    return training_exaflops(model_without_data(config), config.total_steps * config.batch)
+    """Returns the same of a run, without its evaluations, from its configuration as in its folder; SAM counts twice."""
+    passes = 2 if config.optim.sam_rho else 1
+    return passes * training_exaflops(model_without_data(config), config.total_steps * config.batch)
 
 
 def count_macs(function: Callable[..., Any], *args: Any) -> int:

@@ -1,0 +1,100 @@
+"""What the update of each optimizer costs a TPU, by the compiler's schedule, and the size of its state.
+
+Example:
+  python -m benchmarks.optimizers --write=docs/optimizers.md
+
+The update alone, from gradients to new parameters, of ViT-B/16 on a chip and of ViT-g/14 split over eight. Takes half
+an hour on two cores.
+"""
+
+import argparse
+import fnmatch
+import functools
+import itertools
+import sys
+from pathlib import Path
+
+import jax
+
+from benchmarks.pages import print_sections
+from benchmarks.tpu import table
+from benchmarks.tpu_process import Report, answer, compile_in_process
+from configs import base
+from vit_jax import cli, optim, tree
+from vit_jax.config import OPTIMIZERS
+from vit_jax.planning import serialization, targets
+from vit_jax.planning.compiler import Function, compile_function
+from vit_jax.program import program_without_data
+
+# Model -> slice, devices over which parameters and state are split.
+MODELS = {"ViT-B/16": ("v5e:1x1", 1), "ViT-g/14": ("v5e:2x4", 8)}
+
+
+def names() -> list[str]:
+    return [f"{model} {optimizer}" for model, optimizer in itertools.product(MODELS, OPTIMIZERS)]
+
+
+def compile_case(name: str) -> Report:
+    """Returns what the compiler reports of a case, and the bytes of the optimizer's state for a parameter."""
+    model, optimizer = name.split()
+    target, fsdp = MODELS[model]
+    config = base.get_config()
+    config.model.name, config.optim.name, config.optim.weight_decay = model, optimizer, 0.1
+    config.mesh.data, config.mesh.fsdp = 1, fsdp
+    config.batch, config.total_steps, config.grad_norm_clip = fsdp, 10, 1.0
+    config.data.num_classes, config.data.num_examples = 1000, 1_281_167
+    config, program = program_without_data(config, targets.find_devices(target, 1))
+    chain = optim.make_optimizer(config, program.schedule)
+    params, state = program.state.params, program.state.opt_state
+    places = program.state_shardings.params, program.state_shardings.opt_state
+
+    def update(grads: tree.ArrayTree, state: tree.ArrayTree, params: tree.ArrayTree) -> tuple:
+        changes, state = chain.update(grads, state, params)
+        return jax.tree.map(jax.numpy.add, params, changes), state
+
+    shardings = (places[0], places[1], places[0])
+    jitted = jax.jit(update, in_shardings=shardings, out_shardings=places, donate_argnums=(1, 2))
+    step = compile_function(Function(jitted, (params, state, params), places, {}), program.mesh, target, "schedule")
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return serialization.step_to_json(step) | {"state_bytes": size / tree.count(params)}
+
+
+def line(optimizer: str, report: Report, adamw: Report) -> list[str]:
+    """Returns a row of the table."""
+    cycles, beside = cycles_of(report), cycles_of(adamw)
+    return [f"`{optimizer}`", f"{report['state_bytes']:.2f}", f"{cycles / 1e6:.1f}", f"{cycles / beside:.2f}"]
+
+
+def cycles_of(report: Report) -> float:
+    """Returns the cycles of an update."""
+    executable = serialization.step_from_json(report).executable
+    assert executable and executable.schedule
+    return executable.schedule.cycles
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    if len(argv) == 2 and argv[1] in names():
+        answer(functools.partial(compile_case, argv[1]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="models to compile, as in ViT-B/16; none: no model [all]")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    args = parser.parse_args(argv[1:])
+    chosen = [name for name in names() if fnmatch.fnmatch(name.split()[0], args.only)]
+    found = {
+        name: compile_in_process(name, MODELS[name.split()[0]][0], "benchmarks.optimizers", name) for name in chosen
+    }
+    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
+        sys.exit("\n".join(failed))
+    heads = ["`optim.name`", "bytes of state a parameter", "million cycles of an update", "of AdamW's"]
+    sections = []
+    for model in sorted({name.split()[0] for name in found}):
+        reports = {name.split()[1]: report for name, report in found.items() if name.startswith(model)}
+        rows = [line(name, report, reports["adamw"]) for name, report in reports.items()]
+        sections.append((f"cost of {model}", table(heads, rows)))
+    print_sections(sections, args.write)
+
+
+if __name__ == "__main__":
+    cli.run(main)
