@@ -10,9 +10,10 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
+from vit_jax.adapters import is_adapted, merge_adapters
 from vit_jax.models import Model
 from vit_jax.tasks import Task
-from vit_jax.trained_part import WHOLE, TrainedPart
+from vit_jax.trained_part import WHOLE, Adapters, TrainedPart
 from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]
@@ -44,6 +45,16 @@ class TrainState:
     def eval_params(self) -> ArrayTree:
         """The parameters to evaluate and export: the moving average if it is on."""
         return self.params if self.ema is None else self.ema
+
+    @property
+    def merged_params(self) -> ArrayTree:
+        """The same without adapters, which are added to their kernels."""
+        return jax.jit(merge_adapters)(self.eval_params) if is_adapted(self.eval_params) else self.eval_params
+
+    @property
+    def adapters(self) -> ArrayTree:
+        """Of the parameters to evaluate, the factors of the adapters, and the head."""
+        return Adapters().select(self.eval_params)
 
 
 @dataclasses.dataclass(frozen=True)

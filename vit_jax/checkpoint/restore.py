@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax import UserError
+from vit_jax.adapters import merge_adapters
 from vit_jax.checkpoint.directory import CheckpointDirectory, is_checkpoint, read_manifest
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
@@ -144,8 +146,8 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, without the
-    optimizer's state, and the manifest.
+    """Returns the weights of one checkpoint folder (the moving average when it was on) as NumPy arrays, adapters
+    merged, without the optimizer's state, and the manifest.
 
     Raises:
         UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
@@ -159,4 +161,4 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         check_arrays(manifest, weights, f"{which}/")
     except DamagedCheckpoint as error:
         raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
-    return weights, manifest
+    return jax.tree.map(np.asarray, merge_adapters(weights)), manifest
