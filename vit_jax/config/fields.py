@@ -317,14 +317,14 @@ _ROWS = (
           "consecutive steps with a non-finite loss or gradient to skip before stopping",
           least=0),
     # Adapters, with which the kernels of the blocks stay as they are.
-    Field("adapt.rank", 0, "rank of adapters (LoRA) of the blocks' kernels: only they and the head are trained",
-          least=0, on_resume=REFUSED, since="0.2",
+    Field("adapt.rank", 0, "rank of LoRA adapters of the blocks, with which only they and the head are trained; 0: none",
+          least=0, since="0.2",
           synonyms="lora_rank lora_r"),
     Field("adapt.alpha", 16.0, "the adapters are multiplied by alpha / rank",
-          on_resume=REFUSED, since="0.2",
+          since="0.2",
           synonyms="lora_alpha"),
     Field("adapt.where", "attention,mlp", "kernels with adapters: attention, mlp, or attention,mlp",
-          choices=("attention,mlp", "attention", "mlp"), on_resume=REFUSED, since="0.2",
+          choices=("attention,mlp", "attention", "mlp"), since="0.2",
           synonyms="target_modules lora_target_modules"),
     # Devices. The axes of the mesh are checked against them; -1 is all that are left.
     Field("mesh.slice", 1,
