@@ -317,7 +317,7 @@ _ROWS = (
           "consecutive steps with a non-finite loss or gradient to skip before stopping",
           least=0),
     # Adapters, with which the kernels of the blocks stay as they are.
-    Field("adapt.rank", 0, "rank of LoRA adapters of the blocks, with which only they and the head are trained; 0: none",
+    Field("adapt.rank", 0, "rank of LoRA adapters of blocks, with which only they and the head are trained; 0: none",
           least=0, since="0.2",
           synonyms="lora_rank lora_r"),
     Field("adapt.alpha", 16.0, "the adapters are multiplied by alpha / rank",
