@@ -29,6 +29,7 @@ GROUPS = {
     "data": "The data",
     "task": "The task",
     "optim": "The optimizer",
+    "adapt": "Adapters",
     "mesh": "The devices",
     "evals": "Each evaluation, `evals.NAME`",
     "checkpoint": "The checkpoints",

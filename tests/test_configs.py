@@ -548,6 +548,7 @@ def test_a_resumed_run_must_be_the_same_run():
         {"batch": 64},
         {"optim.name": "sgd"},
         {"optim.frozen_blocks": 1},
+        {"adapt.rank": 2},
         {"data.split": "train[:5]"},
     ):
         new = parse()[0]

@@ -310,13 +310,13 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
     listed = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in rows]
     rules = [OnResume.REFUSED, OnResume.REFUSED, OnResume.DATA, OnResume.ACCEPTED]
     told = {name: rule for names, rule in zip(listed, rules, strict=True) for name in names}
-    groups = {group: rule_of(f"{group}.new") for group in ("model", "task", "data")}
+    groups = {group: rule_of(f"{group}.new") for group in ("model", "task", "adapt", "data")}
     assert told == groups | {name: field.rule for name, field in FIELDS.items() if field.rule is not rule_of(name)}
 
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 22 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 24 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

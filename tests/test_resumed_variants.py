@@ -26,6 +26,9 @@ def recipe(variant):
     if variant == "frozen blocks":
         config.model.depth, config.optim.frozen_blocks, config.optim.layer_decay = 3, 1, 0.5
         return config
+    if variant == "adapters":
+        config.adapt.rank, config.optim.lr_multipliers = 2, "encoder/blocks/0/.*lora/up=3"
+        return config
     if variant not in MODELS:
         return masked_patches.mask(config, variant)
     config.model.update(MODELS[variant])
@@ -33,7 +36,7 @@ def recipe(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "target=patch4"])
+@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "adapters", "target=patch4"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatch):
     def stop(step, metrics):
         if step == 4:

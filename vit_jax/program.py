@@ -12,14 +12,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models, optim, sharding, tasks
+from vit_jax import UserError, data, models, optim, sharding, tasks, tree
+from vit_jax.adapters import add_adapters
 from vit_jax.config import check_config, resolve_config
 from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
 from vit_jax.lr_multipliers import Multiplier, make_lr_multipliers
 from vit_jax.sharpness import make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
-from vit_jax.trained_part import TrainedPart
+from vit_jax.trained_part import Adapters, LastBlocks
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
 ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
@@ -65,7 +66,8 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
-        return step.init(model.init(key, batch["image"]), given)
+        params, adapt = model.init(key, batch["image"]), config.adapt
+        return step.init(add_adapters(params, adapt.rank, adapt.alpha, adapt.where, key), given)
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
@@ -75,6 +77,9 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
         with sharding.use_mesh(mesh):
             return step(state, batch)
 
+    trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
+    multipliers = make_lr_multipliers(config).by_name(state.params)
+    multipliers = {name: number if name in trained else 0.0 for name, number in multipliers.items()}
     jit = functools.partial(jax.jit, compiler_options=inference.compiler_options)
     return Program(
         **vars(inference),
@@ -90,7 +95,7 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
             out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
-        lr_multipliers=make_lr_multipliers(config).by_name(state.params),
+        lr_multipliers=multipliers,
     )
 
 
@@ -111,7 +116,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
-        trained_part=TrainedPart(config.optim.frozen_blocks),
+        trained_part=Adapters() if config.adapt.rank else LastBlocks(config.optim.frozen_blocks),
         freeze=make_lr_multipliers(config).freeze,
         sharpness=make_sharpness(config, rate.relative),
     )
@@ -187,7 +192,7 @@ def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
     """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
-    config.accum_steps, config.compiler_options = 1, ""
+    config.accum_steps, config.compiler_options, config.adapt.rank = 1, "", 0  # adapters are merged when read
     config.batch = config.batch_eval = jax.device_count()
     return sharding.make_mesh(config)
 

@@ -10,10 +10,11 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
+from vit_jax.adapters import is_adapted, merge_adapters
 from vit_jax.models import Model
 from vit_jax.sharpness import Sharpness
 from vit_jax.tasks import Task
-from vit_jax.trained_part import WHOLE, TrainedPart
+from vit_jax.trained_part import WHOLE, Adapters, TrainedPart
 from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]
@@ -47,6 +48,16 @@ class TrainState:
         if isinstance(self.opt_state, optax.contrib.ScheduleFreeState):
             return optax.contrib.schedule_free_eval_params(self.opt_state, self.params)
         return self.params if self.ema is None else self.ema
+
+    @property
+    def merged_params(self) -> ArrayTree:
+        """The same without adapters, which are added to their kernels."""
+        return jax.jit(merge_adapters)(self.eval_params) if is_adapted(self.eval_params) else self.eval_params
+
+    @property
+    def adapters(self) -> ArrayTree:
+        """Of the parameters to evaluate, the factors of the adapters, and the head."""
+        return Adapters().select(self.eval_params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,33 @@
-"""The part of the parameters that is trained: all of them, or those after the first blocks."""
+"""The part of the parameters that is trained: all of them, those after the first blocks, or adapters and the head."""
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import jax
 
 from vit_jax import tree
+from vit_jax.adapters import is_factor
 from vit_jax.depth import STACK, is_before_blocks, is_stacked
 from vit_jax.tree import ArrayTree
 
 
+@runtime_checkable
+class TrainedPart(Protocol):
+    """Which parameters have gradients and a state of the optimizer, and how they are taken and put back."""
+
+    def select(self, params: ArrayTree) -> ArrayTree:
+        """Returns the trained part of the parameters."""
+
+    def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns what the model is applied to: the trained part, with the frozen rest of the parameters."""
+
+    def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns the parameters with another trained part."""
+
+
 @dataclasses.dataclass(frozen=True)
-class TrainedPart:
-    """Which parameters have gradients and a state of the optimizer, and how they are taken and put back.
+class LastBlocks:
+    """All parameters but the first blocks and what is before them.
 
     The first blocks are frozen with everything before them, so that no gradient passes through either. A part has the
     names of the parameters, without those that are frozen as a whole; its stacks have the rows of the other blocks.
@@ -58,4 +74,21 @@ class TrainedPart:
         return tree.unflatten(leaves)
 
 
-WHOLE = TrainedPart(frozen_blocks=0)
+WHOLE = LastBlocks(frozen_blocks=0)
+
+
+class Adapters:
+    """The factors of all adapters, and the head."""
+
+    def select(self, params: ArrayTree) -> ArrayTree:
+        """Returns the trained part of the parameters."""
+        leaves = tree.flatten(params).items()
+        return tree.unflatten({name: leaf for name, leaf in leaves if is_factor(name) or name.startswith("head/")})
+
+    def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns what the model is applied to, which adds the adapters to the kernels, block by block."""
+        return self.replace(params, trained)
+
+    def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
+        """Returns the parameters with another trained part."""
+        return tree.unflatten(tree.flatten(params) | tree.flatten(trained))

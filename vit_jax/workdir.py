@@ -239,9 +239,9 @@ class Workdir:
             self._checkpoints.wait()
 
     def export(self, state: TrainState) -> str:
-        """Writes the weights as `model.npz` with `model.json`, array by array, and returns the path."""
+        """Writes the weights as `model.npz` with `model.json`, array by array, and adapters; returns the path."""
         self.wait()
-        weights = jax.tree.map(GatheredArray, state.eval_params)
+        weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
         if self._history:
             self._history.write(self._config.total_steps)
         if jax.process_index() == 0:
@@ -249,6 +249,10 @@ class Workdir:
         else:
             for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
                 np.asarray(leaf)
+        if adapt.rank:
+            trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
+            if jax.process_index() == 0:
+                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha)
         self.ledger.complete()
         with self._writing():
             self._mirror.flush()

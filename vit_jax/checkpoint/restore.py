@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax import UserError
+from vit_jax.adapters import merge_adapters
 from vit_jax.checkpoint.directory import CheckpointDirectory, is_checkpoint, read_manifest
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
@@ -144,7 +146,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder that a run evaluates as NumPy arrays, and the manifest.
+    """Returns the weights of one checkpoint folder that a run evaluates as NumPy arrays, adapters merged, and the manifest.
 
     They are the moving average when it was on, and schedule-free AdamW's average when that was the optimizer.
 
@@ -163,7 +165,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             weights = jax.tree.map(lambda y, z: (y - (1 - beta1) * z) / beta1, weights, averaging["z"])
     except DamagedCheckpoint as error:
         raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
-    return weights, manifest
+    return jax.tree.map(np.asarray, merge_adapters(weights)), manifest
 
 
 def _read_group(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:

@@ -33,6 +33,13 @@ def check_config(config: ConfigDict) -> None:
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
     if flat["keep_head"] and flat["init_from"] is None:
         raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
+    if flat["adapt.rank"] and flat["optim.frozen_blocks"]:
+        raise UserError("adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.")
+    if (flat["adapt.rank"] or flat["optim.frozen_blocks"]) and config.optim.name == "schedule_free_adamw":
+        raise UserError(
+            "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose another "
+            "optimizer; optim.lr_multipliers freezes by name."
+        )
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")

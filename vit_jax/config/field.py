@@ -82,4 +82,4 @@ def rule_of(name: str, affects: Affects = Affects.WEIGHTS) -> OnResume:
     group = name.partition(".")[0]
     if group == "model":
         return OnResume.ACCEPTED if affects is Affects.EXECUTION else OnResume.REFUSED
-    return {"task": OnResume.REFUSED, "data": OnResume.DATA}.get(group, OnResume.ACCEPTED)
+    return {"task": OnResume.REFUSED, "adapt": OnResume.REFUSED, "data": OnResume.DATA}.get(group, OnResume.ACCEPTED)

@@ -335,6 +335,16 @@ _ROWS = (
     Field("optim.max_nonfinite_skips", 0,
           "consecutive steps with a non-finite loss or gradient to skip before stopping",
           least=0),
+    # Adapters, with which the kernels of the blocks stay as they are.
+    Field("adapt.rank", 0, "rank of LoRA adapters of blocks, with which only they and the head are trained; 0: none",
+          least=0, since="0.2",
+          synonyms="lora_rank lora_r"),
+    Field("adapt.alpha", 16.0, "the adapters are multiplied by alpha / rank",
+          since="0.2",
+          synonyms="lora_alpha"),
+    Field("adapt.where", "attention,mlp", "kernels with adapters: attention, mlp, or attention,mlp",
+          choices=("attention,mlp", "attention", "mlp"), since="0.2",
+          synonyms="target_modules lora_target_modules"),
     # Devices. The axes of the mesh are checked against them; -1 is all that are left.
     Field("mesh.slice", 1,
           "TPU slices, or groups of hosts: the batch is split over them, only gradients pass between",

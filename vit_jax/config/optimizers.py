@@ -54,11 +54,6 @@ def check_optimizer(optim: ConfigDict) -> None:
         )
     if optim.name == "schedule_free_adamw" and optim.ema_decay:
         raise UserError("schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.")
-    if optim.name == "schedule_free_adamw" and optim.frozen_blocks:
-        raise UserError(
-            "schedule_free_adamw averages all parameters: set --config.optim.frozen_blocks=0, or freeze by name with "
-            "--config.optim.lr_multipliers."
-        )
     if optim.name == "schedule_free_adamw" and optim.beta1 == 0:
         raise UserError("schedule_free_adamw divides by optim.beta1; choose one above 0, such as 0.9.")
     if not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None):

@@ -6,6 +6,7 @@ from .formats import choose_target as choose_target
 from .locate import MODEL_FILE as MODEL_FILE
 from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
+from .peft import save_adapter as save_adapter
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order
 from .transfer import config_fields as config_fields

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import UserError, models, tree
+from vit_jax.adapters import without_adapters
 from vit_jax.config import Affects, model_fields
 
 # The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
@@ -67,7 +68,7 @@ def adapt_parameters(
         )
     leaves, rest = (
         {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD_PREFIXES)}
-        for all in (params, wanted)
+        for all in (params, without_adapters(wanted))
     )
     leaves = models.resample_parameters(leaves, source.spec, target.spec, method)
     if wrong := tree.differences(leaves, rest):

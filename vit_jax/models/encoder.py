@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from vit_jax.adapters import is_adapted, merge_adapters
 from vit_jax.kernels import Packing
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
@@ -71,7 +72,7 @@ class Encoder(nn.Module):
 
         def step(x: Rows, layer: ArrayTree, index: Array | int, rate: Array) -> tuple[Rows, dict[str, Array]]:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, index)}
-            x, weights = block.apply({"params": layer}, x, rate, shared, rngs=rngs)
+            x, weights = block.apply({"params": merge_adapters(layer)}, x, rate, shared, rngs=rngs)
             return x, {"blocks": packing.unpack(x)} | ({"attention": weights} if "attention" in capture else {})
 
         if spec.remat != "none":
@@ -86,10 +87,15 @@ class Encoder(nn.Module):
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
 
     def _stacks(self) -> tuple[ArrayTree, ...]:
-        """Returns the parameters of the blocks: one stack, or those one after another that training has split."""
+        """Returns the parameters of the blocks: one stack, or those one after another that training has split.
+
+        Adapters may stand beside the kernels.
+        """
         given = self.get_variable("params", "blocks")
         if isinstance(given, tuple):
             return given
+        if given is not None and is_adapted(given):
+            return (given,)
         return (self.param("blocks", lambda key: _init_stacked(key, self.spec)),)
 
 
@@ -110,8 +116,10 @@ def _run_unrolled(
 ) -> tuple[Rows, dict[str, Array]]:
     layers = []
     for stack in stacks:
+        # The sum of a kernel and its adapter is rounded, not its parts.
+        cast = not is_adapted(stack)
         columns = {
-            name: _split(leaf, dtype if name.endswith("kernel") else leaf.dtype)
+            name: _split(leaf, dtype if cast and name.endswith("kernel") else leaf.dtype)
             for name, leaf in flatten(stack).items()
         }
         layers += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
