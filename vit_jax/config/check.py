@@ -37,8 +37,8 @@ def check_config(config: ConfigDict) -> None:
         raise UserError("adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.")
     if (flat["adapt.rank"] or flat["optim.frozen_blocks"]) and config.optim.name == "schedule_free_adamw":
         raise UserError(
-            "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose another "
-            "optimizer; optim.lr_multipliers freezes by name."
+            "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose "
+            "another optimizer; optim.lr_multipliers freezes by name."
         )
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
