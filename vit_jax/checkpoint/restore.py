@@ -148,7 +148,8 @@ def read_about(path: Path) -> dict[str, Any]:
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the weights of one checkpoint folder that a run evaluates as NumPy arrays, and the manifest.
 
-    Adapters are merged. The weights are the moving average when it was on, and schedule-free AdamW's average when that was the optimizer.
+    Adapters are merged. The weights are the moving average when it was on, and schedule-free AdamW's average when that
+    was the optimizer.
 
     Raises:
         UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
