@@ -27,6 +27,7 @@ from benchmarks import (
     input,
     load,
     loader,
+    neighbourhoods,
     overhead,
     patterns,
     pictures,
@@ -117,6 +118,7 @@ BENCHMARKS = {
     "benchmarks.input": input,
     "benchmarks.load": load,
     "benchmarks.loader": loader,
+    "benchmarks.neighbourhoods": neighbourhoods,
     "benchmarks.overhead": overhead,
     "benchmarks.patterns": patterns,
     "benchmarks.pictures": pictures,
@@ -312,7 +314,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 22 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 23 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():
