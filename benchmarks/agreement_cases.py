@@ -57,7 +57,9 @@ VALUES: dict[str, list[Any]] = {
     "stages": [(2, 2, 2, 2), (3, 4, 9), (3, 4, 6, 3), (1, 1)],
     "stem_width": [32],
     "stem_epsilons": ["released", "timm"],
-    "unit": ["post_activation", "axial"],
+    "unit": ["post_activation", "axial", "stand_alone", "augmented"],
+    "se_reduction": [16],
+    "root": ["attention"],
     "border": ["lowest"],
 }
 NEEDS: dict[str, dict[str, Any]] = {  # without which a field means nothing

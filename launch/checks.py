@@ -60,6 +60,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.goodput": Output("write"),
     "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
+    "benchmarks.neighbourhoods": Output("write"),
     "benchmarks.optimizers": Output("write"),
     "benchmarks.patterns": Output("write"),
     "benchmarks.paper_plans": None,

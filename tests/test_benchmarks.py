@@ -35,6 +35,7 @@ SMALL = {
     "benchmarks.fields": ["--write=fields.md"],
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
+    "benchmarks.neighbourhoods": ["--only=none"],
     "benchmarks.optimizers": ["--only=none"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.patterns": ["--only=none"],

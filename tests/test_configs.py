@@ -89,7 +89,7 @@ def test_models_take_every_field_of_the_model_group():
     given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
     model = models.create("ViT-B/16", **fields)
-    of_bit = {"stages": (1, 1), "unit": "post_activation", "border": "lowest"}
+    of_bit = {"stages": (1, 1), "unit": "post_activation", "border": "lowest", "se_reduction": 16, "root": "attention"}
     for key, value in of_bit.items():
         assert models.create("BiT-R50x1", **{key: value}).spec != models.create("BiT-R50x1", **{key: None}).spec
     for key, value in ((key, value) for key, value in fields.items() if key not in of_bit):

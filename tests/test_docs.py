@@ -27,6 +27,7 @@ from benchmarks import (
     input,
     load,
     loader,
+    neighbourhoods,
     optimizers,
     overhead,
     patterns,
@@ -119,6 +120,7 @@ BENCHMARKS = {
     "benchmarks.input": input,
     "benchmarks.load": load,
     "benchmarks.loader": loader,
+    "benchmarks.neighbourhoods": neighbourhoods,
     "benchmarks.optimizers": optimizers,
     "benchmarks.overhead": overhead,
     "benchmarks.patterns": patterns,
@@ -316,7 +318,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 24 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 25 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

@@ -13,6 +13,7 @@ MODELS = {
     "relative": {"position": "relative", "relative_tables": "head"},
     "Axial-ViT": {"name": "Axial-ViT-mu/4", "pooling": "gap"},
     "AxialResNet": RESNET | {"name": "AxialResNet-26"},
+    "SASA-ResNet": RESNET | {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16},
     "hybrid": {"name": "R+ViT-mu/4"},
 }
 

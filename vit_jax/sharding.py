@@ -54,8 +54,15 @@ PARAMETER_AXES: dict[str, Any] = {"width": "fsdp", "filters": "fsdp", "heads": "
 # Last part of a parameter's name -> its last dimensions (encoder blocks have a leading dimension for the layers).
 PARAMETER_DIMENSIONS = {
     # The weights of a filter stay on one device, which standardises them.
-    r"conv(\d|_proj|_qkv)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
-    "relative_line": ("offsets", "head_dim"),
+    r"conv(\d|_proj|_qkv|_out)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
+    "relative_(line|rows|columns)": ("offsets", "head_dim"),
+    "query_key": ("channels", "qkv", "filters"),
+    "values": ("mixtures", "channels", "filters"),
+    "mixture_(rows|columns|values)": ("mixtures", "head_dim"),
+    "reduce/kernel": ("width", "hidden"),
+    "reduce/bias": ("hidden",),
+    "expand/kernel": ("hidden", "width"),
+    "expand/bias": ("width",),
     "embed/kernel": ("patch_rows", "patch_columns", "channels", "width"),
     "embed/bias": ("width",),
     "cls": ("width",),

@@ -85,10 +85,10 @@ def evaluate_vit(params, image):
     return pooled @ params["head"]["kernel"] + params["head"]["bias"], whole.reshape(4, 12, 12)
 
 
-def group_norm(x, p):
+def group_norm(x, p, epsilon=1e-4):
     """Over 32 groups of channels, with statistics of all places."""
     groups = x.reshape(-1, 32, x.shape[-1] // 32)
-    groups = (groups - groups.mean((0, 2), keepdims=True)) / np.sqrt(groups.var((0, 2), keepdims=True) + 1e-4)
+    groups = (groups - groups.mean((0, 2), keepdims=True)) / np.sqrt(groups.var((0, 2), keepdims=True) + epsilon)
     return groups.reshape(x.shape) * p["scale"] + p["bias"]
 
 
@@ -107,10 +107,20 @@ def attend_line(x, p):
     return group_norm(out.reshape(length, channels), p["norm_out"])
 
 
-def convolved(x, p, suffix, stride=1):
-    kernel = p[f"conv{suffix}"]["kernel"]
-    kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
-    return group_norm(convolve(x[None], kernel, stride)[0], p[f"norm{suffix}"])
+def standardise(kernel):
+    return (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
+
+
+def convolved(x, p, suffix, stride=1, epsilon=1e-4):
+    return group_norm(
+        convolve(x[None], standardise(p[f"conv{suffix}"]["kernel"]), stride)[0], p[f"norm{suffix}"], epsilon
+    )
+
+
+def means(x):
+    """Of 2x2 places; an odd number of rows is completed by one of zeros, which counts."""
+    x = np.pad(x, ((0, x.shape[0] % 2), (0, x.shape[1] % 2), (0, 0)))
+    return (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2]) / 4
 
 
 def unit(x, p, stride):
@@ -120,9 +130,7 @@ def unit(x, p, stride):
         x[:, column] = attend_line(x[:, column], p["columns"])
     for row in range(x.shape[0]):
         x[row] = attend_line(x[row], p["rows"])
-    if stride > 1:  # an odd number of rows is completed by one of zeros, which counts
-        x = np.pad(x, ((0, x.shape[0] % 2), (0, x.shape[1] % 2), (0, 0)))
-        x = (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2]) / 4
+    x = means(x) if stride > 1 else x
     return np.maximum(residual + convolved(np.maximum(x, 0), p, "3"), 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.models.test_models import apply, gradients, images_of, params_of, shapes_of
 from vit_jax import UserError, models, tree
 from vit_jax.models import create
-from vit_jax.models.bit import BORDERS, FORMS, REMATS, standardise
+from vit_jax.models.bit import BORDERS, FORMS, REMATS, ROOTS, standardise
 
 # Parameters: pre-activation, features alone and with 1000 classes; post-activation with 1000 classes. Computed from the
 # published arrays' shapes.
@@ -192,6 +192,8 @@ def test_fields_recreate_the_model():
         ("BiT-R50x1", {"stages": ()}, "a BiT must have at least 1 stage"),
         ("BiT-R50x1", {"num_classes": -1}, "num_classes must be 0 or more"),
         ("BiT-R50x1", {"unit": "preactivation"}, "unknown unit 'preactivation'; did you mean 'pre_activation'"),
+        ("BiT-R50x1", {"se_reduction": 257}, "se_reduction must be at most 256, the channels of a unit, or 0"),
+        ("BiT-R50x1", {"root": "attention", "resolution": 30}, "images of a multiple of 4 pixels, not (30, 30)"),
         ("BiT-R50x1", {"remat": "mlp"}, "unknown remat 'mlp'; choose from full, none"),
         (
             "BiT-R50x1",
@@ -210,5 +212,6 @@ def test_mistakes_are_reported(name, fields, sentence):
 
 def test_every_word_that_the_spec_accepts_is_implemented():
     spec = models.bit_spec
-    for words, table in {spec.UnitKind: FORMS, spec.Border: BORDERS, spec.BitRemat: REMATS}.items():
+    tables = {spec.UnitKind: FORMS, spec.RootKind: ROOTS, spec.Border: BORDERS, spec.BitRemat: REMATS}
+    for words, table in tables.items():
         assert get_args(words) == tuple(table)

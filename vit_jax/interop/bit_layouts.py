@@ -169,12 +169,12 @@ def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.
         UserError: the layout cannot express the model.
     """
     for layout in BIT_LAYOUTS:
-        if (layout.name, layout.unit, layout.border) == (name, spec.unit, spec.border):
+        if (layout.name, layout.unit, layout.border) == (name, spec.unit, spec.border) and not spec.later_parts:
             return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
-    border = f" and the border {spec.border}" if spec.unit == "pre_activation" else ""
+    border = [f"the border {spec.border}"] if spec.unit == "pre_activation" else []
+    what = " and ".join([f"{spec.unit} units", *spec.later_parts, *border])
     raise UserError(
-        f"the {name} layout does not support a BiT with {spec.unit} units{border}; {mapping.OTHER_LAYOUT}, which "
-        "supports every model"
+        f"the {name} layout does not support a BiT with {what}; {mapping.OTHER_LAYOUT}, which supports every model"
     )
 
 

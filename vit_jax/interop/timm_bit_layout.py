@@ -66,8 +66,8 @@ def to_layout(params: dict[str, Any], spec: BitSpec) -> dict[str, np.ndarray]:
     Raises:
         UserError: the layout cannot express the model.
     """
-    if (spec.unit, spec.border) != ("pre_activation", "zeros"):
-        what = f"a BiT with {spec.unit} units and the border {spec.border}"
+    if (spec.unit, spec.border) != ("pre_activation", "zeros") or spec.later_parts:
+        what = f"a BiT with {' and '.join([f'{spec.unit} units', *spec.later_parts, f'the border {spec.border}'])}"
         raise UserError(f"the timm layout does not support {what}; {mapping.OTHER_LAYOUT}")
     return mapping.file_views(parameter_table(spec), params, prefix="")
 

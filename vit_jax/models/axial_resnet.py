@@ -14,7 +14,7 @@ import numpy as np
 from flax.linen.initializers import normal
 from jaxtyping import Array, Float
 
-from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, StdConv, conv_norm, group_norm, standardise
+from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, StdConv, group_norm, standardise
 
 HEADS = 8
 EPSILONS = Epsilons(standardise, 1e-4)
@@ -59,25 +59,13 @@ class LineAttention(nn.Module):
         return group_norm(attended, "norm_out", epsilon=EPSILONS.norm).reshape(x.shape)
 
 
-class AxialUnit(nn.Module):
-    """A residual bottleneck with the ReLU last: 1x1, attention along columns and rows, 1x1 to four times the width.
+def average(x: FeatureMap, stride: int) -> Reduced:
+    """Returns the means of windows as large as the stride; zeros complete the last window, and count."""
+    return nn.avg_pool(x, (stride, stride), (stride, stride), "SAME") if stride > 1 else x
 
-    With a stride, the mean of windows as large as the stride follows the attention; zeros complete the last window, and
-    count.
-    """
 
-    width: int
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
-        """Returns `4 * width` channels."""
-        residual, wide, stride = x, 4 * self.width, (self.stride, self.stride)
-        if self.stride > 1 or x.shape[-1] != wide:
-            residual = conv_norm(x, wide, 1, self.stride, "_proj", EPSILONS)
-        x = nn.relu(conv_norm(x, self.width, 1, 1, "1", EPSILONS))
-        x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
-        x = LineAttention(name="rows")(x)
-        x = nn.relu(nn.avg_pool(x, stride, stride, "SAME") if self.stride > 1 else x)
-        x = conv_norm(x, wide, 1, 1, "3", EPSILONS, scale=0.0)  # the unit starts as its residual
-        return nn.relu(residual + x)
+def attend_axially(x: FeatureMap, stride: int, epsilons: Epsilons) -> Reduced:
+    """Returns `x` after attention along columns, then rows, and the means of windows of the stride."""
+    del epsilons
+    x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
+    return average(LineAttention(name="rows")(x), stride)

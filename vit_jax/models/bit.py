@@ -1,23 +1,26 @@
 """BiT (arXiv 1912.11370): a ResNet with GroupNorm and standardised convolutions, in the two forms of its authors.
 
 The pre-activation form is that of the released files; its arithmetic is that of google-research/big_vision,
-models/bit_paper.py. The post-activation form has the units of the hybrids (`resnet.py`). With axial units
-(`axial_resnet.py`) it is the ViT paper's AxialResNet.
+models/bit_paper.py. The post-activation form has the units of the hybrids (`resnet.py`). With attention in these units
+it is the ViT paper's AxialResNet (`axial_resnet.py`), or one of the ResNets that came before it: `stand_alone.py`,
+`augmented.py`.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models import resnet
-from vit_jax.models.axial_resnet import AxialUnit, axial_root
-from vit_jax.models.bit_spec import BitRemat, BitSpec, Border, UnitKind
+from vit_jax.models import axial_resnet, resnet
+from vit_jax.models.augmented import augment
+from vit_jax.models.bit_spec import COARSE_STAGE, BitRemat, BitSpec, Border, RootKind, UnitKind
 from vit_jax.models.layers import Dense
 from vit_jax.models.resnet import FeatureMap, Kernel, Reduced, Stage, StdConv
+from vit_jax.models.stand_alone import AttentionRoot, attend_nearby
 from vit_jax.sharding import constrain
 
 Images: TypeAlias = Float[Array, "batch height width 3"]  # pixels
@@ -64,6 +67,7 @@ class PreActivationUnit(nn.Module):
 
     width: int
     stride: int = 1
+    se_reduction: int = 0  # 0: no squeeze-and-excitation
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
@@ -74,7 +78,7 @@ class PreActivationUnit(nn.Module):
             residual = conv(wide, 1, "conv_proj", self.stride)(x)
         x = norm(conv(self.width, 1, "conv1")(x), "norm2")
         x = norm(conv(self.width, 3, "conv2", self.stride)(x), "norm3")
-        return residual + conv(wide, 1, "conv3")(x)
+        return residual + resnet.recalibrate(conv(wide, 1, "conv3")(x), self.se_reduction)
 
 
 def post_activation_root(spec: BitSpec, name: str) -> nn.Module:
@@ -82,18 +86,41 @@ def post_activation_root(spec: BitSpec, name: str) -> nn.Module:
     return resnet.Root(spec.width, name=name)
 
 
+def axial_root(spec: BitSpec, name: str) -> nn.Module:
+    """Returns the same with the epsilons of the axial units."""
+    return resnet.Root(spec.width, axial_resnet.EPSILONS, name=name)
+
+
+def augmented_fields(stage: int) -> dict[str, Any]:
+    """Returns the fields of the units of a stage with attention-augmented convolutions: the first has none."""
+    return {"spatial": functools.partial(augment, pooling=1 + (stage == COARSE_STAGE))} if stage > 1 else {}
+
+
 class Form(NamedTuple):
-    """The parts in which the two forms differ."""
+    """The parts in which the forms differ."""
 
     root: Callable[..., nn.Module]
     unit: type[nn.Module]
     last: Callable[[FeatureMap, str], FeatureMap]  # after the units
+    unit_fields: Callable[[int], dict[str, Any]]  # of a stage, counted from 1
 
 
+def post_activation(unit_fields: Callable[[int], dict[str, Any]], root: Callable[..., nn.Module]) -> Form:
+    """Returns a form with the units of the hybrids, and something else for their 3x3 convolutions."""
+    return Form(root, resnet.Unit, lambda x, name: x, unit_fields)
+
+
+AXIAL = {"spatial": axial_resnet.attend_axially, "epsilons": axial_resnet.EPSILONS}
 FORMS: dict[UnitKind, Form] = {
-    "pre_activation": Form(PreActivationRoot, PreActivationUnit, norm),
-    "post_activation": Form(post_activation_root, resnet.Unit, lambda x, name: x),
-    "axial": Form(lambda spec, name: axial_root(spec.width, name), AxialUnit, lambda x, name: x),
+    "pre_activation": Form(PreActivationRoot, PreActivationUnit, norm, lambda stage: {}),
+    "post_activation": post_activation(lambda stage: {}, post_activation_root),
+    "axial": post_activation(lambda stage: AXIAL, axial_root),
+    "stand_alone": post_activation(lambda stage: {"spatial": attend_nearby}, post_activation_root),
+    "augmented": post_activation(augmented_fields, post_activation_root),
+}
+ROOTS: dict[RootKind, Callable[[BitSpec], nn.Module]] = {
+    "convolution": lambda spec: FORMS[spec.unit].root(spec, name="root"),
+    "attention": lambda spec: AttentionRoot(spec.width, name="root"),
 }
 
 # What is computed again in the backward pass: nothing, or all units.
@@ -114,13 +141,14 @@ class BiT(nn.Module):
         spec = self.spec
         spec.check_images(images.shape[1:3])
         form = FORMS[spec.unit]
-        unit = REMATS[spec.remat](form.unit)
+        unit: Callable[..., nn.Module] = REMATS[spec.remat](form.unit)
         x = constrain(images.astype(spec.dtype), resnet.DIMENSIONS)
-        x = form.root(spec, name="root")(x)
+        x = ROOTS[spec.root](spec)(x)
         out = {"root": x}
         for index, units in enumerate(spec.stages):
-            name = f"stage{index + 1}"
-            x = Stage(units, spec.width * 2**index, 2 if index else 1, unit=unit, name=name)(x)
+            name, fields = f"stage{index + 1}", form.unit_fields(index + 1)
+            own = functools.partial(unit, se_reduction=spec.se_reduction, **fields)
+            x = Stage(units, spec.width * 2**index, 2 if index else 1, unit=own, name=name)(x)
             out[name] = x
         x = form.last(x, "norm")
         out["tokens"] = x.reshape(len(x), -1, x.shape[-1])

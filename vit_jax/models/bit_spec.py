@@ -1,4 +1,4 @@
-"""What a BiT is (arXiv 1912.11370), or an AxialResNet, as plain frozen values, and the named sizes."""
+"""What a BiT is (arXiv 1912.11370), or a ResNet with attention, as plain frozen values, and the named sizes."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,14 +9,15 @@ from vit_jax.models.part_specs import Dtype
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size
 
-# The implementations of each are in one dict: FORMS, BORDERS and REMATS.
-UnitKind = Literal["pre_activation", "post_activation", "axial"]
+# The implementations of each are in one dict: FORMS, ROOTS, BORDERS and REMATS.
+UnitKind = Literal["pre_activation", "post_activation", "axial", "stand_alone", "augmented"]
+RootKind = Literal["convolution", "attention"]
 Border = Literal["zeros", "lowest"]
 BitRemat = Literal["none", "full"]
 
 # Layers in a name, the convolutions on the longest path and the head -> units in each stage. 50 to 200 are those of the
 # papers; 14 is for tests.
-UNITS = {
+UNITS: dict[int, tuple[int, ...]] = {
     14: (1, 1, 1, 1),
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
@@ -24,11 +25,11 @@ UNITS = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
+# Likewise of stand-alone attention (arXiv 1906.05909, section 4.1).
+STAND_ALONE_UNITS: dict[int, tuple[int, ...]] = {26: (1, 2, 4, 1), 38: (2, 3, 5, 2), 50: UNITS[50]}
 ROOT_WIDTH = 64  # channels of the root at width factor 1
-BIT_NAMES = (
-    *(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4)),
-    *(f"AxialResNet-{layers}" for layers in UNITS),
-)
+COARSE_STAGE = 2  # the one in which the attention of augmented units has half of the rows and columns
+NEIGHBOURS = 4  # places on one side of a query of stand-alone attention, itself included
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,15 @@ class BitSpec:
     stages: tuple[int, ...] = UNITS[50]  # units in each
     width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many
     # Of the two forms by the same authors, the released one, or that of the hybrids and of big_vision's recipes; or the
-    # latter with axial attention for each 3x3 convolution.
+    # latter with attention for each 3x3 convolution, along columns and rows (D.6) or in neighbourhoods (1906.05909), or
+    # beside those of all stages but the first (1904.09925).
     unit: UnitKind = "pre_activation"
+    se_reduction: int = 0  # of squeeze-and-excitation (1709.01507), channels to a hidden unit; 0: none
+    root: RootKind = "convolution"  # attention: the stem of stand-alone attention
     # Around the images in the max pooling of a pre-activation root: zeros, as the released weights were trained, or
     # the lowest number, as in big_vision. After the other root's ReLU it makes no difference.
     border: Border = "zeros"
-    # Pixels on a side, or (height, width); any image will do, unless axial units have positions for this size.
+    # Pixels on a side, or (height, width); any image will do, unless units have positions for this size.
     resolution: int | tuple[int, int] = 224
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled features
     head_bias: float = 0.0  # initial value
@@ -61,7 +65,11 @@ class BitSpec:
             raise UserError("a BiT must have at least 1 stage.")
         if self.num_classes < 0:
             raise UserError(f"num_classes must be 0 or more, not {self.num_classes}.")
-        image_size(self.resolution)
+        if self.se_reduction < 0 or self.se_reduction > 4 * self.width:
+            raise UserError(f"se_reduction must be at most {4 * self.width}, the channels of a unit, or 0 for none.")
+        sides = image_size(self.resolution)
+        if any(side % self.tile for side in sides):
+            raise UserError(f"the attention stem needs images of a multiple of {self.tile} pixels, not {sides}.")
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -78,7 +86,7 @@ class BitSpec:
     @property
     def has_sized_parameters(self) -> bool:
         """Whether the shapes of parameters depend on `resolution`."""
-        return self.unit == "axial"
+        return self.unit in ("axial", "augmented")
 
     def check_images(self, size: tuple[int, ...]) -> None:
         """Raises UserError for images of a (height, width) that the parameters are not for."""
@@ -86,7 +94,7 @@ class BitSpec:
             given, own = ("{}x{}".format(*each) for each in (size, self.image_size))
             raise UserError(
                 f"images of {given} pixels do not fit a model of resolution {own}; vit_jax.load(PATH, resolution=...) "
-                "resamples the positions of its axial units."
+                f"resamples the positions of its {self.unit} units."
             )
 
     def line_length(self, stage: int, unit: int, axis: int) -> int:
@@ -94,21 +102,32 @@ class BitSpec:
 
         Args:
             stage: from 1.
-            unit: from 1; the first of a stage has its stride after the attention.
+            unit: from 1; the first of a stage has its stride after the attention, but in augmented units before it.
             axis: of the map.
         """
-        stride = resnet_stride((1,) * max(1, stage - (unit == 1)))
+        if self.unit == "stand_alone":
+            return NEIGHBOURS
+        later = self.unit == "axial" and unit == 1
+        stride = resnet_stride((1,) * max(1, stage - later))
+        if self.unit == "augmented" and stage == COARSE_STAGE:
+            stride *= 2
         return -(-self.image_size[axis] // stride)
 
     @property
     def traits(self) -> list[str]:
         """What else distinguishes the model, in words."""
-        return [f"{self.unit} units"]
+        return [f"{self.unit} units", *self.later_parts]
+
+    @property
+    def later_parts(self) -> list[str]:
+        """Parts that no BiT has, in words."""
+        squeezed = [f"squeeze-and-excitation (reduction {self.se_reduction})"] if self.se_reduction else []
+        return squeezed + (["an attention stem"] if self.root == "attention" else [])
 
     @property
     def tile(self) -> int:
         """The pixels on a side of which images must be a multiple."""
-        return 1
+        return 4 if self.root == "attention" else 1
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -128,7 +147,8 @@ class BitSpec:
     @property
     def simplified(self) -> "BitSpec":
         """The spec without values that say what is so anyway."""
-        return self if self.unit == "pre_activation" else replace(self, border="zeros")
+        pooled = self.unit == "pre_activation" and self.root == "convolution"
+        return self if pooled else replace(self, border="zeros")
 
     @property
     def soonest_traced(self) -> "BitSpec":
@@ -136,28 +156,48 @@ class BitSpec:
         return self
 
 
+def resnets() -> dict[str, dict[str, Any]]:
+    """Returns the fields that each name of a ResNet with attention, or squeeze-and-excitation, stands for."""
+    kinds: dict[str, tuple[dict[int, tuple[int, ...]], dict[str, Any]]] = {
+        "AxialResNet": (UNITS, {"unit": "axial"}),
+        "SASA-ResNet": (STAND_ALONE_UNITS, {"unit": "stand_alone"}),
+        "AA-ResNet": (UNITS, {"unit": "augmented"}),
+        "SE-ResNet": (UNITS, {"unit": "post_activation", "se_reduction": 16}),
+    }
+    return {
+        f"{kind}-{layers}": {"stages": units, "width": ROOT_WIDTH} | fields
+        for kind, (sizes, fields) in kinds.items()
+        for layers, units in sizes.items()
+    }
+
+
+def bit_names() -> list[str]:
+    """Returns the names of BiTs, for suggestions, and of the other ResNets."""
+    return [*(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4)), *resnets()]
+
+
 def bit_fields(name: str) -> dict[str, Any]:
-    """Returns the fields of a name: `BiT-R<layers>x<width factor>`; `AxialResNet-<layers>`; or `BiT`, whose
-    size is None.
+    """Returns the fields of a name: `BiT-R<layers>x<width factor>`; one of `resnets`; or `BiT`, whose size is None.
 
     Raises:
         UserError: no BiT has this name.
     """
-    axial = re.fullmatch(r"AxialResNet-([1-9]\d{0,2})", name)
-    if axial and int(axial[1]) in UNITS:
-        return {"stages": UNITS[int(axial[1])], "width": ROOT_WIDTH, "unit": "axial"}
+    if name in resnets():
+        return resnets()[name]
     found = re.fullmatch(r"BiT(?:-R([1-9]\d{0,2})x([1-9]\d{0,2}))?", name)
     layers, factor = found.groups() if found else ("0", "0")
     if layers is None:
         return {"stages": None, "width": None}
     if int(layers) not in UNITS:
-        choose("model", name, BIT_NAMES, where="vit_jax/models/bit_spec.py")
+        choose("model", name, bit_names(), where="vit_jax/models/bit_spec.py")
     return {"stages": UNITS[int(layers)], "width": ROOT_WIDTH * int(factor)}
 
 
-def bit_name(stages: tuple[int, ...], width: int, unit: UnitKind) -> str:
-    """Returns the name of the models of this size; `BiT` if none has it."""
-    layers = next((layers for layers, units in UNITS.items() if units == stages), None)
-    if unit == "axial" and layers and width == ROOT_WIDTH:
-        return f"AxialResNet-{layers}"
-    return f"BiT-R{layers}x{width // ROOT_WIDTH}" if layers and width % ROOT_WIDTH == 0 else "BiT"
+def bit_name(values: dict[str, Any]) -> str:
+    """Returns the name of the models with these values of the fields; `BiT` if none has it."""
+    for name, fields in resnets().items():
+        if all(values.get(field) == value for field, value in fields.items()):
+            return name
+    layers = next((layers for layers, units in UNITS.items() if units == values["stages"]), None)
+    factor, rest = divmod(values["width"], ROOT_WIDTH)
+    return f"BiT-R{layers}x{factor}" if layers and not rest else "BiT"

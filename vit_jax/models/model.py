@@ -173,8 +173,8 @@ def create(
     Args:
         name: `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`; for a hybrid of `variants.HYBRIDS`
             with `R50+`, `R26+` or `R+` before it; or `ViT/<patch size>`, then with width, depth, mlp_dim and num_heads.
-            `Axial-` before a ViT makes an Axial-ViT. Or `BiT-R<layers>x<width factor>` or `AxialResNet-<layers>`, with
-            layers of `bit_spec.UNITS`; or `BiT`, then with stages and width.
+            `Axial-` before a ViT makes an Axial-ViT. Or `BiT-R<layers>x<width factor>`, with layers of
+            `bit_spec.UNITS`, or one of `bit_spec.resnets`; or `BiT`, then with stages and width.
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.

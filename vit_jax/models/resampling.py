@@ -107,8 +107,8 @@ def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: s
         params = dict(params) | {"embed/kernel": resize_patches(params["embed/kernel"], new.tile)}
 
     def resample(name: str, leaf: Any) -> Any:
-        if line := re.fullmatch(r"stage(\d+)/unit(\d+)/(columns|rows)/relative_line", name):
-            place = int(line[1]), int(line[2]), int(line[3] == "rows")
+        if line := re.fullmatch(r"stage(\d+)/unit(\d+)/(\w+/relative_\w+)", name):
+            place = int(line[1]), int(line[2]), LINE_AXES[line[3]]
             return resample_line(leaf, old.line_length(*place), new.line_length(*place), method)
         one = TABLES.get(name.rpartition("/")[2])
         if one is None or old.grid == new.grid:
@@ -154,6 +154,15 @@ def resample_line(
 ) -> NewTable:
     """Returns the relative positions of lines of `new` places from those of `old`; the offset 0 stays in the middle."""
     return resample_positions(table, (1, 2 * old - 1), (1, 2 * new - 1), 0, method)
+
+
+# Positions of a ResNet's unit -> the axis of the feature map (0: height, 1: width) along which they count offsets.
+LINE_AXES = {
+    "columns/relative_line": 0,
+    "rows/relative_line": 1,
+    "attention/relative_rows": 0,
+    "attention/relative_columns": 1,
+}
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:

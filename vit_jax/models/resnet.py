@@ -1,6 +1,6 @@
 """The ResNet of a hybrid: standardised weights, GroupNorm, post-activation units (section 3.1, as released).
 
-BiT (`bit.py`) shares its convolution, norm and stages, and in one form its units.
+BiT (`bit.py`) shares its convolution, norm and stages, and in all forms but one its units.
 """
 
 import functools
@@ -9,8 +9,10 @@ from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.models.layers import Dense
 from vit_jax.sharding import constrain, gather
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
@@ -108,12 +110,44 @@ class Root(nn.Module):
         return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
+def convolve(x: FeatureMap, stride: int, epsilons: Epsilons) -> Reduced:
+    """Returns `x` after the 3x3 convolution of a unit, which has the stride, and its norm."""
+    return conv_norm(x, x.shape[-1], 3, stride, "2", epsilons)
+
+
+# What a unit computes between its 1x1 convolutions, norm included, as part of its module: of as many channels, with
+# 1 / stride of the rows and columns.
+Spatial: TypeAlias = Callable[[FeatureMap, int, Epsilons], Reduced]
+
+
+class SqueezeExcitation(nn.Module):
+    """A factor for each channel of an image, sigmoid(W2 relu(W1 mean)) with biases (arXiv 1709.01507, equation 3)."""
+
+    reduction: int  # channels to one hidden unit
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> FeatureMap:
+        """Returns `x` times the factors; the mean is that of the channel over rows and columns."""
+        channels = x.shape[-1]
+        mean = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
+        hidden = nn.relu(Dense(channels // self.reduction, ("width", "hidden"), name="reduce")(mean))
+        factors = nn.sigmoid(Dense(channels, ("hidden", "width"), name="expand")(hidden))
+        return constrain(x * factors[:, None, None], DIMENSIONS)
+
+
+def recalibrate(x: FeatureMap, reduction: int) -> FeatureMap:
+    """Returns `x` after squeeze-and-excitation, or unchanged if the reduction is 0."""
+    return SqueezeExcitation(reduction, name="squeeze")(x) if reduction else x
+
+
 class Unit(nn.Module):
     """A residual bottleneck with the ReLU last: 1x1, 3x3 with the stride, 1x1 to four times the width."""
 
     width: int
     stride: int = 1
     epsilons: Epsilons = EPSILONS["released"]
+    spatial: Spatial = convolve
+    se_reduction: int = 0  # 0: no squeeze-and-excitation
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Reduced:
@@ -122,9 +156,9 @@ class Unit(nn.Module):
         if self.stride > 1 or x.shape[-1] != wide:
             residual = conv_norm(x, wide, 1, self.stride, "_proj", epsilons)
         x = nn.relu(conv_norm(x, self.width, 1, 1, "1", epsilons))
-        x = nn.relu(conv_norm(x, self.width, 3, self.stride, "2", epsilons))
+        x = nn.relu(self.spatial(x, self.stride, epsilons))
         x = conv_norm(x, wide, 1, 1, "3", epsilons, scale=0.0)  # the unit starts as its residual
-        return nn.relu(residual + x)
+        return nn.relu(residual + recalibrate(x, self.se_reduction))
 
 
 class Stage(nn.Module):

@@ -4,7 +4,7 @@ import re
 from typing import Any, TypeAlias
 
 from vit_jax import UserError, choose
-from vit_jax.models.bit_spec import BIT_NAMES, BitSpec, bit_fields, bit_name
+from vit_jax.models.bit_spec import BitSpec, bit_fields, bit_name, bit_names
 from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import flatten_spec, replace_fields
 
@@ -25,7 +25,7 @@ SIZES = {
     "G": (1664, 48, 8192, 16),
 }
 
-RESNETS = ("BiT", "AxialResNet")  # beginnings of the names of `BitSpec`s
+RESNETS = ("BiT", "AxialResNet", "SASA-ResNet", "AA-ResNet", "SE-ResNet")  # beginnings of the names of `BitSpec`s
 # What an Axial-ViT has besides its size (appendix D.6). A class token does not fit a grid of rows and columns.
 AXIAL = {"block": "axial", "pooling": "gap"}
 SIZE_FIELDS = ("width", "depth", "mlp_dim", "num_heads")
@@ -92,7 +92,7 @@ def _vit_fields(name: str) -> dict[str, Any]:
     if size not in (None, *SIZES) or (resnet and not hybrid):
         options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]
         options += [f"Axial-{option}" for option in options]
-        choose("model", name, [*options, *_hybrid_names(), *BIT_NAMES], where="vit_jax/models/variants.py")
+        choose("model", name, [*options, *_hybrid_names(), *bit_names()], where="vit_jax/models/variants.py")
     fields = dict(zip(SIZE_FIELDS, SIZES[size] if size else (None,) * len(SIZE_FIELDS), strict=True))
     if not hybrid:
         return fields | {"patch_size": int(number)} | (AXIAL if axial else {})
@@ -105,7 +105,7 @@ def model_name(fields: dict[str, Any]) -> str:
     them.
     """
     if "unit" in fields:
-        return bit_name(fields["stages"], fields["width"], fields["unit"])
+        return bit_name(fields)
     whole = flatten_spec(ModelSpec()) | fields
     kind = "Axial-" if whole["block"] == "axial" else ""
     options = [f"{kind}ViT-{size}/{whole['patch_size']}" for size in SIZES]

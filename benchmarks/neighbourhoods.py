@@ -1,0 +1,96 @@
+"""What attention in neighbourhoods costs a TPU by the compiler's schedule, beside attention of all places to all.
+
+Example:
+  python -m benchmarks.neighbourhoods --write=docs/models.md
+
+The attention of a unit of SASA-ResNet-50's third stage in bfloat16, forward and backward, without its projection: 8
+heads of 32 channels on maps of 14x14 and 32x32 places. All to all has no positions.
+"""
+
+import argparse
+import fnmatch
+import functools
+import itertools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.pages import print_sections
+from benchmarks.tpu import table
+from benchmarks.tpu_process import Report, answer, compile_in_process
+from vit_jax import cli
+from vit_jax.models import stand_alone
+from vit_jax.planning import serialization, targets
+from vit_jax.planning.compiler import Function, compile_function
+
+TARGET = "v5e:2x2"
+HEADS, SIZE = stand_alone.HEADS, 32
+IMAGES = {14: 8, 32: 2}  # by the places on a side: about as many places
+
+
+def attend_to_all(query: jax.Array, key: jax.Array, value: jax.Array, *positions: jax.Array) -> jax.Array:
+    """Returns what each place attends to, of all places."""
+    del positions
+    query, key, value = (x.reshape(len(x), -1, HEADS, SIZE) for x in (query, key, value))
+    return jax.nn.dot_product_attention(query, key, value, scale=1.0)
+
+
+ATTENTIONS = {"all": attend_to_all, "neighbourhood": stand_alone.attend}
+
+
+def names() -> list[str]:
+    return [f"{kind} {side}" for side in IMAGES for kind in ATTENTIONS]
+
+
+def compile_case(name: str) -> Report:
+    """Returns what the compiler reports of a case."""
+    kind, side = name.split()
+    mesh = Mesh(np.array(targets.find_devices(TARGET, 1)[:1]), ("data",))
+
+    def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
+        attended, transpose = jax.vjp(ATTENTIONS[kind], *operands)
+        return attended, transpose(grad.reshape(attended.shape))
+
+    places = (IMAGES[int(side)], int(side), int(side), HEADS, SIZE)
+    shapes = (places,) * 3 + ((stand_alone.EXTENT, HEADS, SIZE // 2),) * 2 + (places,)
+    placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=placed) for shape in shapes]
+    with jax.set_mesh(mesh):
+        function = Function(jax.jit(step), (tuple(arrays[:5]), arrays[5]), (placed,) * 5, {})
+        return serialization.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
+
+
+def line(name: str, report: Report) -> list[str]:
+    """Returns a row of the table."""
+    executable = serialization.step_from_json(report).executable
+    assert executable and executable.schedule
+    kind, side = name.split()
+    images, places = IMAGES[int(side)], int(side) ** 2
+    words = {"all": "all", "neighbourhood": "those of 7x7"}
+    thousands = executable.schedule.cycles / images / HEADS / 1000
+    return [f"{places}", words[kind], f"{thousands:.2f}", f"{executable.peak_bytes / images / 1e6:.1f}"]
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    if len(argv) == 2 and argv[1] in names():
+        answer(functools.partial(compile_case, argv[1]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="cases to compile, as in 'all 14'; none: no case [all]")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
+    args = parser.parse_args(argv[1:])
+    chosen = fnmatch.filter(names(), args.only)
+    found = {name: compile_in_process(name, TARGET, "benchmarks.neighbourhoods", name) for name in chosen}
+    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
+        sys.exit("\n".join(failed))
+    heads = ["places", "a place attends to", "1,000 cycles a head and image", "MB an image"]
+    print_sections([("neighbourhoods", table(heads, itertools.starmap(line, found.items())))], args.write)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,74 @@
+"""Attention-augmented convolutions (arXiv 1904.09925): some channels of a 3x3 convolution are those of attention.
+
+Queries and keys have 0.2, values 0.1 of the channels (kappa = 2 upsilon = 0.2), queries and keys at least 20 a head. As
+the paper allows for large maps, attention may go over the means of 3x3 places, two apart, and its result be resized;
+with a stride it always goes over such means. The authors' code for ImageNet is not published: which stages have
+attention, and which halves it, are chosen so that parameters and FLOPs are near the published ones.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.initializers import normal
+from jaxtyping import Array, Float
+
+from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, StdConv, group_norm
+
+HEADS, KEY_RATIO, VALUE_RATIO, MIN_KEY_SIZE = 8, 0.2, 0.1, 20
+
+
+class RelativeAttention(nn.Module):
+    """Attention of all places to all, with learned positions of offsets in rows and in columns that heads share.
+
+    For a query q and a key k: softmax((q k + q r + q c) / sqrt(key size)), and a projection of all heads (section 3.1).
+    """
+
+    values: int  # channels, of all heads
+
+    @nn.compact
+    def __call__(self, x: FeatureMap) -> Float[Array, "batch rows columns values"]:
+        """Returns what each place attends to."""
+        batch, rows, columns, channels = x.shape
+        size = max(MIN_KEY_SIZE, round(KEY_RATIO * channels / HEADS))
+        keys = HEADS * size
+        project = StdConv(2 * keys + self.values, 1, standardise=lambda kernel: kernel, name="conv_qkv")
+        query, key, value = (
+            part.reshape(batch, rows, columns, HEADS, -1) for part in jnp.split(project(x), [keys, 2 * keys], axis=-1)
+        )
+        query *= size**-0.5
+
+        def positions(name: str, length: int) -> Float[Array, "queries keys size"]:
+            table = self.param(f"relative_{name}", normal(size**-0.5), (2 * length - 1, size)).astype(x.dtype)
+            return table[np.arange(length) - np.arange(length)[:, None] + length - 1]
+
+        wide = {"preferred_element_type": jnp.float32}
+        scores = (
+            jnp.einsum("nijhd,nabhd->nhijab", query, key, **wide)
+            + jnp.einsum("nijhd,iad->nhija", query, positions("rows", rows), **wide)[..., None]
+            + jnp.einsum("nijhd,jbd->nhijb", query, positions("columns", columns), **wide)[..., None, :]
+        )
+        weights = jax.nn.softmax(scores, (-2, -1)).astype(x.dtype)
+        attended = jnp.einsum("nhijab,nabhd->nijhd", weights, value).reshape(batch, rows, columns, self.values)
+        return StdConv(self.values, 1, standardise=lambda kernel: kernel, name="conv_out")(attended)
+
+
+def augment(x: FeatureMap, stride: int, epsilons: Epsilons, pooling: int = 1) -> Reduced:
+    """Returns the channels of a 3x3 convolution with the stride beside those of attention, after one norm.
+
+    Args:
+        x: the feature map.
+        stride: of the unit.
+        epsilons: of its convolution and norm.
+        pooling: 2: attention has half of the rows and columns of the result.
+    """
+    channels = x.shape[-1]
+    values = max(1, round(VALUE_RATIO * channels / HEADS)) * HEADS
+    convolve = StdConv(channels - values, 3, stride, standardise=epsilons.standardise, name="conv2")
+    convolved, coarse = convolve(x), x
+    for step in (stride, pooling):
+        if step > 1:
+            coarse = nn.avg_pool(coarse, (3, 3), (step, step), "SAME", count_include_pad=False)
+    attended = RelativeAttention(values, name="attention")(coarse)
+    attended = jax.image.resize(attended, (*convolved.shape[:3], values), "bilinear")
+    return group_norm(jnp.concatenate([convolved, attended], axis=-1), "norm2", epsilon=epsilons.norm)
