@@ -66,8 +66,8 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
 
     def init(key: jax.Array, given: dict[str, jax.Array]) -> TrainState:
-        params, adapt = model.init(key, batch["image"]), config.adapt
-        return step.init(add_adapters(params, adapt.rank, adapt.alpha, adapt.where, key), given)
+        params = model.init(key, batch["image"])
+        return step.init(add_adapters(params, config.adapt.rank, config.adapt.alpha, config.adapt.where, key), given)
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)

@@ -33,7 +33,7 @@ def check_config(config: ConfigDict) -> None:
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
     if flat["keep_head"] and flat["init_from"] is None:
         raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
-    if flat["adapt.rank"] and flat["optim.frozen_blocks"]:
+    if config.adapt.rank and config.optim.frozen_blocks:
         raise UserError("adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.")
     if (flat["adapt.rank"] or flat["optim.frozen_blocks"]) and config.optim.name == "schedule_free_adamw":
         raise UserError(

@@ -344,7 +344,7 @@ _ROWS = (
           least=0, since="0.2",
           synonyms="lora_rank lora_r"),
     Field("adapt.alpha", 16.0, "the adapters are multiplied by alpha / rank",
-          since="0.2",
+          least=0, since="0.2",
           synonyms="lora_alpha"),
     Field("adapt.where", "attention,mlp", "kernels with adapters: attention, mlp, or attention,mlp",
           choices=("attention,mlp", "attention", "mlp"), since="0.2",
