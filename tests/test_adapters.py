@@ -13,7 +13,7 @@ from vit_jax import UserError, interop, models, tree
 from vit_jax.adapters import add_adapters, is_adapter, merge_adapters
 from vit_jax.config import check_config
 from vit_jax.interop import huggingface_layout
-from vit_jax.trained_part import Adapters
+from vit_jax.optim import Adapters
 
 RANK, ALPHA = 3, 6.0
 

@@ -12,9 +12,8 @@ from tests.conftest import ROOT
 LAYERS = (
     "errors",
     "streams tree compiler_options page_server kernels storage",
-    "config machine sharding depth preconditioners sharpness",
-    "lr_multipliers adapters",
-    "trained_part",
+    "config machine sharding depth",
+    "adapters",
     "optim",
     "models data monitoring",
     "tasks",

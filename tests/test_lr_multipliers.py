@@ -8,8 +8,7 @@ import pytest
 from vit_jax import UserError, models, optim, tree
 from vit_jax.config import resolve_config
 from vit_jax.depth import check_blocks
-from vit_jax.lr_multipliers import make_lr_multipliers
-from vit_jax.trained_part import LastBlocks
+from vit_jax.optim import LastBlocks, make_lr_multipliers
 
 DEPTH = 5
 SHAPES = {

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax import UserError, optim
 from vit_jax.config import FIELDS, resolve_config
-from vit_jax.lr_multipliers import make_lr_multipliers
+from vit_jax.optim import make_lr_multipliers
 
 
 @pytest.fixture

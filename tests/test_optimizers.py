@@ -11,8 +11,8 @@ from configs import smoke
 from tests.test_program import batches, build, losses
 from vit_jax import UserError, checkpoint, load, optim, train, tree
 from vit_jax.config import OPTIMIZERS, check_config, resolve_config
+from vit_jax.optim import Sharpness, make_sharpness
 from vit_jax.planning import run_exaflops
-from vit_jax.sharpness import Sharpness, make_sharpness
 
 KINDS = {name: {"name": name} for name in OPTIMIZERS if name not in ("adamw", "sgd")}
 KINDS |= {"sam": {"name": "sgd", "sam_rho": 0.05}, "gsam": {"name": "adamw", "sam_rho": 0.1, "sam_alpha": 0.3}}

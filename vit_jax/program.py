@@ -17,10 +17,8 @@ from vit_jax.adapters import add_adapters
 from vit_jax.config import check_config, resolve_config
 from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
-from vit_jax.lr_multipliers import Multiplier, make_lr_multipliers
-from vit_jax.sharpness import make_sharpness
+from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
-from vit_jax.trained_part import Adapters, LastBlocks
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
 ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]

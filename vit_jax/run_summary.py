@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 from vit_jax.data import choose_workers
-from vit_jax.lr_multipliers import Multiplier
 from vit_jax.machine import count_cores
 from vit_jax.models import Model
+from vit_jax.optim import Multiplier
 from vit_jax.program import Program
 
 NO_KERNEL = "the kernel, which is faster, computes neither qk_norm nor rotary or relative positions"

@@ -12,9 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.adapters import is_adapted, merge_adapters
 from vit_jax.models import Model
-from vit_jax.sharpness import Sharpness
+from vit_jax.optim import WHOLE, Adapters, Sharpness, TrainedPart
 from vit_jax.tasks import Task
-from vit_jax.trained_part import WHOLE, Adapters, TrainedPart
 from vit_jax.tree import ArrayTree
 
 Batch = dict[str, Array]

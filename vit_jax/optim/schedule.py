@@ -1,17 +1,12 @@
-"""Learning-rate schedule and optimizer, built with optax."""
+"""The learning rate as a function of the step."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
-
-from vit_jax import tree
-from vit_jax.lr_multipliers import make_lr_multipliers
-from vit_jax.preconditioners import PRECONDITIONERS, adapt_to_norms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,58 +71,3 @@ def make_schedule(config: ConfigDict) -> LearningRate:
         return multiple
 
     return LearningRate(config.base_lr, relative)
-
-
-def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTransformation:
-    """Returns the chain: clip -> precondition -> weight decay -> learning-rate multipliers -> learning rate.
-
-    Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
-    decay p), as in the Adam that the paper used; with `"schedule"` by rate / base_lr, p <- p - rate u - rate / base_lr
-    decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
-    LAMB adapts updates to the norms of arrays after weight decay, those of arrays that decay; schedule-free AdamW
-    averages what the whole chain would do.
-
-    Raises:
-        UserError: `config.optim.lr_multipliers` cannot be parsed.
-    """
-    multipliers = make_lr_multipliers(config)
-    decayed = DECAYED[config.optim.decays]
-    base, schedule = (1.0, rate) if config.optim.decay_factor == "rate" else (rate.base, rate.relative)
-    decay = optax.add_decayed_weights(config.optim.weight_decay, mask=decayed)
-    chain = optax.chain(
-        optax.clip_by_global_norm(config.grad_norm_clip or math.inf),
-        PRECONDITIONERS[config.optim.name](config),
-        optax.scale(base),
-        optax.chain(decay, adapt_to_norms(decayed)) if config.optim.name == "lamb" else decay,
-        optax.stateless(lambda updates, _: multipliers.scale(updates)),
-        optax.scale_by_schedule(lambda step: -schedule(step)),
-    )
-    return _average(chain, config, rate) if config.optim.name == "schedule_free_adamw" else chain
-
-
-def _average(
-    chain: optax.GradientTransformation, config: ConfigDict, rate: LearningRate
-) -> optax.GradientTransformation:
-    """Returns the schedule-free form of a chain; rounding does not move frozen parameters."""
-    averaged = optax.contrib.schedule_free(chain, rate, config.optim.beta1)
-    multipliers = make_lr_multipliers(config)
-
-    def update(
-        grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        updates, state = averaged.update(grads, state, params)
-        return multipliers.keep_frozen(updates), state
-
-    return optax.GradientTransformation(averaged.init, update)
-
-
-def _kernels(params: optax.Params) -> optax.Params:
-    return tree.map_named(lambda name, _: name.endswith("kernel"), params)
-
-
-def _all(params: optax.Params) -> optax.Params:
-    return jax.tree.map(lambda _: True, params)
-
-
-# `optim.decays` -> from the parameters to which of them decay.
-DECAYED: Mapping[str, Callable[[optax.Params], optax.Params]] = {"kernels": _kernels, "all": _all}

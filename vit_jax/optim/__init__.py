@@ -1,0 +1,5 @@
+"""How parameters are learnt: schedule, optimizer, which parameters are trained, and at which rates."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

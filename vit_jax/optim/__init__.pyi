@@ -1,0 +1,11 @@
+from .lr_multipliers import Multiplier as Multiplier
+from .lr_multipliers import make_lr_multipliers as make_lr_multipliers
+from .optimizer import make_optimizer as make_optimizer
+from .schedule import LearningRate as LearningRate
+from .schedule import make_schedule as make_schedule
+from .sharpness import Sharpness as Sharpness
+from .sharpness import make_sharpness as make_sharpness
+from .trained_part import WHOLE as WHOLE
+from .trained_part import Adapters as Adapters
+from .trained_part import LastBlocks as LastBlocks
+from .trained_part import TrainedPart as TrainedPart
