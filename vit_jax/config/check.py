@@ -35,7 +35,7 @@ def check_config(config: ConfigDict) -> None:
         raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
     if config.adapt.rank and config.optim.frozen_blocks:
         raise UserError("adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.")
-    if (flat["adapt.rank"] or flat["optim.frozen_blocks"]) and config.optim.name == "schedule_free_adamw":
+    if (config.adapt.rank or config.optim.frozen_blocks) and config.optim.name == "schedule_free_adamw":
         raise UserError(
             "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose "
             "another optimizer; optim.lr_multipliers freezes by name."

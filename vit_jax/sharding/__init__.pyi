@@ -1,0 +1,16 @@
+from .activations import constrain as constrain
+from .activations import gather as gather
+from .activations import local_size as local_size
+from .activations import per_device as per_device
+from .activations import sum_over as sum_over
+from .activations import use_mesh as use_mesh
+from .mesh import axis_sizes as axis_sizes
+from .mesh import batch_sharding as batch_sharding
+from .mesh import check_divides as check_divides
+from .mesh import count_slices as count_slices
+from .mesh import make_mesh as make_mesh
+from .state import state_shardings as state_shardings
+from .tables import ACTIVATION_AXES as ACTIVATION_AXES
+from .tables import AXES as AXES
+from .tables import PARAMETER_AXES as PARAMETER_AXES
+from .tables import PARAMETER_DIMENSIONS as PARAMETER_DIMENSIONS

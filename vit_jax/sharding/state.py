@@ -1,0 +1,42 @@
+"""Where the arrays of a training state lie."""
+
+import itertools
+import re
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import tree
+from vit_jax.sharding.tables import PARAMETER_AXES, PARAMETER_DIMENSIONS, partition
+from vit_jax.tree import ArrayTree
+
+
+def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Returns the sharding of every leaf of a training state (or of parameters), by `tables.py`.
+
+    The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is;
+    means over some of its dimensions, as its others are. Other leaves are copied to every device.
+    A dimension that its axis does not divide is not split.
+    """
+    shapes = {name: leaf.shape for name, leaf in tree.flatten(state).items()}
+    owned = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
+    parameters = owned or shapes
+
+    def place(name: str, shape: tuple[int, ...]) -> P:
+        parts = name.split("/")
+        endings = ("/".join(parts[start:]) for start in range(len(parts)))
+        parameter = next((parameters[ending] for ending in endings if ending in parameters), None)
+        return P() if parameter is None else _parameter_partition(name, shape, parameter, mesh)
+
+    return tree.map_named(lambda name, leaf: NamedSharding(mesh, place(name, leaf.shape)), state)
+
+
+def _parameter_partition(name: str, shape: tuple[int, ...], parameter: tuple[int, ...], mesh: Mesh) -> P:
+    """Returns the mesh axes of an array that has some of the dimensions of a parameter, or all."""
+    dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
+    if dimensions is None or len(parameter) - len(dimensions) not in (0, 1):
+        raise KeyError(f"{name} {parameter} has no row in sharding.tables.PARAMETER_DIMENSIONS")
+    dimensions = ("layers",) * (len(parameter) - len(dimensions)) + dimensions
+    choices = itertools.combinations(zip(dimensions, parameter, strict=True), len(shape))
+    kept = next((choice for choice in choices if tuple(size for _, size in choice) == shape), ())
+    return partition(PARAMETER_AXES, tuple(dimension for dimension, _ in kept), shape, mesh) if kept else P()
