@@ -30,7 +30,7 @@ import ml_collections
 
 from benchmarks.pages import replace_section
 from benchmarks.plans import plan_recipe
-from vit_jax.config import parse_command_line
+from vit_jax.config import parse_command_line, set_optimizer_fields
 from vit_jax.results.markdown import format_table
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -131,8 +131,10 @@ class Source:
             return list(csv.DictReader(file))
 
     def config(self) -> ml_collections.ConfigDict:
-        """Returns our recipe."""
-        return parse_command_line(["main", *shlex.split(self.ours)])[0]
+        """Returns our recipe, with the values of its optimizer."""
+        config, _ = parse_command_line(["main", *shlex.split(self.ours)])
+        set_optimizer_fields(config.optim)
+        return config
 
 
 SOURCES = (

@@ -78,7 +78,7 @@ def regularization(runs: Runs) -> Iterable[list[str]]:
 
 
 def proxy(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
-    """Yields the rows of section 3.1: how cheaper accuracies rank the models beside that after fine-tuning."""
+    """Yields the rows of section 4.1: how cheaper accuracies rank the models beside that after fine-tuning."""
     points = sorted(pretrained)
     for metric in (*SHOTS, ACCURACY):
         cheap, final = (finals(runs, points, name) for runs, name in ((pretrained, metric), (tuned, ACCURACY)))

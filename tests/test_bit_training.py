@@ -69,7 +69,7 @@ def test_a_run_takes_over_all_but_the_head():
     params, wanted = params_of(source), shapes_of(target)
     taken = interop.adapt_parameters(source, params, target, wanted)
     assert len(taken) == len(jax.tree.leaves(params)) - 2 and not any(name.startswith("head") for name in taken)
-    assert set(transfer.config_fields(source)) == {"width", "stages", "unit", "border"}
+    assert set(transfer.config_fields(source)) == {"width", "stages", "unit", "border", "root", "se_reduction"}
     with pytest.raises(
         UserError, match=r"^the checkpoint contains a ViT-S/16, not a BiT-R14x1; to match it, set --con"
     ):

@@ -56,7 +56,8 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):
         update = TrainStep(
             program.model, program.task, optimizer, program.schedule, 0, accum_steps=parts, ema_decay=0.0
         )
-        return jax.jit(update.loss_and_grads)(params, {"images": batch["image"]}, targets, jax.random.key(2))
+        inputs = {"images": batch["image"]}
+        return jax.jit(update.loss_and_grads)(params, params, inputs, targets, jax.random.key(2))
 
     loss, grads = gradient(1)
     loss_in_parts, grads_in_parts = gradient(4)

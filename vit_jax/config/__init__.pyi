@@ -29,6 +29,7 @@ from .names import flatten_config as flatten_config
 from .names import model_fields as model_fields
 from .names import resume_rule as resume_rule
 from .optimizers import OPTIMIZERS as OPTIMIZERS
+from .optimizers import set_optimizer_fields as set_optimizer_fields
 from .recipes import Recipe as Recipe
 from .resume import check_data as check_data
 from .resume import check_resumes as check_resumes
