@@ -41,7 +41,7 @@ SMALL = {
     "benchmarks.patterns": ["--only=none"],
     "benchmarks.plans": ["--only=exaflops"],
     "benchmarks.recipes": [],
-    "benchmarks.small_studies": [],
+    "benchmarks.small_studies": [f"--results={ROOT}/results"],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],

@@ -80,6 +80,7 @@ LINES = list(dict.fromkeys(line for language, text in BLOCKS if language == "bas
 # Flags added to the commands, so that they take seconds.
 SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
 SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # these compile slowly
+SHALLOW = "--config.model.stages=(1,)"  # of a ResNet, for model.depth
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
 VTAB = ["--config.total_steps=1", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=32"]
@@ -260,6 +261,7 @@ def paste(line, capsys):
         if name in ("vit_jax.main", "vit_jax.sweep") and "--plot" not in line:
             words += ["--only=gap/0.0003"] if "studies" in line else []
             words += SHORT[1:] if "total_steps=0" in line else SHORT
+            words = [SHALLOW if "resnet" in line and "depth" in word else word for word in words]
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
         if name == "vit_jax.finetune":
             words += [*SHORT, *PHOTOS, *CIFAR, "--sweep.base_lr=0.01"]

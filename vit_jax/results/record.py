@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop
-from vit_jax.config import source_label
+from vit_jax.config import parse_config, source_label
 from vit_jax.monitoring import total_seconds
 from vit_jax.results.run_folder import RunFolder, read_run
 from vit_jax.storage import filesystem
@@ -63,7 +63,8 @@ class Record:
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
         earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
         rows = [*earlier, (self.steps, metrics)]
-        return RunFolder(self.name, place, ConfigDict(self.config), rows, self.processes, None, {})
+        config = parse_config(json.dumps(self.config).encode(), place)  # perhaps of an earlier version
+        return RunFolder(self.name, place, config, rows, self.processes, None, {})
 
     def stopped_by(self, metric: str) -> dict[str, float | None]:
         """Returns the metrics where one was largest during the training; without a curve, the last."""
