@@ -29,6 +29,16 @@ def trained(config, devices=1, steps=3):
     return program, before, jax.device_get(state)
 
 
+def test_the_state_of_trained_blocks_is_split_as_all_blocks_are(config):
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
+    program = build(config, devices=8)
+    places = {name: place.spec for name, place in tree.flatten(program.state_shardings).items()}
+    names = [name for name in places if name.startswith("opt_state") and "encoder/blocks/" in name]
+    moments = {name: "params/encoder/blocks/" + name.partition("encoder/blocks/")[2] for name in names}
+    assert moments and all(places[name] == places[parameter] for name, parameter in moments.items())
+    assert any("fsdp" in places[name] for name in names) and any("tensor" in places[name] for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_frozen_blocks_stay_and_the_others_learn_as_if_frozen_by_name(config, scan):

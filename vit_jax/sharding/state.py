@@ -15,8 +15,8 @@ def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Returns the sharding of every leaf of a training state (or of parameters), by `tables.py`.
 
     The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is;
-    means over some of its dimensions, as its others are. Other leaves are copied to every device.
-    A dimension that its axis does not divide is not split.
+    means over some of its dimensions, as its others are; those of some layers, as all layers are. Other leaves are
+    copied to every device. A dimension that its axis does not divide is not split.
     """
     shapes = {name: leaf.shape for name, leaf in tree.flatten(state).items()}
     owned = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
@@ -37,6 +37,8 @@ def _parameter_partition(name: str, shape: tuple[int, ...], parameter: tuple[int
     if dimensions is None or len(parameter) - len(dimensions) not in (0, 1):
         raise KeyError(f"{name} {parameter} has no row in sharding.tables.PARAMETER_DIMENSIONS")
     dimensions = ("layers",) * (len(parameter) - len(dimensions)) + dimensions
-    choices = itertools.combinations(zip(dimensions, parameter, strict=True), len(shape))
-    kept = next((choice for choice in choices if tuple(size for _, size in choice) == shape), ())
-    return partition(PARAMETER_AXES, tuple(dimension for dimension, _ in kept), shape, mesh) if kept else P()
+    sizes = dict(zip(dimensions, parameter, strict=True))
+    fits = {name: {size} if name != "layers" else range(size + 1) for name, size in sizes.items()}  # some are frozen
+    choices = itertools.combinations(dimensions, len(shape))
+    kept = next((names for names in choices if all(size in fits[d] for d, size in zip(names, shape, strict=True))), ())
+    return partition(PARAMETER_AXES, kept, shape, mesh) if kept else P()
