@@ -7,21 +7,15 @@ The attention of a unit of SASA-ResNet-50's third stage in bfloat16, forward and
 heads of 32 channels on maps of 14x14 and 32x32 places. All to all has no positions.
 """
 
-import argparse
-import fnmatch
-import functools
 import itertools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.pages import print_sections
 from benchmarks.tpu import table
-from benchmarks.tpu_process import Report, answer, compile_in_process
+from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.models import stand_alone
 from vit_jax.planning import serialization, targets
@@ -75,21 +69,15 @@ def line(name: str, report: Report) -> list[str]:
     return [f"{places}", words[kind], f"{thousands:.2f}", f"{executable.peak_bytes / images / 1e6:.1f}"]
 
 
+def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
+    """Returns the table of the page."""
+    heads = ["places", "a place attends to", "1,000 cycles a head and image", "MB an image"]
+    return [("neighbourhoods", table(heads, itertools.starmap(line, found.items())))]
+
+
 def main(argv: list[str]) -> None:
     """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
-    if len(argv) == 2 and argv[1] in names():
-        answer(functools.partial(compile_case, argv[1]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="cases to compile, as in 'all 14'; none: no case [all]")
-    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
-    args = parser.parse_args(argv[1:])
-    chosen = fnmatch.filter(names(), args.only)
-    found = {name: compile_in_process(name, TARGET, "benchmarks.neighbourhoods", name) for name in chosen}
-    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
-        sys.exit("\n".join(failed))
-    heads = ["places", "a place attends to", "1,000 cycles a head and image", "MB an image"]
-    print_sections([("neighbourhoods", table(heads, itertools.starmap(line, found.items())))], args.write)
+    write_cases(argv, __doc__, dict.fromkeys(names(), TARGET), "benchmarks.neighbourhoods", compile_case, sections)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,12 @@ The update alone, from gradients to new parameters, of ViT-B/16 on a chip and of
 an hour on two cores.
 """
 
-import argparse
-import fnmatch
-import functools
 import itertools
-import sys
-from pathlib import Path
 
 import jax
 
-from benchmarks.pages import print_sections
 from benchmarks.tpu import table
-from benchmarks.tpu_process import Report, answer, compile_in_process
+from benchmarks.tpu_process import Report, write_cases
 from configs import base
 from vit_jax import cli, optim, tree
 from vit_jax.config import OPTIMIZERS
@@ -72,28 +66,27 @@ def cycles_of(report: Report) -> float:
     return executable.schedule.cycles
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
-    if len(argv) == 2 and argv[1] in names():
-        answer(functools.partial(compile_case, argv[1]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="models to compile, as in ViT-B/16; none: no model [all]")
-    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
-    args = parser.parse_args(argv[1:])
-    chosen = [name for name in names() if fnmatch.fnmatch(name.split()[0], args.only)]
-    found = {
-        name: compile_in_process(name, MODELS[name.split()[0]][0], "benchmarks.optimizers", name) for name in chosen
-    }
-    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
-        sys.exit("\n".join(failed))
+def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
+    """Returns a table for each model."""
     heads = ["`optim.name`", "bytes of state a parameter", "million cycles of an update", "of AdamW's"]
-    sections = []
+    tables = []
     for model in sorted({name.split()[0] for name in found}):
         reports = {name.split()[1]: report for name, report in found.items() if name.startswith(model)}
         rows = [line(name, report, reports["adamw"]) for name, report in reports.items()]
-        sections.append((f"cost of {model}", table(heads, rows)))
-    print_sections(sections, args.write)
+        tables.append((f"cost of {model}", table(heads, rows)))
+    return tables
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    write_cases(
+        argv,
+        __doc__,
+        {name: MODELS[name.split()[0]][0] for name in names()},
+        "benchmarks.optimizers",
+        compile_case,
+        sections,
+    )
 
 
 if __name__ == "__main__":

@@ -7,21 +7,16 @@ One layer of ViT-B/16 in bfloat16, forward and backward: the projection to queri
 Takes a quarter of an hour on two cores.
 """
 
-import argparse
-import fnmatch
 import functools
 import itertools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.pages import print_sections
 from benchmarks.tpu import table
-from benchmarks.tpu_process import Report, answer, compile_in_process
+from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.models import create
 from vit_jax.models.attention import ATTENTIONS, Change, Pattern, choose_packing
@@ -92,22 +87,15 @@ def line(name: str, report: Report) -> list[str]:
     return [f"{spec.tokens}", words[kind], keys, f"{thousands:.2f}", f"{executable.peak_bytes / images / 1e6:.1f}"]
 
 
+def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
+    """Returns the table of the page."""
+    heads = ["patches", "pattern, window", "keys of a query", "1,000 cycles a head and image", "MB an image"]
+    return [("patterns", table(heads, itertools.starmap(line, found.items())))]
+
+
 def main(argv: list[str]) -> None:
     """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
-    if len(argv) == 2 and argv[1] in names():
-        answer(functools.partial(compile_case, argv[1]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="cases to compile, as in 'auto local2d * 224'; none: no case [all]")
-    parser.add_argument("--write", type=Path, help="Markdown file whose table to replace")
-    args = parser.parse_args(argv[1:])
-    chosen = fnmatch.filter(names(), args.only)
-    found = {name: compile_in_process(name, TARGET, "benchmarks.patterns", name) for name in chosen}
-    if failed := [f"{name}: {report['error']}" for name, report in found.items() if "error" in report]:
-        sys.exit("\n".join(failed))
-    heads = ["patches", "pattern, window", "keys of a query", "1,000 cycles a head and image", "MB an image"]
-    lines = table(heads, itertools.starmap(line, found.items()))
-    print_sections([("patterns", lines)], args.write)
+    write_cases(argv, __doc__, dict.fromkeys(names(), TARGET), "benchmarks.patterns", compile_case, sections)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
         ValueError: `arg` is something else.
     """
     if arg.startswith(TRANSFER):
-        return transfer()
+        return stage("finetune")
     return pretrain() if small.is_small(arg) else jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4)
 
 
@@ -98,11 +98,7 @@ def recipe_of(name: str) -> str:
 
 def pretrain() -> ConfigDict:
     """Returns the recipe of the small form, on five classes; the other five are evaluated at the end."""
-    config = cifar5.get_config("stage=pretrain")
-    config.batch = 64
-    config.eval_every_epochs = None
-    config.checkpoint_every = 2000
-    config.checkpoint.keep_best = 0
+    config = stage("pretrain")
     source = config.data.source.replace("0-4", "5-9")
     fewshot = base.evaluation("fewshot", source=source, train_split="train[:10%]", shots=(5, 10, 25))
     fewshot.preprocess = config.evals.test.preprocess
@@ -111,12 +107,12 @@ def pretrain() -> ConfigDict:
     return config
 
 
-def transfer() -> ConfigDict:
-    """Returns the recipe of fine-tuning a run of the small form to the other five classes, at 48 pixels."""
-    config = cifar5.get_config("stage=finetune")
+def stage(name: str) -> ConfigDict:
+    """Returns a stage of configs/cifar5.py in batches of 64, evaluated and saved at its end."""
+    config = cifar5.get_config(f"stage={name}")
     config.batch = 64
     config.eval_every_epochs = None
-    config.checkpoint_every = 1000
+    config.checkpoint_every = 2000
     config.checkpoint.keep_best = 0
     return config
 

@@ -16,8 +16,8 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import tree
+from vit_jax.depth import is_stacked
 
-STACKED = "encoder/blocks/"  # how the names of arrays with an axis of layers begin
 # Last part of the name of a matrix -> its axes of inputs and of outputs, from the last; other axes number matrices.
 MATRICES = {
     "qkv/kernel": ((-4,), (-2, -1)),
@@ -117,7 +117,7 @@ def _each_layer(transformation: optax.GradientTransformation, state_axes: Any) -
 
 
 def _label(params: optax.Params) -> optax.Params:
-    return tree.map_named(lambda name, _: "layers" if name.startswith(STACKED) else "arrays", params)
+    return tree.map_named(lambda name, _: "layers" if is_stacked(name) else "arrays", params)
 
 
 # `optim.name` -> from the configuration to what makes updates of gradients.
