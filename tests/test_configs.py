@@ -97,6 +97,7 @@ def test_models_take_every_field_of_the_model_group():
         needed = {"pre_logits": {"representation_size": 0}, "rotary_grid": {"rotary": "axial"}}
         needed |= {"class_token": {"pooling": "gap"}, "stem_epsilons": {"stem": "resnet"}}
         needed |= {"attention_window": {"attention_pattern": "local"}}
+        needed |= {"distilled_head": {"registers": 1, "pre_logits": False, "representation_size": 0}}
         needed |= {name: {"position": "relative"} for name in ("relative_tables", "relative_clip")}
         both = fields | needed.get(key, {})
         changed = models.create("ViT-B/16", **(both | {key: other(key, value)}))

@@ -6,12 +6,18 @@ from vit_jax import UserError, tree
 from vit_jax.tree import ArrayTree
 
 STACK = "encoder/blocks/"  # what the names of stacked parameters begin with: [depth, ...], a row for each block
-_AFTER = re.compile("(encoder/norm|map_head|pooled_norm|pre_logits|head)/.*")
+_HEAD = re.compile("(distilled_)?head/.*")
+_AFTER = re.compile(f"(encoder/norm|map_head|pooled_norm|pre_logits)/.*|{_HEAD.pattern}")
 
 
 def is_stacked(name: str) -> bool:
     """Returns whether a parameter has a row for each block."""
     return name.startswith(STACK)
+
+
+def is_head(name: str) -> bool:
+    """Returns whether a parameter is one of a classifier."""
+    return _HEAD.fullmatch(name) is not None
 
 
 def is_before_blocks(name: str) -> bool:

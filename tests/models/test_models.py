@@ -408,6 +408,18 @@ def test_without_a_key_nothing_is_dropped():
     assert not np.allclose(apply(random, params, images, jax.random.key(0))[0], expected)
 
 
+def test_a_distilled_head_reads_the_first_register_and_the_logits_are_the_mean_of_both_heads():
+    model, images = tiny(registers=2, distilled_head=True), images_of()
+    params = model.init(jax.random.key(0), images)
+    for number, name in enumerate(("head", "distilled_head")):
+        params[name]["kernel"] = jax.random.normal(jax.random.key(number), params[name]["kernel"].shape)
+    logits, out = model.apply(params, images)
+    for number, name in enumerate(("head", "distilled_head")):  # of rows 0 and 1 of the tokens
+        expected = out["tokens"][:, number] @ params[name]["kernel"] + params[name]["bias"]
+        np.testing.assert_allclose(out["head_logits"][:, number], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, out["head_logits"].mean(axis=1), rtol=1e-6)
+
+
 def test_dropout_stands_after_positions_and_keeps_the_mean():
     """With blocks that add nothing, their output is the embedding after dropout: zeros or scaled values."""
     model = tiny(dropout_rate=0.25, depth=1)

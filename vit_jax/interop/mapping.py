@@ -111,7 +111,7 @@ def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
 
     A model belongs to the layout if these fields have the returned values, the defaults.
     """
-    names = {*model_fields(Affects.WEIGHTS), "stem", "block", "head"} - set(stated)
+    names = {*model_fields(Affects.WEIGHTS), "stem", "block", "head", "distilled_head"} - set(stated)
     return {name: value for name, value in Model("", ModelSpec()).values.items() if name in names}
 
 

@@ -9,7 +9,7 @@ from vit_jax.adapters import without_adapters
 from vit_jax.config import Affects, model_fields
 
 # The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
-HEAD_PREFIXES = ("head/", "pre_logits/", "mask")
+HEAD_PREFIXES = ("head/", "distilled_head/", "pre_logits/", "mask")
 
 # Fields of config.model in which source and target must agree: always, and only if the head is kept.
 CONFIG_FIELDS, HEAD_FIELDS = (tuple(model_fields(affects)) for affects in (Affects.WEIGHTS, Affects.HEAD))

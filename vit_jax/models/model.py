@@ -137,7 +137,8 @@ class Model:
             out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
                 [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
                 width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens], of an Axial-ViT
-                first those of the heads along rows, then along columns. A class token is row 0 of the tokens. Of a BiT:
+                first those of the heads along rows, then along columns. A class token is row 0 of the tokens. With
+                distilled_head, `head_logits` [batch, 2, classes], of which the logits are the mean. Of a BiT:
                 `pre_logits`; `root` and `stage1`, `stage2`, ..., the output of each [batch, rows, columns, channels];
                 `tokens` [batch, positions, channels], of which `pre_logits` is the mean.
 

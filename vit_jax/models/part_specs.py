@@ -226,6 +226,9 @@ class HeadSpec:
     pre_logits: bool = False
     representation_size: int = 0  # width of the tanh layer; 0: the model's
     bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
+    # A second classifier, of the first register, which is then DeiT's distillation token (2012.12877). The logits are
+    # the mean of both.
+    distilled: bool = field(default=False, metadata={"keyword": "distilled_head"})
 
     def __post_init__(self):
         """Raises UserError for a negative number, or values that contradict each other."""
@@ -237,4 +240,9 @@ class HeadSpec:
         if self.kind == "patches" and self.final_norm == "pooled":
             raise UserError(
                 "patches are not predicted from tokens without a norm; set final_norm to tokens, not pooled."
+            )
+        if self.distilled and (self.kind, self.pooling, self.pre_logits) != ("image", "token", False):
+            raise UserError(
+                "distilled_head is a second classifier beside that of the class token: it needs head=image, "
+                "pooling=token and pre_logits=False."
             )

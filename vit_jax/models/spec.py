@@ -87,6 +87,8 @@ class ModelSpec:
             kind = self.attention.kind
             raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
         _check_sparse(self)
+        if self.head.distilled and not self.prefix.registers:
+            raise UserError("distilled_head is of the first register, but there is none: set registers=1.")
         if self.block.kind == "axial":
             _check_axial(self)
         self.grid_of(self.position.image_size)
@@ -134,6 +136,7 @@ class ModelSpec:
         tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
         place = {"stem": "", "blocks": " in every block", "shared": " shared by every block"}[self.position.place]
         words = [f"{self.position.kind} positions{place}", f"{head.pooling} pooling"]
+        words += ["a distillation token with a head"] if head.distilled else []
         return words + ([tanh_layer] if head.pre_logits else [])
 
     @property

@@ -157,8 +157,16 @@ class ViT(nn.Module):
             x = nn.tanh(Dense(size, ("width", "hidden"), name="pre_logits")(x))
         x = constrain(x, (*rows, "width"))
         out = {"pre_logits": x} | out
-        if head.num_classes:
-            inits = (nn.initializers.zeros, nn.initializers.constant(head.bias))
-            x = Dense(head.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
-            x = constrain(x, (*rows, "classes"))
-        return x, out
+        if not head.num_classes:
+            return x, out
+        inits = (nn.initializers.zeros, nn.initializers.constant(head.bias))
+
+        def classify(x: Array, name: str) -> Array:
+            return constrain(Dense(head.num_classes, ("width", "classes"), "float32", *inits, name=name)(x), logits)
+
+        logits = (*rows, "classes")
+        if not head.distilled:
+            return classify(x, "head"), out
+        distillation_token = constrain(tokens[:, self.spec.class_rows].astype(jnp.float32), ("batch", "width"))
+        both = jnp.stack([classify(x, "head"), classify(distillation_token, "distilled_head")], axis=1)
+        return both.mean(axis=1), out | {"head_logits": both}

@@ -7,7 +7,7 @@ import jax
 
 from vit_jax import tree
 from vit_jax.adapters import is_factor
-from vit_jax.depth import STACK, is_before_blocks, is_stacked
+from vit_jax.depth import STACK, is_before_blocks, is_head, is_stacked
 from vit_jax.tree import ArrayTree
 
 
@@ -83,7 +83,7 @@ class Adapters:
     def select(self, params: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters."""
         leaves = tree.flatten(params).items()
-        return tree.unflatten({name: leaf for name, leaf in leaves if is_factor(name) or name.startswith("head/")})
+        return tree.unflatten({name: leaf for name, leaf in leaves if is_factor(name) or is_head(name)})
 
     def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
         """Returns what the model is applied to, which adds the adapters to the kernels, block by block."""

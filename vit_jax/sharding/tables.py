@@ -84,8 +84,8 @@ PARAMETER_DIMENSIONS = {
     "dense2/bias": ("width",),
     "pre_logits/kernel": ("width", "hidden"),
     "pre_logits/bias": ("hidden",),
-    "head/kernel": ("width", "classes"),
-    "head/bias": ("classes",),
+    "(distilled_)?head/kernel": ("width", "classes"),
+    "(distilled_)?head/bias": ("classes",),
 }
 
 
