@@ -106,6 +106,26 @@ HELD_OUT = (
         "checkpoint.best_metric": "minival/accuracy",
     }
 )
+TAUGHT = {  # big_vision's bit_i1k.py
+    "total_epochs": 1200.0,
+    "base_lr": 0.03,
+    "warmup_steps": 5_000,
+    "model.dropout_rate": 0.0,
+    "model.pre_logits": False,
+    "model.head_bias": 0.0,
+    "data.split": "train[:98%]",
+    "data.num_examples": 1_255_544,
+    "data.preprocess": "inception_crop({resolution})|flip_lr|value_range(-1,1)",
+    "task.kind": "distill",
+    "task.teacher": "BiT-R152x2-teacher-imagenet2012-224",
+    "task.teacher_weight": 1.0,
+    "task.loss": "softmax",
+    "task.label_smoothing": 0.0,
+    "task.mixup": 1.0,
+    "optim.weight_decay": 3e-4,
+    "optim.decays": "kernels",
+    "optim.decay_factor": "schedule",
+}
 DROPPED = {"model.dropout_rate": 0.1, "model.stochastic_depth": 0.1}
 PLAIN90 = {
     "batch": 1024,
@@ -205,6 +225,7 @@ ROWS |= {
     "bit_r200x3_jft": row(BIT, "BiT-R200x3", total_epochs=14.0, base_lr=6e-4),
     "bit_r50x1_jft_sgd": row(BIT | SGD, "BiT-R50x1", total_epochs=7.0),
     "bit_r152x2_jft_sgd": row(BIT | SGD, "BiT-R152x2", total_epochs=7.0),
+    "bit_r50x1_imagenet2012_taught": row(IMAGENET, "BiT-R50x1", **TAUGHT),
     "bit_imagenet21k": row(
         IMAGENET21K | SGD,
         "BiT-R50x1",

@@ -1,10 +1,12 @@
 """A run of a variant of the studies that was stopped and started again is bitwise the one that was not."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import masked_patches, smoke
-from vit_jax import train
+from vit_jax import interop, models, train
 from vit_jax.models import bit_spec
 
 RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
@@ -27,6 +29,11 @@ def recipe(variant):
     if variant == "frozen blocks":
         config.model.depth, config.optim.frozen_blocks, config.optim.layer_decay = 3, 1, 0.5
         return config
+    if variant == "teacher":
+        config.task.kind, config.task.mixup = "distill", 0.5
+        config.model.pooling, config.model.position = "token", "learned"
+        config.model.registers, config.model.distilled_head = 1, True
+        return config
     if variant == "adapters":
         config.adapt.rank, config.optim.lr_multipliers = 2, "encoder/blocks/0/.*lora/up=3"
         return config
@@ -36,8 +43,17 @@ def recipe(variant):
     return config
 
 
+def save_teacher(path):
+    """Writes random weights of another small ViT for digits; returns the path."""
+    model = models.create("ViT-mu/4", resolution=16, depth=1, num_classes=10)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)))
+    random = np.random.default_rng(0)
+    interop.save(path, model, jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes))
+    return str(path)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "adapters", "target=patch4"])
+@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "adapters", "teacher", "target=patch4"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatch):
     def stop(step, metrics):
         if step == 4:
@@ -45,6 +61,8 @@ def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatc
 
     monkeypatch.setitem(bit_spec.UNITS, 26, (1,))
     config = recipe(variant)
+    if config.task.kind == "distill":
+        config.task.teacher = save_teacher(tmp_path / "teacher.npz")
     train.train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train.train(config, tmp_path / "stopped", stop)

@@ -19,6 +19,7 @@ from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
 from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
+from vit_jax.tree import ArrayTree
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
 ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
@@ -35,8 +36,10 @@ class Program(Inference):
         batch: shapes of a global batch.
         eval_batch: shapes of a batch of an evaluation, with its `mask`.
         init: (key, given) -> state, created with its shardings; parameters in `given`, by name, replace random ones.
-        train_step: (state, batch) -> (state, metrics); the state is donated.
+        train_step: (state, batch, parameters of the teacher) -> (state, metrics); the state is donated.
         lr_multipliers: parameter name -> learning-rate multiplier; 0: frozen.
+        teacher: the functions of a frozen model from which this one learns; None: there is none. Its parameters are
+            then one more argument of `train_step`.
     """
 
     schedule: optax.Schedule
@@ -45,21 +48,30 @@ class Program(Inference):
     batch: dict[str, jax.ShapeDtypeStruct]
     eval_batch: dict[str, jax.ShapeDtypeStruct]
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+    train_step: Callable[..., tuple[TrainState, StepMetrics]]
     lr_multipliers: dict[str, Multiplier]
+    teacher: Inference | None
 
 
-def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> Program:
+def make_program(
+    config: ConfigDict,
+    mesh: Mesh,
+    spec: data.DataSpec,
+    check: ModelCheck | None = None,
+    teacher: models.Model | None = None,
+) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
-    If `check` is given, it may use the devices of the mesh; otherwise they need not be here.
+    If `check` is given, it may use the devices of the mesh; otherwise they need not be here. Without the `teacher` that
+    the configuration names, all functions but `train_step` can be used.
 
     Raises:
-        UserError: the model cannot be built, does not fit the data, or cannot be split over the mesh; or the compiler
-            rejects an option.
+        UserError: the model cannot be built, does not fit the data or its teacher, or cannot be split over the mesh; or
+            the compiler rejects an option.
     """
     model = make_model(config, mesh, spec, check)
-    step = make_train_step(config, model, spec)
+    taught = make_teacher(config, teacher, model, mesh, check) if teacher else None
+    step = make_train_step(config, model, spec, taught.model if taught else None)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
 
@@ -71,9 +83,9 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
     state_shardings = sharding.state_shardings(state, mesh)
     inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def train_step(state: TrainState, batch: Batch, *taught_by: ArrayTree) -> tuple[TrainState, StepMetrics]:
         with sharding.use_mesh(mesh):
-            return step(state, batch)
+            return step(state, batch, *taught_by)
 
     trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
     multipliers = make_lr_multipliers(config).by_name(state.params)
@@ -89,15 +101,44 @@ def make_program(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Mod
         init=jit(init, out_shardings=state_shardings),
         train_step=jit(
             train_step,
-            in_shardings=(state_shardings, inference.batch_sharding),
+            in_shardings=(
+                state_shardings,
+                inference.batch_sharding,
+                *([taught.params_shardings] if taught else []),
+            ),
             out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
         lr_multipliers=multipliers,
+        teacher=taught,
     )
 
 
-def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec) -> TrainStep:
+def make_teacher(
+    config: ConfigDict, teacher: models.Model, student: models.Model, mesh: Mesh, check: ModelCheck | None = None
+) -> Inference:
+    """Returns the functions of a teacher, computed as its student is.
+
+    Raises:
+        UserError: it does not classify images, or other classes; or it cannot be split over the mesh.
+    """
+    name, classes, own = config.task.teacher, teacher.field("num_classes"), student.field("num_classes")
+    if teacher.field("head") == "patches" or not classes:
+        raise UserError(f"task.teacher={name} has no classes of images; choose weights with a classifier.")
+    if classes != own:
+        raise UserError(
+            f"task.teacher={name} has {classes:,} classes, but the data have {own:,}; choose one of the same classes."
+        )
+    fields = {key: student.field(key) for key in ("dtype", "scan") if key in teacher.values and key in student.values}
+    teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
+    images = jax.ShapeDtypeStruct((1, *teacher.image_size, 3), jnp.float32)
+    params = jax.eval_shape(teacher.init, jax.random.key(0), images)
+    return make_inference(teacher, mesh, params, compiler_options=config.compiler_options)
+
+
+def make_train_step(
+    config: ConfigDict, model: models.Model, spec: data.DataSpec, teacher: models.Model | None = None
+) -> TrainStep:
     """Returns the update that a config describes.
 
     Raises:
@@ -117,6 +158,7 @@ def make_train_step(config: ConfigDict, model: models.Model, spec: data.DataSpec
         trained_part=Adapters() if config.adapt.rank else LastBlocks(config.optim.frozen_blocks),
         freeze=make_lr_multipliers(config).freeze,
         sharpness=make_sharpness(config, rate.relative),
+        teacher=teacher,
     )
 
 
@@ -129,7 +171,9 @@ def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStru
     }
 
 
-def prepare(config: ConfigDict, check: ModelCheck | None = None) -> tuple[ConfigDict, data.DataInfo, Program]:
+def prepare(
+    config: ConfigDict, check: ModelCheck | None = None, teacher: models.Model | None = None
+) -> tuple[ConfigDict, data.DataInfo, Program]:
     """Returns the parts of a run. Nothing is written or compiled, but by `check`; see `make_program`.
 
     They are the configuration, completed from the data and with its durations in steps; what else is known from the
@@ -142,7 +186,7 @@ def prepare(config: ConfigDict, check: ModelCheck | None = None) -> tuple[Config
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)
-    program = make_program(config, mesh, data.spec(config), check)
+    program = make_program(config, mesh, data.spec(config), check, teacher)
     return config, info, describe_program(program, info.preprocess, info.class_names)
 
 
@@ -158,7 +202,9 @@ def describe_program(program: Program, preprocess: str | None, class_names: tupl
     return dataclasses.replace(program, model=model)
 
 
-def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> tuple[ConfigDict, Program]:
+def program_without_data(
+    config: ConfigDict, devices: Sequence[jax.Device] | None = None, teacher: models.Model | None = None
+) -> tuple[ConfigDict, Program]:
     """Returns the configuration with its durations in steps, and the program, without opening the data.
 
     Raises:
@@ -167,7 +213,7 @@ def program_without_data(config: ConfigDict, devices: Sequence[jax.Device] | Non
     check_config(config)
     spec = data.spec(config)
     config = resolve_config(config)
-    return config, make_program(config, sharding.make_mesh(config, devices), spec)
+    return config, make_program(config, sharding.make_mesh(config, devices), spec, teacher=teacher)
 
 
 def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
@@ -204,6 +250,11 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
         UserError: the model cannot be built, or the images do not have the size `config.resolution`.
     """
     model = create_model(config, spec, "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16")
+    return for_mesh(model, config, mesh, check)
+
+
+def for_mesh(model: models.Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> models.Model:
+    """Returns a model with what is `auto` chosen for the mesh's devices; `check` may replace it."""
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
@@ -243,6 +294,21 @@ def model_without_data(config: ConfigDict) -> models.Model:
     Raises:
         UserError: the model or the preprocessing is wrong.
     """
+    config = _with_any_data(config)
+    return create_model(config, data.spec(config))
+
+
+def image_size_without_data(config: ConfigDict) -> tuple[int, int]:
+    """Returns (height, width) of the preprocessed images of such a configuration, in pixels.
+
+    Raises:
+        UserError: the preprocessing is wrong.
+    """
+    height, width, _ = data.spec(_with_any_data(config)).image_shape
+    return height, width
+
+
+def _with_any_data(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     config.data.num_classes, config.data.num_examples = config.data.num_classes or 2, config.data.num_examples or 1
-    return create_model(config, data.spec(config))
+    return config

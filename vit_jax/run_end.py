@@ -10,15 +10,25 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, evals
+from vit_jax.distributed import Supervisor
 from vit_jax.inference import Inference
+from vit_jax.monitoring import Category, MetricWriter
 from vit_jax.results import read_run, write_page
 from vit_jax.run_report import PAGE, make_page
 from vit_jax.tree import ArrayTree
 from vit_jax.workdir import Workdir
 
 
-def report_end(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
-    """Writes the mistakes of a run that has ended, if one host has trained it, and its page; returns lines that say so.
+def report_end(
+    config: ConfigDict,
+    program: Inference,
+    folder: Workdir,
+    log: MetricWriter,
+    supervisor: Supervisor,
+    params: ArrayTree,
+) -> None:
+    """Writes the mistakes of a run that has ended, if one host has trained it, and its page, if `config.report` is set;
+    the log says so.
 
     The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
 
@@ -26,8 +36,16 @@ def report_end(config: ConfigDict, program: Inference, folder: Workdir, params: 
         config: of the run.
         program: of its model.
         folder: of the run.
+        log: of the run.
+        supervisor: of the run.
         params: to evaluate, on the devices.
     """
+    if config.report:
+        with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
+            log.write_text("\n".join(_write_report(config, program, folder, params)))
+
+
+def _write_report(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
     lines = []
     if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
         work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})

@@ -74,6 +74,7 @@ class TrainStep:
         trained_part: which parameters have gradients and a state of the optimizer.
         freeze: returns their trained part with more gradients stopped: they are 0 and, of whole arrays, not computed.
         sharpness: makes the gradient of two passes; None: one pass.
+        teacher: a frozen model whose logits of the same inputs belong to the targets; None: there is none.
     """
 
     model: Model
@@ -86,6 +87,7 @@ class TrainStep:
     trained_part: TrainedPart = WHOLE
     freeze: Callable[[ArrayTree], ArrayTree] = lambda trained: trained
     sharpness: Sharpness | None = None
+    teacher: Model | None = None
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
         """Returns the state before the first step; parameters in `given`, by name, replace those in `params`."""
@@ -95,18 +97,21 @@ class TrainStep:
         opt_state = self.optimizer.init(self.trained_part.select(params))
         return TrainState(step=zero, params=params, opt_state=opt_state, ema=ema, skips=zero)
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def __call__(
+        self, state: TrainState, batch: Batch, taught_by: ArrayTree | None = None
+    ) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step on `image` [batch, height, width, 3] and `label` [batch], and its metrics.
 
         If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped.
+        update are not, those parameters keep their values; the step counts as skipped. `taught_by` are the parameters
+        of the teacher, if there is one.
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
         before = self.trained_part.select(state.params)
 
         def loss_and_grads_of(trained: ArrayTree) -> LossAndGrads:
-            return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key)
+            return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key, taught_by)
 
         if self.sharpness:
             loss, grads = self.sharpness(loss_and_grads_of, before, state.step)
@@ -149,6 +154,7 @@ class TrainStep:
         inputs: dict[str, Array],
         targets: ArrayTree,
         dropout_key: PRNGKeyArray,
+        taught_by: ArrayTree | None = None,
     ) -> LossAndGrads:
         """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
@@ -158,14 +164,22 @@ class TrainStep:
             inputs: of the model, and
             targets: of its outputs, as `Task.train_examples` returns them.
             dropout_key: the random key of dropout and stochastic depth.
+            taught_by: the parameters of the teacher.
         """
 
         def loss_of(trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
             whole = self.trained_part.complete(params, self.freeze(trained))
-            outputs, _ = self.model.apply(whole, **inputs, dropout_key=key)
-            return self.task.losses(outputs, targets).mean()
+            logits, out = self.model.apply(whole, **inputs, dropout_key=key)
+            return self.task.losses((out | {"logits": logits})[self.task.output], targets).mean()
 
-        grad_of = jax.value_and_grad(loss_of)
+        def grad_of(
+            trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray
+        ) -> LossAndGrads:
+            if self.teacher:
+                assert taught_by is not None
+                targets = targets, self.teacher.apply(taught_by, **inputs)[0]
+            return jax.value_and_grad(loss_of)(trained, inputs, targets, key)
+
         if self.accum_steps == 1:
             return grad_of(trained, inputs, targets, dropout_key)
 

@@ -18,6 +18,8 @@ from vit_jax.run import Run
 from vit_jax.run_end import report_end
 from vit_jax.run_report import load_drawing
 from vit_jax.storage import check_workdir
+from vit_jax.teacher import load_teacher
+from vit_jax.teaching import begin_teaching
 from vit_jax.workdir import Workdir
 
 
@@ -51,13 +53,15 @@ def train(
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         check = functools.partial(check_kernels, coordinator=supervisor)
-        config, info, program = prepare(settle_attention(keep_choices(config, place), place, supervisor), check)
+        config = settle_attention(keep_choices(config, place), place, supervisor)
+        teacher = load_teacher(config)
+        config, info, program = prepare(config, check, teacher.model if teacher else None)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))
         evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
-            folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
+            folder = stack.enter_context(Workdir(place, config, program, info, supervisor, teacher))
         with supervisor.phase("restoring", Category.RESTORING if folder.start else None):
             state, origin = folder.restore_or_init()
         log = stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger, watch)))
@@ -67,17 +71,15 @@ def train(
                 evals.check_fits(config, program, program.eval_batch, state.eval_params)
         folder.write_config()
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
-
+        taught_by = begin_teaching(teacher, config, program, info, folder, log, supervisor)
         run.evaluate_restored()
         for step, batch in run.steps():
-            state, values = program.train_step(run.state, batch)
+            state, values = program.train_step(run.state, batch, *taught_by)
             run.record(step, state, values)
             if run.save_due():
                 run.save()  # first: whatever an evaluation fails with, nothing is lost
             if run.evaluation_due():
                 run.evaluate()
         metrics = run.finish()
-        if config.report:
-            with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
-                log.write_text("\n".join(report_end(config, program, folder, run.state.eval_params)))
+        report_end(config, program, folder, log, supervisor, run.state.eval_params)
         return metrics

@@ -14,11 +14,12 @@ from vit_jax import UserError, data, interop, monitoring, run_summary, user_erro
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
-from vit_jax.models import Model
+from vit_jax.initial_weights import load_init
 from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
+from vit_jax.teacher import Teacher
 
 LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # which a resumed run continues
 
@@ -43,6 +44,7 @@ class Workdir:
         program: Program,
         info: data.DataInfo,
         coordinator: Coordinator = SINGLE_HOST,
+        teacher: Teacher | None = None,
     ):
         """Opens the folder, and makes it if there is none; the hosts agree by `coordinator`.
 
@@ -65,6 +67,7 @@ class Workdir:
         self._notes, self._class_names = (*info.notes, *fetching), info.class_names or ()
         model = interop.describe_model(program.model)
         self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
+        self._about |= {"teacher": teacher.digest} if teacher else {}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -301,11 +304,18 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
         place: the workdir.
 
     Raises:
-        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
+        UserError: the data are others and that is not accepted; the teacher is another; or the checkpoint is beyond the
+            end of the run.
     """
     step, total = manifest["step"], config.total_steps
     if step > total:
         raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
+    if manifest.get("teacher") != about.get("teacher"):
+        found, wanted = about.get("teacher"), manifest.get("teacher")
+        raise UserError(
+            f"{place} learnt from a teacher with the weights {wanted}, not {found}; set --config.task.teacher to it, "
+            "or choose a new --workdir."
+        )
     if changes := check_data(manifest["data"], about["data"], config.data.accept_change, place):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
     if manifest.get("sample", about["sample"]) == about["sample"]:
@@ -345,50 +355,6 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
             f"the workdir {place} contains the metrics of a run of {reached:,} steps, but none of its checkpoints; "
             f"{advice}."
         )
-
-
-def load_init(
-    source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> tuple[dict[str, Any], str]:
-    """Returns the parameters of `init_from`, by name, adapted to the model of this run, and words on what they are.
-
-    Raises:
-        UserError: they cannot be read, or do not suit the model.
-    """
-    try:
-        # Resized once, from the patches as they were trained, and only if that was asked for.
-        keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
-        asked = {key: program.model.field(key) for key in keys}
-        loaded, params = interop.load(source, resample=config.resample, **asked)
-        wanted = program.state.params
-        check_range(loaded, config)
-        adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
-        if config.keep_head:
-            interop.check_class_order(loaded.class_names, class_names)
-            return adapted, f"{source}, head included"
-        left = "; its head, for masked patches, and its [mask] embedding are left out"
-        return adapted, source + (left if loaded.field("head") == "patches" else "")
-    except UserError as error:
-        raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
-
-
-def check_range(loaded: Model, config: ConfigDict) -> None:
-    """Compares the values of the pixels that initial weights were trained on with those of a run.
-
-    Other weights adapt to other values; a warning says that they differ.
-
-    Raises:
-        UserError: they differ, and the head is kept.
-    """
-    pipes = [pipe for pipe in (loaded.preprocess, config.data.preprocess) if pipe is not None]
-    theirs, ours = (f"value_range({low:g},{high:g})" for low, high in map(data.value_range_of, (pipes[0], pipes[-1])))
-    if theirs == ours:
-        return
-    differ = f"its images end with {theirs}, those of this run with {ours}"
-    if config.keep_head:
-        raise UserError(f"{differ}; end data.preprocess and that of each of evals with {theirs}.")
-    words = "init_from=%s: %s; if that is not meant, end data.preprocess and that of each of evals with %s."
-    logging.getLogger(__name__).warning(words, config.init_from, differ, theirs)
 
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:

@@ -13,6 +13,8 @@ from vit_jax.config.fields import FIELDS
 from vit_jax.config.names import declared_name, flatten_config
 from vit_jax.config.optimizers import check_optimizer
 
+TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
+
 
 def check_config(config: ConfigDict) -> None:
     """Checks what can be checked before data or devices are used.
@@ -40,11 +42,26 @@ def check_config(config: ConfigDict) -> None:
             "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose "
             "another optimizer; optim.lr_multipliers freezes by name."
         )
+    _check_teacher(config)
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
     if flat["total_steps"] is None and flat["total_epochs"] is None:
         raise UserError("set the length of training with total_steps or total_epochs.")
+
+
+def _check_teacher(config: ConfigDict) -> None:
+    task = config.task
+    if task.kind == "distill":
+        if task.teacher is None:
+            raise UserError("task.kind=distill needs a teacher: set --config.task.teacher to its weights.")
+        if task.teacher_targets == "hard" and task.temperature != 1:
+            raise UserError("task.temperature is of soft targets: set it to 1, or --config.task.teacher_targets=soft.")
+        return
+    set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
+    if set_fields:
+        names = " and ".join(f"task.{name}" for name in set_fields)
+        raise UserError(f"{names} is of task.kind=distill, not of {task.kind}; set that, or leave it out.")
 
 
 def check_evaluations(config: ConfigDict) -> None:

@@ -2,6 +2,7 @@ from .evaluators import Evaluator as Evaluator
 from .evaluators import check_fits as check_fits
 from .evaluators import due_evaluators as due_evaluators
 from .evaluators import make_evaluators as make_evaluators
+from .evaluators import make_head_evaluators as make_head_evaluators
 from .evaluators import run_evaluators as run_evaluators
 from .output_files import OutputFiles as OutputFiles
 from .outputs import OutputCache as OutputCache

@@ -33,6 +33,13 @@ def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened 
     return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
+def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Opened) -> dict[str, Evaluator]:
+    """Returns those that evaluate a head for the task of `program`; see `make_evaluators`."""
+    kinds = kinds_of_task(program.task.kind)
+    names = [name for name in config.evals if config.evals[name].kind in kinds]
+    return {name: make_evaluator(config, name, program, opened) for name in names}
+
+
 def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.Opened) -> Evaluator:
     """Returns the evaluator of one evaluation; see `make_evaluators`."""
     batches = data.eval_batches(config, name, program.batch_sharding, opened)

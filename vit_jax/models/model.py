@@ -97,9 +97,11 @@ class Model:
 
     def with_attention(self, kind: AttentionKind) -> "Model":
         """Returns the same model with another implementation of attention, if it has attention."""
-        if not isinstance(self.spec, ModelSpec):
-            return self
-        return dataclasses.replace(self, spec=replace_fields(self.spec, attention=kind))
+        return self.with_fields(attention=kind) if isinstance(self.spec, ModelSpec) else self
+
+    def with_fields(self, **fields: Any) -> "Model":
+        """Returns the same model with other values of some fields of its spec, by flat keyword."""
+        return dataclasses.replace(self, spec=replace_fields(self.spec, **fields))
 
     def init(self, key: Array, images: Any) -> dict[str, Any]:
         """Returns initial parameters, drawn as published: a plain dict of float32 arrays.

@@ -21,6 +21,11 @@ from vit_jax.models.part_specs import (
 )
 
 
+def _check_prefix(spec: "ModelSpec") -> None:
+    if spec.head.distilled and not spec.prefix.registers:
+        raise UserError("distilled_head is of the first register, but there is none: set registers=1.")
+
+
 def _check_axial(spec: "ModelSpec") -> None:
     if spec.prefix_rows:
         raise UserError(
@@ -29,6 +34,14 @@ def _check_axial(spec: "ModelSpec") -> None:
         )
     if spec.position.owner != "model" or spec.position.rotary != "none":
         raise UserError("axial blocks get positions at the stem only: leave position_place and rotary as they are.")
+
+
+def _check_kernels(spec: "ModelSpec") -> None:
+    kind = spec.attention.kind
+    if kind == "fused" and spec.changes_queries:
+        raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
+    if kind in ("fused", "cudnn") and spec.adds_scores:
+        raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
 
 
 def _check_sparse(spec: "ModelSpec") -> None:
@@ -81,14 +94,9 @@ class ModelSpec:
         if self.width % self.attention.num_heads:
             raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
         _check_widths(self)
-        if self.attention.kind == "fused" and self.changes_queries:
-            raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
-        if self.attention.kind in ("fused", "cudnn") and self.adds_scores:
-            kind = self.attention.kind
-            raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
+        _check_kernels(self)
         _check_sparse(self)
-        if self.head.distilled and not self.prefix.registers:
-            raise UserError("distilled_head is of the first register, but there is none: set registers=1.")
+        _check_prefix(self)
         if self.block.kind == "axial":
             _check_axial(self)
         self.grid_of(self.position.image_size)

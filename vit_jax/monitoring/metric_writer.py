@@ -154,7 +154,9 @@ class MetricWriter:
 
     def _line(self, step: int, metrics: Metrics) -> str:
         words = [f"step {step}/{self._total}"]
-        words += [f"{_label(name)} {_number(name, value)}" for name, value in metrics.items() if self._is_printed(name)]
+        words += [
+            f"{_label(name)} {format_value(name, value)}" for name, value in metrics.items() if self._is_printed(name)
+        ]
         if "train/images_per_sec" in metrics:
             left = (self._total - step) * self._batch / max(metrics["train/images_per_sec"], 1e-9)
             words.append(f"ETA {duration(left)}")
@@ -177,7 +179,8 @@ def _label(name: str) -> str:
     )
 
 
-def _number(name: str, value: float) -> str:
+def format_value(name: str, value: float) -> str:
+    """Returns the value of a metric in words: accuracies in per cent."""
     if isinstance(value, int):
         return f"{value:,}"
     if PERCENT.search(name):

@@ -77,7 +77,7 @@ def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Fault
 
 def model_flops_per_image(workload: Workload) -> int:
     """Returns the operations that a model needs for an image, without what is computed again."""
-    return (2 if workload.inference else 6) * workload.macs_per_image
+    return (2 if workload.inference else 6) * workload.macs_per_image + 2 * workload.teacher_macs
 
 
 def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:

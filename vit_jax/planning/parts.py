@@ -16,6 +16,8 @@ def memory_parts(compilation: Compilation) -> dict[str, Parts]:
         state: Parts = {"parameters": workload.parameter_bytes}
         if not workload.inference:
             state["optimizer, average"] = workload.state_bytes - workload.parameter_bytes
+        if workload.teacher_bytes:
+            state["teacher"] = workload.teacher_bytes
         found[program] = state | {"activations, gradients": required - workload.resident_bytes}
     return found
 

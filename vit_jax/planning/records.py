@@ -77,6 +77,8 @@ class Workload:
         macs_per_image: multiply-accumulates of an image's forward pass.
         readers: of the images, if they are streamed; 0: they cannot be.
         window: shards that each of them shuffles at a time.
+        teacher_bytes: of the parameters of a teacher; 0: there is none.
+        teacher_macs: multiply-accumulates of its forward pass of an image.
     """
 
     target: str
@@ -109,11 +111,13 @@ class Workload:
     macs_per_image: int
     readers: int
     window: int
+    teacher_bytes: int = 0
+    teacher_macs: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """The bytes that a program is given and that do not depend on the batch."""
-        return self.parameter_bytes if self.inference else self.state_bytes
+        return self.parameter_bytes if self.inference else self.state_bytes + self.teacher_bytes
 
     @property
     def mesh_axes(self) -> str:

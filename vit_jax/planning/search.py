@@ -54,7 +54,7 @@ def _find_evaluation_batch(
     """Returns a change with the largest `batch_eval`, found by halving, with which the evaluation step fits too."""
     evaluation, workload = compilation.evaluation, compilation.workload
     assert evaluation
-    images, state = evaluation.images_per_device, workload.state_bytes
+    images, state = evaluation.images_per_device, workload.resident_bytes
     rest = evaluation.required_bytes - state
     copies = evaluation.batch // images
     halves = [images >> n for n in range(1, images.bit_length())]

@@ -23,6 +23,7 @@ from vit_jax.planning.compiler import Function, Measure, compile_function, devic
 from vit_jax.planning.records import Compilation, EvaluationReport, Request, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
+from vit_jax.teacher import load_teacher
 
 Report = TypeVar("Report", StepReport, EvaluationReport)
 
@@ -59,7 +60,8 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
     """
     config, _ = parse_command_line(["plan", *request.words])
     devices = targets.find_devices(request.target, config.mesh.slice)
-    config, program = program_without_data(config, devices)
+    teacher = None if request.inference else load_teacher(config)
+    config, program = program_without_data(config, devices, teacher.model if teacher else None)
     workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
     state, shardings, options = program.state, program.state_shardings, program.compiler_options
     measure: Measure = "schedule" if request.schedule else "estimate"
@@ -70,10 +72,11 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
             workload, _limit(compile_function(function, program.mesh, request.target, measure), workload), None
         )
         return
-    function = Function(program.train_step, (state, program.batch), shardings, options)
+    taught_by = [program.teacher.params] if program.teacher else []
+    function = Function(program.train_step, (state, program.batch, *taught_by), shardings, options)
     step = _limit(compile_function(function, program.mesh, request.target, measure), workload)
     yield f"the evaluation step of {workload.model}, {workload.target}, {workload.mesh_axes}"
-    evaluation = compile_evaluation(program, request.target, workload.state_bytes - workload.parameter_bytes)
+    evaluation = compile_evaluation(program, request.target, workload.resident_bytes - workload.parameter_bytes)
     yield Compilation(workload, step, _limit(evaluation, workload))
 
 
@@ -94,7 +97,7 @@ def _limit(report: Report, workload: Workload) -> Report:
 def describe_workload(config: ConfigDict, program: Program, request: Request, memory_bytes: int) -> Workload:
     """Returns what is known before anything is compiled."""
     state, shardings, images = program.state, program.state_shardings, program.batch["image"]
-    spec = program.model.spec
+    spec, teacher = program.model.spec, program.teacher
     pixels = math.prod(program.batch_sharding.shard_shape(images.shape))
     return Workload(
         target=request.target,
@@ -128,6 +131,8 @@ def describe_workload(config: ConfigDict, program: Program, request: Request, me
         macs_per_image=flops.macs_per_image(program.model),
         readers=data.planned_readers(config, targets.count_hosts(request.target, config.mesh.slice)),
         window=config.data.window,
+        teacher_bytes=device_bytes(teacher.params, teacher.params_shardings) if teacher else 0,
+        teacher_macs=flops.macs_per_image(teacher.model) if teacher else 0,
     )
 
 

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.models import Model
 from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_patches import MaskedPatches
 from vit_jax.tasks.patch_targets import TARGETS
 from vit_jax.tasks.task import Task
@@ -39,14 +40,23 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
             "task.mixed_labels=one makes every target 0 or 1: set --config.task.loss=sigmoid and "
             "--config.task.label_smoothing=0."
         )
-    return Classify(
-        num_classes=num_classes,
-        loss=config.task.loss,
-        label_smoothing=config.task.label_smoothing,
-        mixup=config.task.mixup,
-        mixup_probability=config.task.mixup_probability,
-        cutmix=config.task.cutmix,
-        mixed_labels=config.task.mixed_labels,
+    fields = {
+        "num_classes": num_classes,
+        "loss": config.task.loss,
+        "label_smoothing": config.task.label_smoothing,
+        "mixup": config.task.mixup,
+        "mixup_probability": config.task.mixup_probability,
+        "cutmix": config.task.cutmix,
+        "mixed_labels": config.task.mixed_labels,
+    }
+    if config.task.kind == "classify":
+        return Classify(**fields)
+    return Distill(
+        **fields,
+        teacher_weight=config.task.teacher_weight,
+        teacher_targets=config.task.teacher_targets,
+        temperature=config.task.temperature,
+        two_heads=bool(model.field("distilled_head")),
     )
 
 

@@ -37,6 +37,11 @@ class Classify:
     mixed_labels: str = "share"
 
     @property
+    def output(self) -> str:
+        """The logits."""
+        return "logits"
+
+    @property
     def head(self) -> dict[str, Any]:
         """The head: a logit for each class."""
         return {"num_classes": self.num_classes}
@@ -91,9 +96,7 @@ class Classify:
         self, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"]
     ) -> Float[Array, " batch"]:
         """Returns the loss of each example."""
-        if self.loss == "softmax":
-            return optax.losses.softmax_cross_entropy(logits, targets)
-        return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+        return cross_entropy(self.loss, logits, targets)
 
     def metric_sums(
         self,
@@ -112,13 +115,22 @@ class Classify:
         _, best = jax.lax.top_k(logits, min(5, self.num_classes))
         hits = best == labels[:, None] if labels.ndim == 1 else (best[..., None] == labels[:, None]).any(axis=-1)
         hits &= ~jnp.isnan(logits).any(axis=1, keepdims=True)
-        losses = plain.losses(logits, plain.targets(labels))
+        losses = cross_entropy(self.loss, logits, plain.targets(labels))
         return {
             "n": mask.sum(),
             "accuracy": (hits[:, 0] * mask).sum(),
             "top5": (hits.any(axis=1) * mask).sum(),
             "loss": jnp.where(mask > 0, losses, 0.0).sum(),
         }
+
+
+def cross_entropy(
+    loss: str, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"]
+) -> Float[Array, " batch"]:
+    """Returns the cross-entropy of each example: with softmax, or with one sigmoid per class summed over classes."""
+    if loss == "softmax":
+        return optax.losses.softmax_cross_entropy(logits, targets)
+    return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
 
 
 def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:

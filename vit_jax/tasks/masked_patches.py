@@ -37,6 +37,7 @@ class MaskedPatches:
     """
 
     kind: ClassVar[str] = "masked_patches"
+    output: ClassVar[str] = "logits"
     num_classes: ClassVar[None] = None
     patch_size: int
     target: str = "mean_color"

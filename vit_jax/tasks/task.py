@@ -15,7 +15,11 @@ class Task(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name among the tasks."""
+        """What its head is for, by which evaluations know it."""
+
+    @property
+    def output(self) -> str:
+        """What the losses of training are of: `logits`, or the name of an intermediate of the model."""
 
     @property
     def num_classes(self) -> int | None:
@@ -44,7 +48,10 @@ class Task(Protocol):
         """Returns the same for a batch of an evaluation; of each row the same in any batch."""
 
     def losses(self, outputs: Array, targets: Targets) -> Float[Array, " batch"]:
-        """Returns the loss of each row of a batch of training, given what the model makes of its inputs."""
+        """Returns the loss of each row of a batch of training, given what the model makes of its inputs.
+
+        With a teacher, the targets are a pair: what `train_examples` returned, and the teacher's logits.
+        """
 
     def metric_sums(self, outputs: Array, targets: Targets, mask: Float[Array, " batch"]) -> dict[str, Array]:
         """Returns metrics of a batch of an evaluation, and `n`, each summed over the rows whose `mask` is 1.

@@ -1,0 +1,70 @@
+"""Distillation: classification by labels and by what a frozen teacher makes of the same images."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from vit_jax.tasks.classify import Classify
+
+
+@dataclasses.dataclass(frozen=True)
+class Distill(Classify):
+    """Classification whose loss is `(1 - teacher_weight)` times that of the labels plus `teacher_weight` times that of
+    the teacher.
+
+    The teacher is given the images as the student is, cropped and mixed (the consistent teaching of arXiv 2106.05237;
+    with `teacher_weight=1`, its function matching). Soft targets are the teacher's probabilities at a temperature T,
+    and the loss is T^2 times their divergence from the student's at the same T (arXiv 1503.02531). Hard targets are the
+    teacher's best class (arXiv 2012.12877).
+
+    Attributes, besides those of `Classify`:
+        teacher_weight: of the teacher's loss, 0 to 1.
+        teacher_targets: "soft" or "hard".
+        temperature: T, of soft targets.
+        two_heads: the model has a second head, which learns from the teacher alone, as the first then does from the
+            labels (arXiv 2012.12877).
+    """
+
+    teacher_weight: float = 0.5
+    teacher_targets: str = "soft"
+    temperature: float = 1.0
+    two_heads: bool = False
+
+    @property
+    def output(self) -> str:
+        """The logits, or those of both heads."""
+        return "head_logits" if self.two_heads else "logits"
+
+    def losses(self, outputs: Array, targets: Any) -> Float[Array, " batch"]:
+        """Returns the loss of each example.
+
+        Args:
+            outputs: logits [batch, classes], or [batch, 2, classes] of two heads.
+            targets: those of the labels, and the teacher's logits, each [batch, classes].
+        """
+        labels, taught = targets
+        own, copied = (outputs[:, 0], outputs[:, 1]) if self.two_heads else (outputs, outputs)
+        by_labels = super().losses(own, labels)
+        return (1 - self.teacher_weight) * by_labels + self.teacher_weight * self.teacher_losses(copied, taught)
+
+    def teacher_losses(
+        self, logits: Float[Array, "batch classes"], taught: Float[Array, "batch classes"]
+    ) -> Float[Array, " batch"]:
+        """Returns how far the logits of each example are from the teacher's."""
+        if self.teacher_targets == "hard":
+            return super().losses(logits, jax.nn.one_hot(taught.argmax(axis=1), self.num_classes))
+        student, teacher = logits / self.temperature, taught / self.temperature
+        if self.loss == "softmax":
+            divergence = optax.losses.kl_divergence_with_log_targets(
+                jax.nn.log_softmax(student), jax.nn.log_softmax(teacher)
+            )
+        else:
+            targets = jax.nn.sigmoid(teacher)
+            of_classes = optax.losses.sigmoid_binary_cross_entropy(student, targets)
+            least = optax.losses.sigmoid_binary_cross_entropy(teacher, targets)
+            divergence = jnp.sum(of_classes - least, axis=-1)
+        return self.temperature**2 * divergence
