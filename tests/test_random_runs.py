@@ -15,6 +15,7 @@ from configs import smoke
 from tests.test_workdir import failing, steps
 from vit_jax import UserError, evals, train, workdir
 from vit_jax.checkpoint import directory, orbax_io
+from vit_jax.config.optimizers import OPTIMIZERS
 from vit_jax.data import loader
 from vit_jax.monitoring import train_metrics
 from vit_jax.monitoring.metric_writer import MetricWriter
@@ -35,6 +36,9 @@ PLACES = {
     "poll": (workdir.Workdir, "poll"),
     "export": (workdir.Workdir, "export"),
 }
+
+# What is trained, and in how many passes.
+TRAINED = [{}, {"optim.layer_decay": 0.5}, {"optim.frozen_blocks": 1}, {"adapt.rank": 2}, {"optim.sam_rho": 0.05}]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,8 @@ def configurations(draw):
     config.log_every = draw(st.sampled_from([1, 1, 2]))
     config.base_lr = draw(st.sampled_from([0.0, 1e-3]))
     config.optim.decay_factor = draw(st.sampled_from(["rate", "schedule"]))
-    config.optim.name = draw(st.sampled_from(["adamw", "sgd"]))
+    config.optim.name = draw(st.sampled_from(list(OPTIMIZERS)))
+    config.update_from_flattened_dict(draw(st.sampled_from(TRAINED)))
     config.optim.ema_decay = draw(st.sampled_from([0.0, 0.5]))
     config.checkpoint.keep_last, config.checkpoint.keep_best = draw(st.integers(1, 2)), draw(st.integers(0, 2))
     config.checkpoint.best_metric = draw(st.sampled_from(["test/accuracy", "test/top5"]))
