@@ -7,7 +7,7 @@ import pytest
 
 from configs import augreg, base
 from tests.conftest import ROOT
-from vit_jax import UserError
+from vit_jax import UserError, interop
 from vit_jax.config import check_config, flatten_config, parse_command_line, resolve_config
 from vit_jax.data.preprocess import OPS, parse_pipe
 from vit_jax.data.sources import splits
@@ -110,21 +110,17 @@ TAUGHT = {  # big_vision's bit_i1k.py
     "total_epochs": 1200.0,
     "base_lr": 0.03,
     "warmup_steps": 5_000,
-    "model.dropout_rate": 0.0,
     "model.pre_logits": False,
     "model.head_bias": 0.0,
     "data.split": "train[:98%]",
     "data.num_examples": 1_255_544,
     "data.preprocess": "inception_crop({resolution})|flip_lr|value_range(-1,1)",
     "task.kind": "distill",
-    "task.teacher": "BiT-R152x2-teacher-imagenet2012-224",
+    "task.teacher": "timm/resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k",
     "task.teacher_weight": 1.0,
     "task.loss": "softmax",
-    "task.label_smoothing": 0.0,
     "task.mixup": 1.0,
     "optim.weight_decay": 3e-4,
-    "optim.decays": "kernels",
-    "optim.decay_factor": "schedule",
 }
 DROPPED = {"model.dropout_rate": 0.1, "model.stochastic_depth": 0.1}
 PLAIN90 = {
@@ -225,7 +221,7 @@ ROWS |= {
     "bit_r200x3_jft": row(BIT, "BiT-R200x3", total_epochs=14.0, base_lr=6e-4),
     "bit_r50x1_jft_sgd": row(BIT | SGD, "BiT-R50x1", total_epochs=7.0),
     "bit_r152x2_jft_sgd": row(BIT | SGD, "BiT-R152x2", total_epochs=7.0),
-    "bit_r50x1_imagenet2012_taught": row(IMAGENET, "BiT-R50x1", **TAUGHT),
+    "bit_r50x1_imagenet2012_taught": row(HELD_OUT, "BiT-R50x1", **TAUGHT),
     "bit_imagenet21k": row(
         IMAGENET21K | SGD,
         "BiT-R50x1",
@@ -284,6 +280,7 @@ def test_the_commands_of_the_docstrings():
         [command] = re.findall(r"^    python -m vit_jax\.main --config=configs/(.*) --workdir=RUN$", source, re.M)
         config = parse(*command.split())
         check_config(config)
+        assert config.task.teacher is None or interop.is_download_name(config.task.teacher)
         assert command.startswith(f"{name}.py") and "DATA" in config.data.source + (config.data.data_dir or "")
         pipes = [config.data.preprocess, *(config.evals[key].preprocess for key in config.evals)]
         for pipe in pipes:

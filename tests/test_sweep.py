@@ -144,11 +144,13 @@ def begun(tmp_path):
             path = tmp_path / "images" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (60 * number, 0, 90 if label == "a" else 0)).save(path)
-    (tmp_path / "weights.npz").write_bytes(b"some weights")
+    for name in ("weights", "teacher"):
+        (tmp_path / f"{name}.npz").write_bytes(b"some weights")
     [run] = sweep.list_combinations(
         words(
             *(tmp_path / "runs", "--sweep.base_lr=0.1", f"--config.init_from={tmp_path}/weights.npz"),
             *(f"--config.data.source=folder:{tmp_path}/images", "--config.data.split=train[:6]"),
+            *("--config.task.kind=distill", f"--config.task.teacher={tmp_path}/teacher.npz"),
             "--config.evals.test.split=train[6:]",
         )
     )
@@ -172,6 +174,11 @@ def test_an_outcome_is_of_the_images_and_weights_that_are_there(begun):
     with pytest.raises(UserError, match=r"from before the contents of init_from were replaced; choose another --work"):
         outcomes.read_outcome(run)
     weights.unlink()  # what has finished needs them no more
+    assert outcomes.read_outcome(run).last == 0.5
+    (place / "teacher.npz").write_bytes(b"other weight")
+    with pytest.raises(UserError, match=r"contents of task\.teacher were replaced"):
+        outcomes.read_outcome(run)
+    (place / "teacher.npz").unlink()
     assert outcomes.read_outcome(run).last == 0.5
     Image.new("RGB", (8, 8), (1, 2, 3)).save(place / "images" / "a" / "0.png")
     with pytest.raises(UserError, match=r"from before the contents of data\.source were replaced"):

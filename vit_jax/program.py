@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -81,9 +82,12 @@ def make_program(
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
+    taught_shardings = [taught.params_shardings] if taught else []
     inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch, *taught_by: ArrayTree) -> tuple[TrainState, StepMetrics]:
+        if config.task.kind == "distill" and not taught_by:
+            raise UserError("task.kind=distill is trained and planned only; set --config.task.kind=classify here.")
         with sharding.use_mesh(mesh):
             return step(state, batch, *taught_by)
 
@@ -101,11 +105,7 @@ def make_program(
         init=jit(init, out_shardings=state_shardings),
         train_step=jit(
             train_step,
-            in_shardings=(
-                state_shardings,
-                inference.batch_sharding,
-                *([taught.params_shardings] if taught else []),
-            ),
+            in_shardings=(state_shardings, inference.batch_sharding, *taught_shardings),
             out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
@@ -120,7 +120,7 @@ def make_teacher(
     """Returns the functions of a teacher, computed as its student is.
 
     Raises:
-        UserError: it does not classify images, or other classes; or it cannot be split over the mesh.
+        UserError: it does not classify images, or other classes; or it cannot be computed so, or split over the mesh.
     """
     name, classes, own = config.task.teacher, teacher.field("num_classes"), student.field("num_classes")
     if teacher.field("head") == "patches" or not classes:
@@ -129,11 +129,21 @@ def make_teacher(
         raise UserError(
             f"task.teacher={name} has {classes:,} classes, but the data have {own:,}; choose one of the same classes."
         )
-    fields = {key: student.field(key) for key in ("dtype", "scan") if key in teacher.values and key in student.values}
-    teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
+    if teacher.loss != config.task.loss:
+        logging.getLogger(__name__).warning(
+            "task.teacher was trained with the loss %s; its logits are compared by task.loss=%s",
+            *(teacher.loss, config.task.loss),
+        )
+    fields = {"dtype": student.field("dtype")}
+    if isinstance(teacher.spec, models.ModelSpec):
+        fields |= {key: config.model[key] for key in ("attention", "mlp", "scan")}
     images = jax.ShapeDtypeStruct((1, *teacher.image_size, 3), jnp.float32)
     params = jax.eval_shape(teacher.init, jax.random.key(0), images)
-    return make_inference(teacher, mesh, params, compiler_options=config.compiler_options)
+    try:
+        teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
+        return make_inference(teacher, mesh, params, compiler_options=config.compiler_options)
+    except UserError as error:
+        raise UserError(f"task.teacher={name}: {error}") from error
 
 
 def make_train_step(
@@ -199,7 +209,10 @@ def describe_program(program: Program, preprocess: str | None, class_names: tupl
         class_names: of the data.
     """
     model = dataclasses.replace(program.model, preprocess=preprocess, **program.task.describe(class_names))
-    return dataclasses.replace(program, model=model)
+    teacher = program.teacher
+    if teacher:  # whose classes are compared with those of the data
+        teacher = dataclasses.replace(teacher, model=dataclasses.replace(teacher.model, class_names=class_names))
+    return dataclasses.replace(program, model=model, teacher=teacher)
 
 
 def program_without_data(

@@ -1,6 +1,7 @@
 """The training state and its update: pure functions."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -108,10 +109,12 @@ class TrainStep:
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
+        if self.teacher:
+            targets = targets, self._teach(taught_by, inputs)
         before = self.trained_part.select(state.params)
 
         def loss_and_grads_of(trained: ArrayTree) -> LossAndGrads:
-            return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key, taught_by)
+            return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key)
 
         if self.sharpness:
             loss, grads = self.sharpness(loss_and_grads_of, before, state.step)
@@ -154,7 +157,6 @@ class TrainStep:
         inputs: dict[str, Array],
         targets: ArrayTree,
         dropout_key: PRNGKeyArray,
-        taught_by: ArrayTree | None = None,
     ) -> LossAndGrads:
         """Returns the mean loss of a batch and its gradient, accumulated over `accum_steps` equal parts.
 
@@ -164,7 +166,6 @@ class TrainStep:
             inputs: of the model, and
             targets: of its outputs, as `Task.train_examples` returns them.
             dropout_key: the random key of dropout and stochastic depth.
-            taught_by: the parameters of the teacher.
         """
 
         def loss_of(trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
@@ -172,21 +173,11 @@ class TrainStep:
             logits, out = self.model.apply(whole, **inputs, dropout_key=key)
             return self.task.losses((out | {"logits": logits})[self.task.output], targets).mean()
 
-        def grad_of(
-            trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray
-        ) -> LossAndGrads:
-            if self.teacher:
-                assert taught_by is not None
-                targets = targets, self.teacher.apply(taught_by, **inputs)[0]
-            return jax.value_and_grad(loss_of)(trained, inputs, targets, key)
-
+        grad_of = jax.value_and_grad(loss_of)
         if self.accum_steps == 1:
             return grad_of(trained, inputs, targets, dropout_key)
 
-        # Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
-        parts = jax.tree.map(
-            lambda x: jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0), (inputs, targets)
-        )
+        parts = self._split((inputs, targets))
         keys = jax.random.split(dropout_key, self.accum_steps)
 
         def add(total: LossAndGrads, part: tuple[ArrayTree, ArrayTree, Array]) -> tuple[LossAndGrads, None]:
@@ -195,6 +186,22 @@ class TrainStep:
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained))
         total, _ = jax.lax.scan(add, zero, (*parts, keys))
         return jax.tree.map(lambda x: x / self.accum_steps, total)
+
+    def _teach(self, taught_by: ArrayTree, inputs: dict[str, Array]) -> Array:
+        """Returns the teacher's logits [batch, classes], computed in as many parts as the student's gradient."""
+        assert self.teacher
+        apply = functools.partial(self.teacher.apply, taught_by)
+        if self.accum_steps == 1:
+            return apply(**inputs)[0]
+        logits = jax.lax.map(lambda part: apply(**part)[0], self._split(inputs))
+        return jnp.moveaxis(logits, 0, 1).reshape(-1, logits.shape[-1])
+
+    def _split(self, arrays: ArrayTree) -> ArrayTree:
+        """Returns the parts of a batch, one after the other.
+
+        Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
+        """
+        return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0), arrays)
 
 
 def _select(condition: Array, new: Array, old: Array) -> Array:

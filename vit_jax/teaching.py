@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax import data, evals
+from vit_jax import UserError, data, evals, interop
 from vit_jax.distributed import Supervisor, check_equal
 from vit_jax.monitoring import Category, MetricWriter, format_value
 from vit_jax.program import Program
@@ -39,7 +39,11 @@ def begin_teaching(
     """
     if teacher is None or program.teacher is None:
         return ()
-    check_equal(supervisor, {"the weights of the teacher": teacher.digest})
+    check_equal(supervisor, {f"the {name} of the teacher": value for name, value in teacher.identity.items()})
+    try:
+        interop.check_class_order(teacher.model.class_names, info.class_names)
+    except UserError as error:
+        raise UserError(f"task.teacher={teacher.source}: {error}") from error
     params, line = teacher.place(program.teacher), teacher.describe()
     if folder.start == 0:
         with supervisor.phase("evaluating the teacher", Category.EVALUATING):

@@ -19,7 +19,7 @@ from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, Met
 from vit_jax.program import Program
 from vit_jax.step import TrainState
 from vit_jax.storage import check_init_from, check_workdir, open_mirror
-from vit_jax.teacher import Teacher
+from vit_jax.teacher import Teacher, check_teacher
 
 LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # which a resumed run continues
 
@@ -62,12 +62,12 @@ class Workdir:
         self._history: History | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
-        self._config, self._program = config, program
+        self._config, self._program, self._teacher = config, program, teacher
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
         self._notes, self._class_names = (*info.notes, *fetching), info.class_names or ()
         model = interop.describe_model(program.model)
         self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
-        self._about |= {"teacher": teacher.digest} if teacher else {}
+        self._about |= {"teacher": {"source": teacher.source} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -127,6 +127,8 @@ class Workdir:
         return state, f"Starting from {self._origin}."
 
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        if self._teacher:
+            check_teacher(self._teacher, manifest.get("teacher"), self.place)
         return check_manifest(manifest, self._config, self._about, self.place)
 
     def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
@@ -304,18 +306,11 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
         place: the workdir.
 
     Raises:
-        UserError: the data are others and that is not accepted; the teacher is another; or the checkpoint is beyond the
-            end of the run.
+        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
     """
     step, total = manifest["step"], config.total_steps
     if step > total:
         raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
-    if manifest.get("teacher") != about.get("teacher"):
-        found, wanted = about.get("teacher"), manifest.get("teacher")
-        raise UserError(
-            f"{place} learnt from a teacher with the weights {wanted}, not {found}; set --config.task.teacher to it, "
-            "or choose a new --workdir."
-        )
     if changes := check_data(manifest["data"], about["data"], config.data.accept_change, place):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
     if manifest.get("sample", about["sample"]) == about["sample"]:

@@ -60,8 +60,9 @@ def _check_teacher(config: ConfigDict) -> None:
         return
     set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
     if set_fields:
+        need, them = ("needs", "it") if len(set_fields) == 1 else ("need", "them")
         names = " and ".join(f"task.{name}" for name in set_fields)
-        raise UserError(f"{names} is of task.kind=distill, not of {task.kind}; set that, or leave it out.")
+        raise UserError(f"{names} {need} --config.task.kind=distill; set it, or leave {them} out.")
 
 
 def check_evaluations(config: ConfigDict) -> None:

@@ -226,7 +226,7 @@ _ROWS = (
           least=0, most=1, on_resume=ACCEPTED),
     # What is learnt.
     Field("task.kind", "classify",
-          "what is learnt: classify (labels), distill (and a teacher), or masked_patches (without labels, section 4.6)",
+          "what is learnt: classify (labels), distill (labels and a teacher) or masked_patches (section 4.6)",
           choices=("classify", "distill", "masked_patches"), since="0.2"),
     Field("task.loss", "softmax", "cross-entropy: softmax, or sigmoid (summed over classes)",
           choices=("softmax", "sigmoid"), synonyms="task criterion loss_fn loss_type"),

@@ -48,6 +48,11 @@ def adapt_parameters(
             f"the checkpoint contains a {source.name}, not a {target.name}; to match it, set "
             f"--config.model.name={source.name}"
         )
+    if target.field("distilled_head") and not source.field("registers"):
+        raise UserError(
+            f"the checkpoint contains a {source.name} without a distillation token, which model.distilled_head needs: "
+            "start from a distilled model, or set --config.model.distilled_head=False --config.model.registers=0"
+        )
     config_fields = CONFIG_FIELDS + HEAD_FIELDS if keep_head else CONFIG_FIELDS
     differ = [key for key in NAME_FIELDS + config_fields if _differs(key, source.field(key), target.field(key))]
     if differ:
@@ -90,8 +95,8 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
     if moved:
         index, name = moved[0]
         raise UserError(
-            f"class {name!r} has label {index} in the checkpoint's head, but label {indices[name]} in the data. Use "
-            "the same class order, or omit --config.keep_head."
+            f"class {name!r} has label {index} in the checkpoint's head, but label {indices[name]} in the data; both "
+            "need one order of the classes."
         )
     words = ", ".join(old[:3]), ", ".join(new[:3])
     logging.getLogger(__name__).warning(

@@ -241,8 +241,9 @@ class HeadSpec:
             raise UserError(
                 "patches are not predicted from tokens without a norm; set final_norm to tokens, not pooled."
             )
-        if self.distilled and (self.kind, self.pooling, self.pre_logits) != ("image", "token", False):
+        plain = (self.kind, self.pooling, self.final_norm, self.pre_logits) == ("image", "token", "tokens", False)
+        if self.distilled and not plain:
             raise UserError(
                 "distilled_head is a second classifier beside that of the class token: it needs head=image, "
-                "pooling=token and pre_logits=False."
+                "pooling=token, final_norm=tokens and pre_logits=False."
             )

@@ -15,16 +15,19 @@ INPUTS_FILE = "inputs.json"  # in the folder of a combination, from before its f
 
 
 def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
-    """Returns field -> a digest of what its path or name stands for now: the data, and the weights to start from.
+    """Returns field -> a digest of what its path or name stands for now: the data, the weights to start from, and those
+    of a teacher.
 
     Published weights never change, and are not compared; nor are weights that were removed since.
     """
     evals = {name: [one["contents"], one.get("sample", "")] for name, one in info.evals.items()}
     contents = json.dumps([info.fingerprint["contents"], info.sample, evals], sort_keys=True)
     inputs = {"data.source": hashlib.sha256(contents.encode()).hexdigest()[:16]}
-    if config.init_from and not interop.is_download_name(config.init_from):
-        with contextlib.suppress(UserError):
-            inputs["init_from"] = interop.digest_weights(config.init_from)
+    weights = {"init_from": config.init_from, "task.teacher": config.task.teacher}
+    for field, source in weights.items():
+        if source and not interop.is_download_name(source):
+            with contextlib.suppress(UserError):
+                inputs[field] = interop.digest_weights(source)
     return inputs
 
 

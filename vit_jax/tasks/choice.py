@@ -51,6 +51,11 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
     }
     if config.task.kind == "classify":
         return Classify(**fields)
+    if model.field("distilled_head") and config.task.teacher_weight in (0, 1):
+        raise UserError(
+            f"task.teacher_weight={config.task.teacher_weight:g} trains one of the two heads of model.distilled_head "
+            "alone; choose a value between 0 and 1, or set --config.model.distilled_head=False."
+        )
     return Distill(
         **fields,
         teacher_weight=config.task.teacher_weight,
