@@ -41,6 +41,8 @@ VALUES: dict[str, list[Any]] = {
     "rotary": ["axial"],
     "rotary_grid": [16],
     "qk_norm": [True],
+    "attention_pattern": ["local"],
+    "attention_window": [2],
     "block": ["axial"],
     "norm_epsilon": [1e-2],
     "activation": ["gelu", "swiglu"],
@@ -52,6 +54,7 @@ VALUES: dict[str, list[Any]] = {
     "pre_logits": [True],
     "representation_size": [24],
     "num_classes": [0, 5],
+    "distilled_head": [True],
     "head": ["patches"],
     "stem": ["resnet"],
     "stages": [(2, 2, 2, 2), (3, 4, 9), (3, 4, 6, 3), (1, 1)],
@@ -67,9 +70,11 @@ NEEDS: dict[str, dict[str, Any]] = {  # without which a field means nothing
     "relative_tables": {"position": "relative"},
     "relative_clip": {"position": "relative"},
     "rotary_grid": {"rotary": "axial"},
+    "attention_window": {"attention_pattern": "local"},
+    "distilled_head": {"registers": 1},
 }
 # Initial values, rates of the training, and how a model is executed: no file depends on them.
-UNSTORED = {"position_std", "head_bias", "dropout_rate", "stochastic_depth"}
+UNSTORED = {"position_std", "head_bias", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule"}
 UNSTORED |= {"attention", "mlp", "dtype", "grad_dtype", "remat", "scan"}
 BASE = "as in the base"
 

@@ -22,6 +22,7 @@ TIMM = {
     "timm vit_base_r50_s16_224": ("vit_base_r50_s16_224", SMALL),
     "timm resnetv2_50x1_bit": ("resnetv2_50x1_bit", {"num_classes": 11}),
     "timm deit3_base_patch16_224": ("deit3_base_patch16_224", SMALL),
+    "timm deit_base_distilled_patch16_224": ("deit_base_distilled_patch16_224", SMALL),
     "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56, "depth": 3}),
     "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64, "depth": 3}),
     "timm vit_so400m_patch14_siglip_378": ("vit_so400m_patch14_siglip_378", {"img_size": 56, "depth": 3}),
@@ -30,6 +31,10 @@ HF = {
     "huggingface ViTForImageClassification": (transformers.ViTForImageClassification, {"image_size": 64}),
     "huggingface ViTModel": (transformers.ViTModel, {"image_size": 64}),
     "huggingface DeiTModel": (transformers.DeiTModel, {"image_size": 64}),
+    "huggingface DeiTForImageClassificationWithTeacher": (
+        transformers.DeiTForImageClassificationWithTeacher,
+        {"image_size": 64},
+    ),
     "huggingface Dinov2ForImageClassification": (transformers.Dinov2ForImageClassification, {"image_size": 56}),
     "huggingface Dinov2WithRegistersForImageClassification": (
         transformers.Dinov2WithRegistersForImageClassification,

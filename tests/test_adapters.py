@@ -18,11 +18,10 @@ from vit_jax.optim import Adapters
 RANK, ALPHA = 3, 6.0
 
 
-def adapted(activation="gelu_tanh", where="attention,mlp"):
+def adapted(activation="gelu_tanh", where="attention,mlp", **fields):
     """A model of transformers' kind, its random parameters, and the same with random adapters."""
-    model = models.create(
-        "ViT-mu/4", resolution=8, depth=2, num_classes=5, pooling="token", activation=activation, position="learned"
-    )
+    common = {"resolution": 8, "depth": 2, "num_classes": 5, "pooling": "token", "position": "learned"}
+    model = models.create("ViT-mu/4", **common, activation=activation, **fields)
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)))
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
@@ -79,6 +78,24 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
     for name, leaf in merged.items():
         np.testing.assert_allclose(theirs[name], leaf, rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_array_equal(file["base_model.model.classifier.weight"], theirs["classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [({}, ["cls_classifier", "distillation_classifier"]), ({"qk_norm": True}, ["head", "distilled_head"])],
+)
+def test_the_file_for_peft_has_both_heads_of_a_distilled_model(fields, names, tmp_path):
+    """By transformers' names, or by ours where it has no such model."""
+    model, params, with_adapters = adapted("gelu", registers=1, distilled_head=True, **fields)
+    interop.save_adapter(tmp_path, model, Adapters().select(with_adapters), RANK, ALPHA)
+    described = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert described["modules_to_save"] == sorted(names)
+    from safetensors.numpy import load_file
+
+    file = load_file(tmp_path / "adapter_model.safetensors")
+    for ours, theirs in zip(("head", "distilled_head"), names, strict=True):
+        np.testing.assert_array_equal(file[f"base_model.model.{theirs}.weight"], params[ours]["kernel"].T)
+        np.testing.assert_array_equal(file[f"base_model.model.{theirs}.bias"], params[ours]["bias"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data, models
-from vit_jax.interop import archives, huggingface_config, pipes, timm_config
+from vit_jax.interop import archives, huggingface_config, pipes, timm_architectures, timm_config
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
 TIMM = {
@@ -257,6 +257,25 @@ def test_arguments_for_timm_are_those_of_every_field(stem, tmp_path):
     assert (args["init_values"], args["pos_embed"], int(args["mlp_ratio"] * 24)) == (1e-5, "learn", 48)
     assert args["patch_size"] == 8 // model.spec.stem.stride == model.spec.stem.kernel_size
     assert vit_jax.load(tmp_path / "x")[0].spec == model.spec
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "stated"),
+    [
+        ("timm", "architecture", "deit_base_distilled_patch16_224"),
+        ("huggingface", "architectures", ["DeiTForImageClassificationWithTeacher"]),
+    ],
+)
+def test_a_second_head_is_that_of_a_class_of_the_library(layout, key, stated, tmp_path):
+    model, config = written(tmp_path, layout, **TINY, activation="gelu", registers=1, distilled_head=True)
+    assert config[key] == stated and "reg_tokens" not in config.get("model_args", {})
+    again, _ = vit_jax.load(tmp_path / "x")
+    assert again.spec == model.spec and again.field("distilled_head")
+
+
+def test_a_distilled_model_has_the_nearest_architecture_of_timm():
+    model = models.create("ViT-B/16", activation="gelu", registers=1, distilled_head=True, resolution=400)
+    assert timm_architectures.nearest_name(model) == "deit_base_distilled_patch16_384"
 
 
 @pytest.mark.parametrize(

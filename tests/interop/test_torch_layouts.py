@@ -16,7 +16,8 @@ from vit_jax.interop import huggingface_layout, layouts, timm_layout
 from vit_jax.interop.archives import Archive, open_archive
 from vit_jax.interop.archives.arrays import Header
 
-HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2")
+DISTILLED = ("timm_deit_distilled", "hf_deit_distilled")  # of tests/fixtures/parity/make_distilled.py
+HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2", *DISTILLED)
 IN_MEMORY = ("hf_memory_vit", "hf_memory_dinov2_swiglu")
 ELSEWHERE = (
     *("timm_vit_token", "timm_vit_gap_fc_norm", "timm_vit_gap_no_class", "timm_deit3_layerscale", "timm_vit_qk_norm"),
@@ -81,10 +82,10 @@ def read(arrays, **config):
     return model, timm_layout.read_layout(archive, "vit", model.spec, shapes_of(model))
 
 
-def logits_of(model, params, images):
+def outputs_of(model, params, images):
     with jax.default_matmul_precision("highest"):
         logits, out = jax.jit(model.apply)(params, images)
-    return np.asarray(logits), np.asarray(out["pre_logits"])
+    return {"logits": logits} | {key: out[key] for key in ("pre_logits", "head_logits") if key in out}
 
 
 def assert_same_arrays(found, expected):
@@ -99,9 +100,9 @@ def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
     """Of a bare file of timm, which does not state the number of heads, and of a folder of transformers."""
     layout = "timm" if name.startswith("timm") else "huggingface"
     path, expected = fixture(name)
-    given = {"timm_bit": {"resolution": 64}, "hf_vit": {}, "hf_dinov2": {}}.get(name, {"num_heads": 3})
+    given = {"timm_bit": {"resolution": 64}}.get(name, {"num_heads": 3} if layout == "timm" else {})
     model, params = vit_jax.load(path if layout == "timm" else path.parent, **given)
-    for ours, key in zip(logits_of(model, params, expected["images"]), ("logits", "pre_logits"), strict=True):
+    for key, ours in outputs_of(model, params, expected["images"]).items():
         assert abs(ours - expected[key]).max() < (2e-5 if name == "timm_bit" else 1e-5) * abs(expected[key]).max()
     vit_jax.save(tmp_path / "x.safetensors", model, params, layout=layout)
     arrays = read_arrays(path)
@@ -110,12 +111,22 @@ def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
     assert_same_arrays(read_arrays(tmp_path / "x.safetensors"), arrays)
 
 
+def test_a_distilled_model_passes_between_the_layouts():
+    model, params = read(arrays_of("timm_deit_distilled"))
+    assert (model.field("registers"), model.field("distilled_head")) == (1, True)
+    arrays = huggingface_layout.to_layout(params, model.spec)
+    assert arrays.keys() == arrays_of("hf_deit_distilled").keys()
+    other, again = read(arrays)
+    assert other.spec == model.spec
+    assert_same_arrays(timm_layout.to_layout(again, other.spec), arrays_of("timm_deit_distilled"))
+
+
 @pytest.mark.parametrize("name", IN_MEMORY)
 def test_names_of_models_in_memory_are_read(name, tmp_path):
     """Of transformers 5.23: `state_dict`, not `save_pretrained`. What is written has the names of files."""
     path, expected = fixture(name)
     model, params = vit_jax.load(path.parent)
-    for ours, key in zip(logits_of(model, params, expected["images"]), ("logits", "pre_logits"), strict=True):
+    for key, ours in outputs_of(model, params, expected["images"]).items():
         assert abs(ours - expected[key]).max() < 1e-5 * abs(expected[key]).max()
     vit_jax.save(tmp_path / "x", model, params, layout="huggingface")
     again, back = vit_jax.load(tmp_path / "x")
@@ -209,9 +220,15 @@ def test_what_is_wrong_with_a_file_is_said():
         read({name: array for name, array in arrays.items() if name != "blocks.0.mlp.fc2.weight"})
     with pytest.raises(UserError, match="its 15 position embeddings do not form a square grid"):
         read(arrays | {"pos_embed": arrays["pos_embed"][:, 1:]})
+    distilled = arrays_of("timm_deit_distilled")
+    with pytest.raises(UserError, match=r"its distillation token has no head \(head_dist\)"):
+        read({name: array for name, array in distilled.items() if not name.startswith("head_dist.")})
     flat = arrays | {"patch_embed.proj.weight": arrays["norm.weight"]}
     with pytest.raises(UserError, match=r"patch_embed\.proj\.weight has the shape \[24\]"):
         read(flat)
+
+
+TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distilled_head": True}
 
 
 @pytest.mark.parametrize(
@@ -221,15 +238,23 @@ def test_what_is_wrong_with_a_file_is_said():
         ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "class token and mean pooled together, norm_epsilon"),
         ("timm", {"pre_norm": True}, "timm layout does not support pre_norm True; use"),
         ("timm", {"rotary": "axial"}, "rotary positions; use --layout=ours"),
+        (
+            "timm",
+            TWO_HEADS | {"position_rows": "class", "activation": "swiglu"},
+            "timm layout does not support position_rows class with a second head, activation swiglu with a second head",
+        ),
         ("huggingface", {"qk_norm": True}, "huggingface layout does not support qk_norm True"),
         ("huggingface", {"pre_norm": True}, "huggingface layout does not support pre_norm True"),
         ("huggingface", {"pooling": "gap"}, "does not support pooling gap"),
+        ("huggingface", TWO_HEADS | {"registers": 2}, "huggingface layout does not support registers 2; use"),
         ("huggingface", {"pre_logits": True}, "a tanh layer before a classifier"),
         (
             "google",
             {"registers": 4, "activation": "gelu"},
             "google layout does not support registers 4, activation",
         ),
+        ("google", TWO_HEADS, "google layout does not support registers 1, distilled_head True"),
+        ("big_vision", TWO_HEADS, "big_vision layout does not support registers 1, distilled_head True"),
         (
             "big_vision",
             {"image_mean": (0.4, 0.5, 0.5)},
@@ -267,7 +292,7 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
     fields = timm_layout.infer_fields(Arrays(arrays), "vit", (28, 42), num_heads=3)
     model = models.create("ViT/14", **fields | {"rotary": "axial", "rotary_grid": 16})
     params = timm_layout.read_layout(Arrays(arrays), "vit", model.spec, shapes_of(model))
-    logits, _ = logits_of(model, tree.unflatten(params), stored["images"])
+    logits = outputs_of(model, tree.unflatten(params), stored["images"])["logits"]
     assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
 
 

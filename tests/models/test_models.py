@@ -408,6 +408,10 @@ def test_without_a_key_nothing_is_dropped():
     assert not np.allclose(apply(random, params, images, jax.random.key(0))[0], expected)
 
 
+def test_without_classes_there_is_no_second_head():
+    assert tiny(registers=1, distilled_head=True, num_classes=0).spec == tiny(registers=1, num_classes=0).spec
+
+
 def test_a_distilled_head_reads_the_first_register_and_the_logits_are_the_mean_of_both_heads():
     model, images = tiny(registers=2, distilled_head=True), images_of()
     params = model.init(jax.random.key(0), images)

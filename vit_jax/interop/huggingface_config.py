@@ -37,9 +37,9 @@ DEFAULTS = {
     "dinov2_with_registers": (1e-6, "gelu"),
     "siglip_vision_model": (1e-6, "gelu_pytorch_tanh"),
 }
-CLASSES = {  # model_type -> class without and with a classifier
+CLASSES = {  # model_type -> class without a classifier, with one, with a second one
     "vit": ("ViTModel", "ViTForImageClassification"),
-    "deit": ("DeiTModel", "DeiTForImageClassification"),
+    "deit": ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
     "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
     "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
@@ -162,7 +162,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     height, width = model.image_size
     classes = value("num_classes")
     config: dict[str, Any] = {
-        "architectures": [CLASSES[kind][bool(classes)]],
+        "architectures": [CLASSES[kind][bool(classes) + value("distilled_head")]],
         "model_type": kind,
         "hidden_size": value("width"),
         "num_hidden_layers": value("depth"),

@@ -27,7 +27,7 @@ class Family(NamedTuple):
     requires: Mapping[str, tuple[Any, ...]]  # field -> the values with which a model belongs to the family
 
 
-# What the files state of a model; all else every family computes as a ViT with our defaults.
+# What the files of every family state of a model; all else is as in a ViT with our defaults, or in `requires` below.
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "class_token", "registers", "position_rows", "activation"),
     *("norm_epsilon", "layer_scale", "image_mean", "image_std", "stages", "head"),
@@ -52,7 +52,8 @@ VIT = Family(
 DEIT = VIT._replace(
     prefix="deit.",
     registers="embeddings.distillation_token",
-    requires=PLAIN | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",)},
+    requires=PLAIN
+    | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",), "distilled_head": (False, True)},
 )
 DINOV2 = VIT._replace(
     prefix="dinov2.",
@@ -105,6 +106,10 @@ IN_MEMORY = {
     "dinov2_with_registers": _in_memory(DINOV2_WITH_REGISTERS, DINOV2.blocks),
 }
 
-CLS, CLASSIFIER, POOLER = "embeddings.cls_token", "classifier.", "pooler.dense."
-TEACHER = "distillation_classifier."  # of a second head
+CLS, POOLER = "embeddings.cls_token", "pooler.dense."
+# distilled_head -> the heads by our names
+CLASSIFIERS = {
+    False: {"head": "classifier."},
+    True: {"head": "cls_classifier.", "distilled_head": "distillation_classifier."},
+}
 MASK_TOKEN = "embeddings.mask_token"

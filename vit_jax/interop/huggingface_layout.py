@@ -1,8 +1,8 @@
 """The layouts of transformers' vision models: one table, by which files are both read and written.
 
 Families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip, each as the bare model or
-with a classifier. Numbers that no array states (heads, epsilon, activation) are in the file's `config.json`. The names
-are in `huggingface_families`.
+with a classifier, DeiT also with two. Numbers that no array states (heads, epsilon, activation) are in the file's
+`config.json`. The names are in `huggingface_families`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from vit_jax import UserError
 from vit_jax.interop import mapping, torch_fields
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.huggingface_families import (
-    CLASSIFIER,
+    CLASSIFIERS,
     CLS,
     DEIT,
     DINOV2,
@@ -24,7 +24,6 @@ from vit_jax.interop.huggingface_families import (
     MASK_TOKEN,
     POOLER,
     SIGLIP,
-    TEACHER,
     VIT,
     Family,
 )
@@ -114,19 +113,18 @@ def infer_fields(
         stated: (height, width) of the images in the configuration beside the file.
 
     Raises:
-        UserError: an array is missing that determines a field, the positions are not those of square images, or the
-            file has two heads.
+        UserError: an array is missing that determines a field, or the positions are not those of square images.
     """
     archive, gated = renamed(file, form), _is_gated(form, file)
-    names = _names(form, gated)
+    distilled = CLASSIFIERS[True]["distilled_head"] + "weight" in archive
+    names = _names(form, gated, distilled)
     if f"{form.prefix}pre_layrnorm.weight" in archive:
         raise UserError(
             "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
             "and whose files vit_jax does not read"
         )
-    if TEACHER + "weight" in archive:
-        raise UserError("it has a second head, of the distillation token, which vit_jax does not compute")
     fields = torch_fields.infer_fields(archive, names) | ({"activation": "swiglu"} if gated else {})
+    fields["distilled_head"] = distilled
     given = None if resolution is None else image_size(resolution)
     class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
     if pooler in archive:
@@ -143,7 +141,7 @@ def _is_gated(form: Form, file: Archive) -> bool:
     return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
 
 
-def _names(form: Form, gated: bool) -> torch_fields.Names:
+def _names(form: Form, gated: bool, distilled: bool) -> torch_fields.Names:
     family, prefix = form.names, form.prefix
     widening, narrowing = (family.gated[0][0], family.gated[1]) if gated else family.dense
     return torch_fields.Names(
@@ -155,14 +153,14 @@ def _names(form: Form, gated: bool) -> torch_fields.Names:
         layer_scale="layer_scale1.lambda1",
         widening=f"{widening}weight",
         narrowing=f"{narrowing}weight",
-        head=CLASSIFIER,
+        head=CLASSIFIERS[distilled]["head"],
     )
 
 
 def renamed(file: Archive, form: Form) -> RenamedArchive:
     """Returns a file's arrays by the names of the table, without those that the model does not need."""
     unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
-    if f"{CLASSIFIER}weight" in file:
+    if any(f"{names['head']}weight" in file for names in CLASSIFIERS.values()):
         unused.append(rf"{form.prefix}{POOLER}(weight|bias)")
     return RenamedArchive(file, (), "|".join(unused))
 
@@ -209,7 +207,8 @@ def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
     if spec.head.pre_logits:
         table |= dense_leaves("pre_logits", f"{prefix}{POOLER}")
     if spec.head.num_classes:
-        table |= dense_leaves("head", CLASSIFIER)
+        for ours, theirs in CLASSIFIERS[spec.head.distilled].items():
+            table |= dense_leaves(ours, theirs)
     return table
 
 

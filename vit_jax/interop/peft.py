@@ -26,12 +26,12 @@ PREFIX = "base_model.model."  # of all names
 
 
 def save_adapter(folder: Path, model: Model, trained: ArrayTree, rank: int, alpha: float) -> None:
-    """Writes the adapters and the head of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
+    """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
 
     Args:
         folder: an existing one.
         model: the model that they adapt.
-        trained: the factors and the head, as NumPy arrays.
+        trained: the factors and the heads, as NumPy arrays.
         rank: of the adapters.
         alpha: their factor is alpha / rank.
 
@@ -62,11 +62,11 @@ def save_adapter(folder: Path, model: Model, trained: ArrayTree, rank: int, alph
 
 
 def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]:
-    """Returns the arrays of the file: of each linear layer A [rank, inputs] and B [outputs, rank], and the head's.
+    """Returns the arrays of the file: of each linear layer A [rank, inputs] and B [outputs, rank], and the heads'.
 
     Args:
         spec: of the model.
-        trained: the factors and the head.
+        trained: the factors and the heads.
     """
     leaves, arrays = tree.flatten(trained), {}
     for name, downs in leaves.items():
@@ -85,10 +85,12 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
                 rank = down.shape[-1]
                 arrays[f"{PREFIX}{linear}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
                 arrays[f"{PREFIX}{linear}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    if "head/kernel" in leaves:
-        head = "head" if _table(spec) is None else huggingface_layout.CLASSIFIER.rstrip(".")
-        arrays[f"{PREFIX}{head}.weight"] = np.ascontiguousarray(leaves["head/kernel"].T)
-        arrays[f"{PREFIX}{head}.bias"] = leaves["head/bias"]
+    table = _table(spec)
+    for head in ("head", "distilled_head"):
+        if f"{head}/kernel" in leaves:
+            linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")
+            arrays[f"{PREFIX}{linear}.weight"] = np.ascontiguousarray(leaves[f"{head}/kernel"].T)
+            arrays[f"{PREFIX}{linear}.bias"] = leaves[f"{head}/bias"]
     return arrays
 
 

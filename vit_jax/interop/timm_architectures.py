@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from vit_jax.models import Model
 
-PLAIN = "vit_base_patch16_224"
+PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
 FORMS = {  # patterns of the names by what `model_args` cannot change
     "plain": r"vit_[a-z]+_patch{0}_\d+",
     "layer_scale": r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2",
+    "distilled": r"deit_[a-z]+_distilled_patch{0}_\d+",
     "map": r"vit_\w+_patch{0}_siglip_\d+",
 }
 
@@ -42,12 +43,13 @@ def find_architecture(name: str) -> Architecture | None:
 
 
 def nearest_name(model: Model) -> str:
-    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` if none has them.
+    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` or `DISTILLED` if none has them.
 
     A model differs from it only in what timm's `model_args` can state.
     """
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
+    kind, default = ("distilled", DISTILLED) if value("distilled_head") else (kind, PLAIN)
     pattern = FORMS[kind].format(value("patch_size"))
     sizes = tuple(map(value, ("num_heads", "width", "depth", "mlp_dim")))
     side = max(model.image_size)
@@ -56,7 +58,7 @@ def nearest_name(model: Model) -> str:
         for name, one in _read_table().items()
         if re.fullmatch(pattern, name) and (one.num_heads, one.width, one.depth, one.mlp_dim) == sizes
     }
-    return min(found, key=found.__getitem__, default=PLAIN)
+    return min(found, key=found.__getitem__, default=default)
 
 
 @functools.cache

@@ -149,12 +149,13 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         "class_token": value("pooling") == "token" or value("class_token") == "always",
         "global_pool": pooling,
         "fc_norm": value("final_norm") == "pooled",
-        "reg_tokens": value("registers"),
         "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "pos_embed": "none" if value("position") == "none" else "learn",
         "qk_norm": value("qk_norm"),
         "init_values": value("layer_scale") or None,
     }
+    if not value("distilled_head"):  # whose class has the distillation token besides
+        args["reg_tokens"] = value("registers")
     if not swiglu:
         args["act_layer"] = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[value("activation")]
     architecture = GATED if swiglu else nearest_name(model)
@@ -212,8 +213,14 @@ def _pretrained_cfg(model: Model) -> dict[str, Any]:
         "std": std,
         "num_classes": model.field("num_classes"),
         "first_conv": FIRST[model.field("stem")],
-        "classifier": "head" if model.field("stem") else "head.fc",
+        "classifier": _classifier(model),
     }
+
+
+def _classifier(model: Model) -> str | list[str]:
+    if not model.field("stem"):
+        return "head.fc"
+    return ["head", "head_dist"] if model.field("distilled_head") else "head"
 
 
 def _colours(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:

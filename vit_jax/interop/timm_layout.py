@@ -1,6 +1,7 @@
-"""The layout of timm's VisionTransformer, its hybrids included: one table, by which files are both read and written.
+"""The layout of timm's VisionTransformer, with its hybrids and DeiT's second head: one table, by which files are both
+read and written.
 
-Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py and
+Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
 vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
 """
 
@@ -25,7 +26,7 @@ from vit_jax.interop.torch_arrays import (
     patch_leaves,
     rename,
 )
-from vit_jax.models import BitSpec, ModelSpec, image_size, resnet_stride
+from vit_jax.models import BitSpec, Model, ModelSpec, image_size, resnet_stride
 
 NAMES = torch_fields.Names(
     patches="patch_embed.proj.",
@@ -39,6 +40,16 @@ NAMES = torch_fields.Names(
     head="head.",
 )
 BACKBONE = "patch_embed.backbone."
+DISTILLATION_TOKEN, DISTILLED_HEAD = "dist_token", "head_dist."  # of VisionTransformerDistilled
+# What that class computes of what a VisionTransformer does: our field -> values.
+DISTILLED = {
+    "registers": (1,),
+    "position": ("learned",),
+    "position_rows": ("all",),
+    "final_norm": ("tokens",),
+    "stem": ("patches",),
+    "activation": ("gelu", "gelu_tanh"),
+}
 
 OLDER_NAMES = (
     (r"^module\.", ""),  # of a model trained on several devices
@@ -54,7 +65,7 @@ STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
     *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
     *("activation", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
-    *("stem", "stem_epsilons", "stages"),
+    *("stem", "stem_epsilons", "stages", "distilled_head"),
 )
 
 # Of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
@@ -96,8 +107,8 @@ def infer_fields(
         stated: (height, width) of the images in the configuration beside the file.
 
     Raises:
-        UserError: the number of heads is not known, an array is missing that determines a field, or the positions are
-            not those of square images.
+        UserError: the number of heads is not known, an array is missing that determines a field, the positions are not
+            those of square images, or a distillation token has no head.
     """
     if form == "bit":
         return timm_bit_layout.infer_fields(file, stated if resolution is None else image_size(resolution))
@@ -106,7 +117,15 @@ def infer_fields(
         raise UserError(
             "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
         )
-    fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, NAMES) | _stem_fields(archive)
+    distilled = DISTILLATION_TOKEN in archive
+    if distilled and f"{DISTILLED_HEAD}weight" not in archive:
+        raise UserError(
+            "its distillation token has no head (head_dist): then timm averages the representations of both tokens, "
+            "which vit_jax does not"
+        )
+    names = NAMES._replace(registers=DISTILLATION_TOKEN) if distilled else NAMES
+    fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, names) | _stem_fields(archive)
+    fields["distilled_head"] = distilled
     if "pre_logits.fc.weight" in archive:
         fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, "pre_logits.fc.weight")[0]}
     given = None if resolution is None else image_size(resolution)
@@ -165,7 +184,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np
     """
     if isinstance(spec, BitSpec):
         return timm_bit_layout.to_layout(params, spec)
-    mapping.refuse("timm", _unsupported(spec))
+    mapping.refuse("timm", _unsupported(spec) | _unsupported_beside_two_heads(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
         # The class token has a position, the registers have none: a model only ever uses the sum.
         first, rest = np.split(np.asarray(params["position"]), [1])
@@ -191,6 +210,15 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
     }
 
 
+def _unsupported_beside_two_heads(spec: ModelSpec) -> dict[str, bool]:
+    """Returns what the class with a second head does not compute, and whether this model, if it has one, does."""
+    value = Model("", spec).field
+    return {
+        f"{name} {value(name)} with a second head": spec.head.distilled and value(name) not in computed
+        for name, computed in DISTILLED.items()
+    }
+
+
 def parameter_table(spec: ModelSpec) -> ParameterTable:
     """Returns the arrays of the layout that the parameters of a model consist of."""
     table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
@@ -198,7 +226,7 @@ def parameter_table(spec: ModelSpec) -> ParameterTable:
     if spec.class_rows:
         table["cls"] = Leaf(NAMES.cls, ones=2)
     if spec.prefix.registers:
-        table["registers"] = Leaf(NAMES.registers, ones=1)
+        table["registers"] = Leaf(DISTILLATION_TOKEN if spec.head.distilled else NAMES.registers, ones=1)
     if spec.position.kind == "learned":
         table["position"] = Leaf(NAMES.position, ones=1)
     blocks = [f"{NAMES.blocks}{index}." for index in range(spec.depth)]
@@ -212,6 +240,8 @@ def parameter_table(spec: ModelSpec) -> ParameterTable:
         table |= dense_leaves("pre_logits", "pre_logits.fc.")
     if spec.head.num_classes:
         table |= dense_leaves("head", NAMES.head)
+    if spec.head.distilled:
+        table |= dense_leaves("distilled_head", DISTILLED_HEAD)
     return table
 
 

@@ -107,6 +107,8 @@ class ModelSpec:
         head, prefix, position = self.head, self.prefix, self.position
         if head.representation_size == self.width:
             head = replace(head, representation_size=0)
+        if not head.num_classes:
+            head = replace(head, distilled=False)
         if head.pooling in CLASS_POOLINGS:
             prefix = replace(prefix, class_token="auto")
         if position.kind not in LEARNED_POSITIONS:
