@@ -34,10 +34,10 @@ def programs_traced_once():
     """Lets runs with the same settings share a program."""
     make, made = program.make_program, {}
 
-    def remembered(config, mesh, spec, check):
+    def remembered(config, mesh, spec, check, teacher):
         key = (config.to_json(), mesh, spec)
         if key not in made:
-            made[key] = make(config, mesh, spec, check)
+            made[key] = make(config, mesh, spec, check, teacher)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
