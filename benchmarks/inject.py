@@ -95,8 +95,8 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     def changed(*args: Any) -> Any:
         made = make(*args)
 
-        def train_step(state: Any, batch: Any, *taught_by: Any) -> Any:
-            return made.train_step(state, change(int(state.step) + 1, batch), *taught_by)
+        def train_step(state: Any, batch: Any, *teacher_params: Any) -> Any:
+            return made.train_step(state, change(int(state.step) + 1, batch), *teacher_params)
 
         return dataclasses.replace(made, train_step=train_step)
 

@@ -82,14 +82,16 @@ def make_program(
 
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
-    taught_shardings = [taught.params_shardings] if taught else []
+    teacher_shardings = [taught.params_shardings] if taught else []
     inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
 
-    def train_step(state: TrainState, batch: Batch, *taught_by: ArrayTree) -> tuple[TrainState, StepMetrics]:
-        if config.task.kind == "distill" and not taught_by:
-            raise UserError("task.kind=distill is trained and planned only; set --config.task.kind=classify here.")
+    def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
+        if config.task.kind == "distill" and not teacher_params:
+            raise UserError(
+                "a step with a teacher is trained and planned only; choose a recipe without task.kind=distill."
+            )
         with sharding.use_mesh(mesh):
-            return step(state, batch, *taught_by)
+            return step(state, batch, *teacher_params)
 
     trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
     multipliers = make_lr_multipliers(config).by_name(state.params)
@@ -105,7 +107,7 @@ def make_program(
         init=jit(init, out_shardings=state_shardings),
         train_step=jit(
             train_step,
-            in_shardings=(state_shardings, inference.batch_sharding, *taught_shardings),
+            in_shardings=(state_shardings, inference.batch_sharding, *teacher_shardings),
             out_shardings=(state_shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),

@@ -99,18 +99,18 @@ class TrainStep:
         return TrainState(step=zero, params=params, opt_state=opt_state, ema=ema, skips=zero)
 
     def __call__(
-        self, state: TrainState, batch: Batch, taught_by: ArrayTree | None = None
+        self, state: TrainState, batch: Batch, teacher_params: ArrayTree | None = None
     ) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step on `image` [batch, height, width, 3] and `label` [batch], and its metrics.
 
         If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped. `taught_by` are the parameters
-        of the teacher, if there is one.
+        update are not, those parameters keep their values; the step counts as skipped. A teacher needs
+        its `teacher_params`.
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
         if self.teacher:
-            targets = targets, self._teach(taught_by, inputs)
+            targets = targets, self._teach(teacher_params, inputs)
         before = self.trained_part.select(state.params)
 
         def loss_and_grads_of(trained: ArrayTree) -> LossAndGrads:
@@ -187,10 +187,10 @@ class TrainStep:
         total, _ = jax.lax.scan(add, zero, (*parts, keys))
         return jax.tree.map(lambda x: x / self.accum_steps, total)
 
-    def _teach(self, taught_by: ArrayTree, inputs: dict[str, Array]) -> Array:
+    def _teach(self, teacher_params: ArrayTree, inputs: dict[str, Array]) -> Array:
         """Returns the teacher's logits [batch, classes], computed in as many parts as the student's gradient."""
         assert self.teacher
-        apply = functools.partial(self.teacher.apply, taught_by)
+        apply = functools.partial(self.teacher.apply, teacher_params)
         if self.accum_steps == 1:
             return apply(**inputs)[0]
         logits = jax.lax.map(lambda part: apply(**part)[0], self._split(inputs))

@@ -57,10 +57,10 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
     Raises:
         UserError: the configuration is wrong, or the weights cannot be loaded.
     """
-    check_config(config)
     source, resample = config.task.teacher, config.resample
     if source is None:
         return None
+    check_config(config)  # before anything is loaded
     size = image_size_without_data(config)
     try:
         model, params = interop.load(source, resolution=size, resample=resample)

@@ -65,7 +65,7 @@ def train(
         with supervisor.phase("restoring", Category.RESTORING if folder.start else None):
             state, origin = folder.restore_or_init()
         log = stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger, watch)))
-        taught_by = begin_teaching(teacher, config, program, info, folder, log, supervisor)
+        teacher_params = begin_teaching(teacher, config, program, info, folder, log, supervisor)
         if folder.start < config.total_steps:
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step", Category.COMPILING):
@@ -74,7 +74,7 @@ def train(
         run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
         run.evaluate_restored()
         for step, batch in run.steps():
-            state, values = program.train_step(run.state, batch, *taught_by)
+            state, values = program.train_step(run.state, batch, *teacher_params)
             run.record(step, state, values)
             if run.save_due():
                 run.save()  # first: whatever an evaluation fails with, nothing is lost

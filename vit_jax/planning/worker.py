@@ -72,8 +72,8 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
             workload, _limit(compile_function(function, program.mesh, request.target, measure), workload), None
         )
         return
-    taught_by = [program.teacher.params] if program.teacher else []
-    function = Function(program.train_step, (state, program.batch, *taught_by), shardings, options)
+    teacher_params = [program.teacher.params] if program.teacher else []
+    function = Function(program.train_step, (state, program.batch, *teacher_params), shardings, options)
     step = _limit(compile_function(function, program.mesh, request.target, measure), workload)
     yield f"the evaluation step of {workload.model}, {workload.target}, {workload.mesh_axes}"
     evaluation = compile_evaluation(program, request.target, workload.resident_bytes - workload.parameter_bytes)

@@ -1,7 +1,6 @@
 """Distillation: classification by labels and by what a frozen teacher makes of the same images."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import optax
 from jaxtyping import Array, Float
 
 from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.task import Targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Distill(Classify):
         """The logits, or those of both heads."""
         return "head_logits" if self.two_heads else "logits"
 
-    def losses(self, outputs: Array, targets: Any) -> Float[Array, " batch"]:
+    def losses(self, outputs: Array, targets: Targets) -> Float[Array, " batch"]:
         """Returns the loss of each example.
 
         Args:
