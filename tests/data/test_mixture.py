@@ -11,7 +11,7 @@ from tests.data.test_formats import config_of, examples, here, there  # noqa: F4
 from tests.data.test_loader import assert_same
 from tests.data.test_parquet import write_table
 from tests.data.test_sources import open_source, write_image
-from tests.data.test_stream import COUNT, shard_bytes, shards  # noqa: F401
+from tests.data.test_stream import COUNT, shard_bytes, shards, wait_for_fetchers  # noqa: F401
 from tests.data.test_stream import config_of as run_config
 from vit_jax import UserError, data
 from vit_jax.data import loader
@@ -155,6 +155,7 @@ def test_a_mixture_of_any_size_is_streamed(shards, monkeypatch):  # noqa: F811
     for half in (np.arange(4), np.arange(4, 8)):
         part = [{name: array[half] for name, array in batch.items()} for batch in taken[:20]]
         assert_same(batches(0, 20, half), part)
+    wait_for_fetchers()
 
 
 def test_what_is_not_streamed_must_fit(there, tmp_path, monkeypatch):  # noqa: F811

@@ -4,6 +4,7 @@ import fcntl
 import io
 import pickle
 import random
+import threading
 import time
 
 import fsspec
@@ -94,6 +95,13 @@ def shards(tmp_path, monkeypatch):
     cache_files = tmp_path / "cache" / "files"
     for path in cache_files.glob("*.lock"):
         cache.unlock_folder(path.with_suffix(""))
+
+
+def wait_for_fetchers():
+    """Waits for closed fetchers: a shard that one still opens would be copied to the cache of the next test."""
+    for thread in threading.enumerate():
+        if thread.name == "shard fetcher":
+            thread.join(5)
 
 
 def shard_bytes(where: str) -> list[int]:
@@ -203,6 +211,7 @@ def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, 
                 time.sleep(0.01)
     finally:
         fetcher.close()
+        wait_for_fetchers()
 
 
 def test_a_cache_that_is_too_small_after_all_costs_time_alone(shards, monkeypatch):

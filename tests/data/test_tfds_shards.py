@@ -11,7 +11,7 @@ from tests.conftest import write_tfds
 from tests.data.test_array_record import cut
 from tests.data.test_loader import assert_same
 from tests.data.test_sources import open_source
-from tests.data.test_stream import config_of
+from tests.data.test_stream import config_of, wait_for_fetchers
 from vit_jax import UserError, data
 from vit_jax.data import loader
 from vit_jax.data.images import DecodeError
@@ -95,6 +95,7 @@ def test_what_exceeds_the_cache_is_streamed_or_refused(bucket, monkeypatch):
     taken = [image for batch in stream(opened("memory://b/tfds"), COUNT // BATCH) for image in batch["image"]]
     assert len({float(image[0, 0, 0]) for image in taken}) == COUNT
     readers.close_streamed(())
+    wait_for_fetchers()
 
 
 def test_what_tfds_has_shuffled_needs_no_packing(tmp_path):

@@ -62,7 +62,7 @@ class ShardFetcher(Generic[OrderT]):
             self._batch = max(batch, self._batch)
             self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread = threading.Thread(target=self._run, name="shard fetcher", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
