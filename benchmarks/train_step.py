@@ -2,11 +2,14 @@
 
 python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
 
-Both have the same sizes, float32, softmax cross-entropy, AdamW with a constant rate, no dropout, and are jitted with
-donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check for
-non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with `optax.adamw`.
-timm's runs eager, with as many threads as torch chooses, in the environment of `--torch=PYTHON`. Freed memory is kept
-in all of them, as the command lines keep it on CPUs, or in none with `MALLOC_ARENA_MAX=8` in the environment.
+Both have the same sizes, softmax cross-entropy, AdamW with a constant rate, no dropout, parameters in float32, and are
+jitted with donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check
+for non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with
+`optax.adamw`. timm's runs in the environment of `--torch=PYTHON`: on a CPU eager, with as many threads as torch
+chooses; on a GPU by `torch.compile`, with AdamW in one kernel. `--dtype=bfloat16` computes in it: by the modules'
+`dtype`, and by autocast. Freed memory is kept in all of them, as the command lines keep it on CPUs, or in none with
+`MALLOC_ARENA_MAX=8` in the environment. On a GPU set `XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both processes use
+it. Its memory is what the compiler allocates, and what torch's allocator has given out at the highest.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,24 +33,40 @@ from vit_jax.config import resolve_config
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import KEPT
 from vit_jax.models import ModelSpec
+from vit_jax.planning import peak_bytes
 from vit_jax.program import make_program
 
 RATE, DECAY = 1e-3, 1e-4
 OURS = "vit_jax"
 THEIRS = Path(__file__).with_name("train_step_torch.py")
-Seconds = tuple[float, float]  # of a step, by the clock and of all threads
+
+
+class Measured(NamedTuple):
+    """A step's seconds by the clock and of all threads, and the GiB of the device that it needs; None: not counted."""
+
+    clock: float
+    work: float
+    memory: float | None
+
+
+class Step(NamedTuple):
+    """A function that makes one step and returns its loss, and the GiB of the device that it needs."""
+
+    run: Callable[[], float]
+    memory: float
 
 
 class PlainBlock(nn.Module):
     mlp_dim: int
     num_heads: int
+    dtype: str
 
     @nn.compact
     def __call__(self, x):
-        y = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(self.num_heads, deterministic=True)(y, y)
-        y = nn.Dense(self.mlp_dim)(nn.LayerNorm()(x))
-        return x + nn.Dense(x.shape[-1])(nn.gelu(y))
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        x = x + nn.MultiHeadDotProductAttention(self.num_heads, dtype=self.dtype, deterministic=True)(y, y)
+        y = nn.Dense(self.mlp_dim, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
+        return x + nn.Dense(x.shape[-1], dtype=self.dtype)(nn.gelu(y))
 
 
 class PlainViT(nn.Module):
@@ -57,18 +76,18 @@ class PlainViT(nn.Module):
     def __call__(self, images):
         spec = self.spec
         patch = (spec.stem.patch_size,) * 2
-        x = nn.Conv(spec.width, patch, strides=patch, padding="VALID")(images)
+        x = nn.Conv(spec.width, patch, strides=patch, padding="VALID", dtype=spec.dtype)(images)
         x = x.reshape(len(images), -1, spec.width)
         cls = self.param("cls", nn.initializers.zeros, (1, 1, spec.width))
-        x = jnp.concatenate([jnp.tile(cls, (len(images), 1, 1)), x], axis=1)
-        x = x + self.param("position", nn.initializers.normal(0.02), (1, *x.shape[1:]))
+        x = jnp.concatenate([jnp.tile(cls, (len(images), 1, 1)).astype(x.dtype), x], axis=1)
+        x = x + self.param("position", nn.initializers.normal(0.02), (1, *x.shape[1:])).astype(x.dtype)
         for _ in range(spec.depth):
-            x = PlainBlock(spec.mlp_dim, spec.attention.num_heads)(x)
+            x = PlainBlock(spec.mlp_dim, spec.attention.num_heads, spec.dtype)(x)
         return nn.Dense(spec.head.num_classes, kernel_init=nn.initializers.zeros)(nn.LayerNorm()(x)[:, 0])
 
 
-def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Callable[[], float]:
-    """Returns a function that makes one step of the plain model and returns its loss."""
+def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Step:
+    """Returns a step of the plain model."""
     model, optimizer = PlainViT(spec), optax.adamw(RATE, weight_decay=DECAY)
 
     def step(params, opt_state, batch):
@@ -82,36 +101,41 @@ def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Callable[[], flo
 
     params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1])
     state = [params, optimizer.init(params)]
-    step = jax.jit(step, donate_argnums=(0, 1))
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*state, batch).compile()
 
     def run() -> float:
-        *state[:], loss = step(*state, batch)
+        *state[:], loss = compiled(*state, batch)
         jax.block_until_ready(state)
         return float(loss)
 
-    return run
+    return Step(run, allocated(compiled))
 
 
-def our_step(program: Any, batch: dict[str, jax.Array]) -> Callable[[], float]:
-    """Returns a function that runs one step of this package and returns its loss."""
+def our_step(program: Any, batch: dict[str, jax.Array]) -> Step:
+    """Returns a step of this package."""
     state = program.init(jax.random.key(0), {})
+    compiled = program.train_step.lower(state, batch).compile()
 
     def run() -> float:
         nonlocal state
-        state, metrics = program.train_step(state, batch)
+        state, metrics = compiled(state, batch)
         jax.block_until_ready(state)
         return float(metrics["train/loss"])
 
-    return run
+    return Step(run, allocated(compiled))
 
 
-def build_program(arguments: argparse.Namespace) -> Any:
+def allocated(step: Any) -> float:
+    """Returns the GiB of a device that the compiler allocates for a step."""
+    return peak_bytes(step.memory_analysis(), False) / 2**30
+
+
+def build_program(arguments: argparse.Namespace, attention: str) -> Any:
     """Returns this package's program for the given model, batch and resolution, on one device."""
     config = base.get_config()
     config.model.name, config.batch, config.resolution = arguments.model, arguments.batch, arguments.resolution
-    config.model.dtype = "float32"
-    if arguments.attention:
-        config.model.attention = arguments.attention
+    config.model.dtype = arguments.dtype
+    config.model.attention = attention
     config.data.num_classes = config.data.num_examples = arguments.classes
     config.total_steps, config.decay_type = 1_000_000, "constant"
     config.base_lr, config.optim.weight_decay, config.optim.decays = RATE, DECAY, "all"
@@ -119,11 +143,12 @@ def build_program(arguments: argparse.Namespace) -> Any:
     return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
 
 
-def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[[], Seconds]]:
+def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[[], Measured]]:
     """Starts timm's model in another environment; returns its name and a function that makes a step of it."""
     size, patch = arguments.model.removeprefix("ViT-").split("/")
     name = {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}.get(size, size.lower())
     sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
+    sizes += [arguments.dtype, "cuda" if jax.default_backend() == "gpu" else "cpu"]
     command = [arguments.torch, THEIRS, f"vit_{name}_patch{patch}_224", *sizes]
     settings = list(KEPT.values()) if kept else []
     process = subprocess.Popen(
@@ -132,21 +157,20 @@ def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[
     assert process.stdin and process.stdout
     stdin, stdout = process.stdin, process.stdout
 
-    def run() -> Seconds:
+    def run() -> Measured:
         print("step", file=stdin, flush=True)
-        clock, work = json.loads(stdout.readline())
-        return clock, work
+        return Measured(*json.loads(stdout.readline()))
 
     return json.loads(stdout.readline())["name"], run
 
 
-def timed(run: Callable[[], float]) -> Callable[[], Seconds]:
-    """Returns a function that runs a step and returns its seconds by the clock and of all threads."""
+def timed(step: Step) -> Callable[[], Measured]:
+    """Returns a function that measures a step."""
 
-    def measured() -> Seconds:
+    def measured() -> Measured:
         start, start_work = time.perf_counter(), time.process_time()
-        run()
-        return time.perf_counter() - start, time.process_time() - start_work
+        step.run()
+        return Measured(time.perf_counter() - start, time.process_time() - start_work, step.memory)
 
     return measured
 
@@ -163,7 +187,8 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--resolution", type=int, default=224, help="pixels on a side")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10, help="steps of each, in turn")
-    parser.add_argument("--attention", help="our attention [that for these devices]")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the activations")
+    parser.add_argument("--attention", default="auto", help="our forms of attention, the first of which is compared")
     parser.add_argument("--torch", metavar="PYTHON", help="also timm's, by the Python of an environment that has it")
     return parser.parse_args(argv[1:])
 
@@ -176,23 +201,31 @@ def main(argv: list[str], kept: bool = False) -> None:
         "image": jax.random.uniform(keys[0], shape, minval=-1, maxval=1),
         "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
     }
-    program = build_program(arguments)
-    runs = {"plain Flax": timed(plain_step(program.model.spec, batch)), OURS: timed(our_step(program, batch))}
+    first, *others = (build_program(arguments, form) for form in arguments.attention.split(","))
+    runs = {"plain Flax": timed(plain_step(first.model.spec, batch)), OURS: timed(our_step(first, batch))}
+    runs |= {f"{OURS}, {program.model.field('attention')}": timed(our_step(program, batch)) for program in others}
     runs |= dict([timm_step(arguments, kept)] if arguments.torch else [])
     rounds = [{name: run() for name, run in runs.items()} for _ in range(arguments.rounds + 1)][1:]  # one compiles
 
     device, memory = jax.devices()[0].device_kind, "kept" if kept else "given back"
-    print(f"{arguments.model}, {arguments.batch} images of {arguments.resolution} px, {device}, freed memory {memory}")
-    columns = ("median s", "fastest s", "images/s", "CPU s", "ours is", "by CPU s", "in a round")
+    size = f"{arguments.batch} images of {arguments.resolution} px in {arguments.dtype}"
+    print(f"{arguments.model}, {size}, {device}, freed memory {memory}")
+    columns = ("median s", "fastest s", "images/s", "CPU s", "ours is", "by CPU s", "in a round", "GiB")
     print(f"{'':26}" + "".join(f"{column:>11}" for column in columns))
-    median = {
-        name: [statistics.median(times) for times in zip(*(one[name] for one in rounds), strict=True)] for name in runs
-    }
-    for name, (clock, work) in median.items():
-        fastest = min(one[name][0] for one in rounds)
-        pairs = sorted(one[name][0] / one[OURS][0] for one in rounds)
-        ratios = f"{clock / median[OURS][0]:10.2f}x{work / median[OURS][1]:10.2f}x{pairs[0]:7.2f}-{pairs[-1]:.2f}x"
-        print(f"{name:26}{clock:11.3f}{fastest:11.3f}{arguments.batch / clock:11.2f}{work:11.2f}{ratios}")
+    medians = {name: median_of([one[name] for one in rounds]) for name in runs}
+    ours = medians[OURS]
+    for name, (clock, work, needed) in medians.items():
+        fastest = min(one[name].clock for one in rounds)
+        pairs = sorted(one[name].clock / one[OURS].clock for one in rounds)
+        ratios = f"{clock / ours.clock:10.2f}x{work / ours.work:10.2f}x{pairs[0]:7.2f}-{pairs[-1]:.2f}x"
+        gib = "" if needed is None else f"{needed:.2f}"
+        print(f"{name:26}{clock:11.4f}{fastest:11.4f}{arguments.batch / clock:11.2f}{work:11.2f}{ratios}{gib:>11}")
+
+
+def median_of(steps: list[Measured]) -> Measured:
+    """Returns the medians of the seconds of some steps, and their memory."""
+    clock, work, _ = zip(*steps, strict=True)
+    return Measured(statistics.median(clock), statistics.median(work), steps[-1].memory)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """timm's side of `benchmarks.train_step`, which runs where torch and timm are installed: a step for each line of input.
 
-It answers each line with JSON: the seconds of the step by the clock and of all its threads.
+It answers each line with JSON: the seconds of the step by the clock and of all its threads, and the GiB of the GPU at
+the highest.
 """
 
 import ctypes
@@ -12,30 +13,40 @@ import timm
 import torch
 
 
-def make_step(architecture: str, batch: int, resolution: int, classes: int):
-    """Returns a function that makes one step of AdamW in float32, on images that stay the same."""
-    model = timm.create_model(architecture, num_classes=classes, img_size=resolution)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
-    images = torch.rand(batch, 3, resolution, resolution) * 2 - 1
-    labels = torch.randint(0, classes, (batch,))
+def make_step(architecture: str, batch: int, resolution: int, classes: int, dtype: str, device: str):
+    """Returns a function that makes one step of AdamW, on images that stay the same."""
+    gpu = device == "cuda"
+    torch.set_float32_matmul_precision("high" if gpu else "highest")  # as JAX's default on GPUs: TF32
+    model = timm.create_model(architecture, num_classes=classes, img_size=resolution).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=gpu)
+    images = torch.rand(batch, 3, resolution, resolution, device=device) * 2 - 1
+    labels = torch.randint(0, classes, (batch,), device=device)
+    forward = torch.compile(model) if gpu else model
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        with torch.autocast(device, getattr(torch, dtype), enabled=dtype != "float32"):
+            loss = torch.nn.functional.cross_entropy(forward(images), labels)
+        loss.backward()
         optimizer.step()
+        if gpu:
+            torch.cuda.synchronize()
 
     return step
 
 
-def main(architecture, batch, resolution, classes, settings):
+def main(architecture, batch, resolution, classes, dtype, device, settings):
     for setting in json.loads(settings):  # of mallopt, as ours has them
         ctypes.CDLL(None).mallopt(*setting)
-    step = make_step(architecture, int(batch), int(resolution), int(classes))
+    step = make_step(architecture, int(batch), int(resolution), int(classes), dtype, device)
     print(json.dumps({"name": f"timm {timm.__version__}, torch {torch.__version__}"}), flush=True)
     for _ in sys.stdin:
         start, start_work = time.perf_counter(), time.process_time()
         step()
-        print(json.dumps([time.perf_counter() - start, time.process_time() - start_work]), flush=True)
+        seconds = time.perf_counter() - start, time.process_time() - start_work
+        print(
+            json.dumps([*seconds, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None]), flush=True
+        )
 
 
 if __name__ == "__main__":

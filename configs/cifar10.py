@@ -82,3 +82,12 @@ def plain() -> ConfigDict:
     config.optim.weight_decay = 0.05
     config.evals.test.preprocess = "resize(36)|central_crop(32)|value_range(-1,1)"
     return config
+
+
+def hold_out(config: ConfigDict) -> None:
+    """Takes the last tenth of train away from the training, and evaluates it as `val`."""
+    config.data.split = "train[:90%]"
+    config.data.num_examples = 45_000
+    with config.unlocked():
+        config.evals.val = base.evaluation("classify", split="train[90%:]", preprocess=config.evals.test.preprocess)
+    config.checkpoint.best_metric = "val/accuracy"

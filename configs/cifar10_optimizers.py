@@ -13,7 +13,7 @@ Ours: not run yet. One point alone, and all of them:
 
 from ml_collections import ConfigDict
 
-from configs import base, cifar10
+from configs import cifar10
 
 STEPS = 682  # 6 x 38.14e6 MACs x 128 images x 682 = 2e13 FLOPs
 SAM = {"optim.sam_rho": 0.1, "total_steps": STEPS // 2, "warmup_steps": 25, "eval_every": STEPS // 2}
@@ -42,12 +42,7 @@ def get_config() -> ConfigDict:
     config.checkpoint_every = STEPS
     config.checkpoint.keep_last = 1
     config.checkpoint.keep_best = 0
-    config.data.split = "train[:90%]"
-    config.data.num_examples = 45_000
-    with config.unlocked():
-        config.evals.val = base.evaluation("classify", split="train[90%:]")
-    config.evals.val.preprocess = config.evals.test.preprocess
-    config.checkpoint.best_metric = "val/accuracy"
+    cifar10.hold_out(config)
     return config
 
 

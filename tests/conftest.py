@@ -12,7 +12,7 @@ from benchmarks.hosts import QUICK
 
 ROOT = Path(__file__).parent.parent
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("TESTED_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK}"
 # Many tests and processes compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")

@@ -72,7 +72,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
             state, metrics = step(state, {"image": jnp.asarray(images), "label": jnp.asarray(labels)})
             losses.append(metrics["train/loss"])
             rates.append(metrics["train/lr"])
-    np.testing.assert_allclose(losses, curve["loss"], rtol=5e-6)
+    np.testing.assert_allclose(losses, curve["loss"], rtol=1e-4 if jax.default_backend() == "gpu" else 5e-6)
     np.testing.assert_allclose(rates, curve["lr"], rtol=1e-5, atol=1e-9)
     if folder == WHOLE:
         final = {key.removeprefix("final/"): curve[key] for key in curve.files if key.startswith("final/")}

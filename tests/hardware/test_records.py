@@ -100,20 +100,22 @@ def test_the_page_shows_every_row_and_what_is_left():
     assert "Nothing is off." in hardware_page(Record("x", KEY))
 
 
-def test_the_page_of_the_docs_shows_the_record_of_two_emulated_devices():
-    """UPDATE_GOLDEN=1 writes it anew."""
-    record, page = read_record(str(ROOT / "results" / "hardware" / "cpu2.json")), ROOT / "docs" / "hardware.md"
+@pytest.mark.parametrize(("name", "devices"), [("cpu2", 2), ("h200", 1)])
+def test_the_page_of_the_docs_shows_the_records(name, devices):
+    """UPDATE_GOLDEN=1 writes them anew."""
+    record, page = read_record(str(ROOT / "results" / "hardware" / f"{name}.json")), ROOT / "docs" / "hardware.md"
     lines = [
-        format_row(name, row)
-        for name, section in record.sections.items()
-        for row in section.rows
-        if name != "collectives" and (row.unit != "relative" or name == "curve")
+        format_row(section, row)
+        for section, measured in record.sections.items()
+        for row in measured.rows
+        if section != "collectives" and (row.unit != "relative" or section == "curve")
     ]
     text = "\n".join(["```", *lines, "", *format_off(record), "```"]) + "\n"
     if os.environ.get("UPDATE_GOLDEN"):
-        replace_section(page, "cpu2", text)
-    assert f"<!-- cpu2 -->\n{text}<!-- /cpu2 -->" in page.read_text()
-    assert record.key["devices"] == 2 and list(record.sections) == list(measure.SECTIONS)
+        replace_section(page, name, text)
+    assert f"<!-- {name} -->\n{text}<!-- /{name} -->" in page.read_text()
+    sections = list(measure.SECTIONS)
+    assert record.key["devices"] == devices and list(record.sections) == sections[: len(record.sections)]
 
 
 def test_the_schedules_are_those_that_were_compiled():

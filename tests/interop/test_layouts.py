@@ -280,7 +280,8 @@ def test_the_representation_has_a_width_of_its_own(name, changed, tmp_path, caps
     model, params = vit_jax.load(changed(name, widen))
     assert (model.field("pre_logits"), model.field("representation_size")) == (True, 40)
     assert "a tanh layer of width 40" in capsys.readouterr().err
-    logits, out = jax.jit(model.apply)(params, np.load(fixture(name).with_suffix(".io.npz"))["images"])
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, np.load(fixture(name).with_suffix(".io.npz"))["images"])
     hidden = np.tanh(out["tokens"][:, 0] @ params["pre_logits"]["kernel"] + params["pre_logits"]["bias"])
     np.testing.assert_allclose(out["pre_logits"], hidden, atol=1e-5)
     np.testing.assert_allclose(logits, hidden @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-4)

@@ -55,13 +55,13 @@ def default_of(field: Field, kind: str = "") -> Any:
     return placeholder(field.optional) if field.optional else value
 
 
-def choose_stage(arg: str, stages: dict[str, tuple]) -> tuple:
-    """Returns what a recipe states of the stage that its argument names, `stage=STAGE`.
+def choose_stage(arg: str, stages: dict[str, tuple], key: str = "stage") -> tuple:
+    """Returns what a recipe states of the stage that its argument names, `stage=STAGE`, or by another key.
 
     Raises:
         ValueError: there is no such stage.
     """
-    key, _, stage = arg.partition("=")
-    if key != "stage" or stage not in stages:
-        raise ValueError(f"the argument {arg!r} is not stage=STAGE with one of the stages {', '.join(stages)}")
+    given, _, stage = arg.partition("=")
+    if given != key or stage not in stages:
+        raise ValueError(f"the argument {arg!r} is not {key}={key.upper()} with one of the {key}s {', '.join(stages)}")
     return stages[stage]

@@ -163,7 +163,7 @@ def fused(
 def cudnn(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form. Not measured.
+    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form.
 
     Raises:
         ValueError: there are further scores, or a pattern.
