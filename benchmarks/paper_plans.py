@@ -2,21 +2,27 @@
 
 Example:
   python -m benchmarks.paper_plans --recipes=vit_b32_jft,vit_l16_jft
+  python -m benchmarks.paper_plans --recipes=vit_l16_imagenet21k --like=vit_l16_jft
 
 Adds a line for each recipe to vit_jax/results/paper_plans.csv, or replaces it. A plan takes minutes on two idle cores,
-of the larger models longer; what was compiled is remembered. `python -m vit_jax.record` then writes the page.
+of the larger models longer; what was compiled is remembered. With `--like` nothing is compiled: as many operations as
+in that recipe, whose plan is there, are taken to need as long. `python -m vit_jax.record` then writes the page.
 """
 
 import argparse
 import csv
+import importlib
 
 import jax
 
 from benchmarks.plans import plan_recipe
 from vit_jax import UserError, cli
+from vit_jax.config import resolve_config
+from vit_jax.planning import macs_per_image
+from vit_jax.program import model_without_data
 from vit_jax.results.paper_items import PLANS, read_plans
 
-FIELDS = ("recipe", "topology", "chips", "steps", "hours", "chip_hours")
+FIELDS = ("recipe", "topology", "chips", "steps", "hours", "chip_hours", "like")
 
 
 def plan(recipe: str, topology: str) -> dict[str, object]:
@@ -29,7 +35,30 @@ def plan(recipe: str, topology: str) -> dict[str, object]:
     workload, run = found.compilation.workload, found.estimate and found.estimate.run
     if run is None:
         raise UserError(f"{recipe} has no estimate on {topology}; choose another --topology.")
-    values = (recipe, topology, workload.devices, workload.steps, f"{run.hours:.1f}", f"{run.chip_hours:.0f}")
+    return make_row(recipe, topology, workload.devices, workload.steps, run.hours)
+
+
+def scale(recipe: str, like: dict[str, str]) -> dict[str, object]:
+    """Returns a line of the file from that of another recipe, by the operations of both.
+
+    Raises:
+        UserError: a configuration is wrong.
+    """
+    steps, operations = count_operations(recipe)
+    hours = float(like["chip_hours"]) / int(like["chips"]) * operations / count_operations(like["recipe"])[1]
+    return make_row(recipe, like["topology"], int(like["chips"]), steps, hours, like["recipe"])
+
+
+def count_operations(recipe: str) -> tuple[int, float]:
+    """Returns the steps of a recipe, and the multiply-accumulates of their forward passes."""
+    config = importlib.import_module(f"configs.{recipe}").get_config()
+    model, config = model_without_data(config), resolve_config(config)
+    return config.total_steps, float(macs_per_image(model)) * config.batch * config.total_steps
+
+
+def make_row(recipe: str, topology: str, chips: int, steps: int, hours: float, like: str = "") -> dict[str, object]:
+    """Returns a line of the file."""
+    values = (recipe, topology, chips, steps, f"{hours:.1f}", f"{hours * chips:.0f}", like)
     return dict(zip(FIELDS, values, strict=True))
 
 
@@ -37,12 +66,13 @@ def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default="", help="their names, with commas between them")
+    parser.add_argument("--like", help="a recipe whose plan is there, to scale it by operations")
     parser.add_argument("--topology", default="v5e:16x16", help="a TPU slice [%(default)s]")
     args = parser.parse_args(argv[1:])
     jax.config.update("jax_platforms", "cpu")  # the compilers run in processes of their own
     rows = read_plans()
     for recipe in filter(None, args.recipes.split(",")):
-        rows[recipe] = plan(recipe, args.topology)
+        rows[recipe] = scale(recipe, rows[args.like]) if args.like else plan(recipe, args.topology)
         with PLANS.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()

@@ -41,8 +41,8 @@ def test_the_overview_leads_to_every_section():
 def test_the_plan_of_a_pretraining_is_shown():
     shown = paper_items.format_plans(["absent", "vit_l16_jft"])
     row = paper_items.read_plans()["vit_l16_jft"]
-    assert f"{int(row['chip_hours']):,} chip-hours, {1.2 * int(row['chip_hours']):,.0f} dollars" in shown
-    assert shown.endswith("Not planned: absent.\n")
+    assert f"dollars: vit_l16_jft {1.2 * int(row['chip_hours']):,.0f}. Not planned: absent.\n" in shown
+    assert f"| {int(row['chip_hours']):,} | {1.2 * int(row['chip_hours']):,.0f} | compilation |" in PAGE
     plan = (ROOT / "docs" / "plans.md").read_text()  # the page of plans has the same
     assert f"{row['hours']} hours, {int(row['chip_hours']):,} chip-hours" in plan
     assert int(row["chips"]) == 256 and f"run                   {int(row['steps']):,} steps" in plan

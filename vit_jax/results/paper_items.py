@@ -149,15 +149,28 @@ def format_item(item: PaperItem, records: Sequence[Record]) -> str:
 
 
 def format_plans(recipes: Sequence[str]) -> str:
-    """Returns what the pre-training of recipes takes by their plans, and which were not planned."""
-    plans = read_plans()
-    planned = [
-        f"{recipe}: {float(row['hours']):,.1f} hours on {row['chips']} chips ({row['topology']}), "
-        f"{float(row['chip_hours']):,.0f} chip-hours, {PRICE * float(row['chip_hours']):,.0f} dollars"
-        for recipe, row in plans.items()
-        if recipe in recipes
-    ]
-    others = [recipe for recipe in recipes if recipe not in plans]
-    lines = [f"Pre-training by plan: {'; '.join(planned)}."] if planned else []
+    """Returns what the pre-training of recipes costs by their plans, and which were not planned."""
+    costs = {recipe: dollars(row) for recipe, row in read_plans().items() if recipe in recipes}
+    planned = [f"{recipe} {costs[recipe]:,.0f}" for recipe in recipes if recipe in costs]
+    others = [recipe for recipe in recipes if recipe not in costs]
+    lines = [f"[Pre-training](#pre-training-by-plan), dollars: {', '.join(planned)}."] if planned else []
+    lines += [f"Together {sum(costs.values()):,.0f}."] if len(planned) > 1 else []
     lines += [f"Not planned: {', '.join(others)}."] if others else []
     return " ".join(lines) + "\n"
+
+
+def format_pretrainings() -> str:
+    """Returns a table of all pre-trainings that were planned, in the order of the items."""
+    lines = [("recipe", "slice", "chips", "steps", "hours", "chip-hours", "dollars", "by")]
+    plans = read_plans()
+    for recipe in dict.fromkeys(recipe for item in read_items() for recipe in item.recipes):
+        if row := plans.get(recipe):
+            numbers = f"{int(row['steps']):,}", f"{float(row['hours']):,.1f}", f"{float(row['chip_hours']):,.0f}"
+            how = f"operations, from {row['like']}" if row["like"] else "compilation"
+            lines.append((recipe, row["topology"], row["chips"], *numbers, f"{dollars(row):,.0f}", how))
+    return format_table(lines)
+
+
+def dollars(plan: Mapping[str, str]) -> float:
+    """Returns what a line of paper_plans.csv costs."""
+    return PRICE * float(plan["chip_hours"])
