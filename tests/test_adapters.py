@@ -1,21 +1,25 @@
 """Adapters: merged weights against a loop over layers in float64, what is trained, and the file for PEFT."""
 
 import json
+from pathlib import Path
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+import vit_jax
 from tests.test_program import batches, build
 from vit_jax import UserError, interop, models, tree
 from vit_jax.adapters import add_adapters, is_adapter, merge_adapters
 from vit_jax.config import check_config
-from vit_jax.interop import huggingface_layout
+from vit_jax.interop import huggingface_layout, mapping
 from vit_jax.optim import Adapters
 
 RANK, ALPHA = 3, 6.0
+PEFT = Path(__file__).parent / "fixtures" / "parity" / "peft_vit"  # of make_peft.py beside it
 
 
 def adapted(activation="gelu_tanh", where="attention,mlp", **fields):
@@ -64,12 +68,12 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
     described = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (described["peft_type"], described["r"], described["lora_alpha"]) == ("LORA", RANK, ALPHA)
     assert len(described["target_modules"]) == count and described["modules_to_save"] == ["classifier"]
-    from safetensors.numpy import load_file
-
     file = load_file(tmp_path / "adapter_model.safetensors")
-    theirs = huggingface_layout.to_layout(tree.flatten(params), model.spec)
-    merged = huggingface_layout.to_layout(
-        jax.tree.map(np.asarray, tree.flatten(merge_adapters(with_adapters))), model.spec
+    form = huggingface_layout.choose_form(model.spec)._replace(in_memory=True)
+    table = huggingface_layout.parameter_table(model.spec, form)
+    theirs, merged = (
+        mapping.file_views(table, jax.tree.map(np.asarray, tree.flatten(each)), prefix="")
+        for each in (params, merge_adapters(with_adapters))
     )
     for module in described["target_modules"]:
         a, b = (file[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
@@ -78,6 +82,28 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
     for name, leaf in merged.items():
         np.testing.assert_allclose(theirs[name], leaf, rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_array_equal(file["base_model.model.classifier.weight"], theirs["classifier.weight"])
+
+
+def test_the_file_has_the_names_that_peft_gives(tmp_path):
+    """Of all layers of the blocks, and of the classifier."""
+    model, params = vit_jax.load(PEFT / "base")
+    leaves = add_adapters(jax.tree.map(jnp.asarray, params), 2, 6.0, "attention,mlp", jax.random.key(0))
+    interop.save_adapter(tmp_path, model, Adapters().select(jax.tree.map(np.asarray, leaves)), 2, 6.0, "hf-hub:a/b")
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path, PEFT / "adapter"))
+    assert {name: leaf.shape for name, leaf in ours.items()} == {name: leaf.shape for name, leaf in theirs.items()}
+    described = json.loads((tmp_path / "adapter_config.json").read_text())
+    endings = json.loads((PEFT / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert {module.rpartition(".")[2] for module in described["target_modules"]} == set(endings)
+    assert described["base_model_name_or_path"] == "a/b"
+
+
+def test_adapters_by_peft_have_its_logits(monkeypatch):
+    monkeypatch.chdir(PEFT)  # where the path of the base leads to it
+    model, params = vit_jax.load(PEFT / "adapter")
+    given = np.load(PEFT / "io.npz")
+    with jax.default_matmul_precision("highest"):
+        logits = jax.jit(model.apply)(params, given["images"])[0]
+    np.testing.assert_allclose(logits, given["logits"], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +116,103 @@ def test_the_file_for_peft_has_both_heads_of_a_distilled_model(fields, names, tm
     interop.save_adapter(tmp_path, model, Adapters().select(with_adapters), RANK, ALPHA)
     described = json.loads((tmp_path / "adapter_config.json").read_text())
     assert described["modules_to_save"] == sorted(names)
-    from safetensors.numpy import load_file
-
     file = load_file(tmp_path / "adapter_model.safetensors")
     for ours, theirs in zip(("head", "distilled_head"), names, strict=True):
         np.testing.assert_array_equal(file[f"base_model.model.{theirs}.weight"], params[ours]["kernel"].T)
         np.testing.assert_array_equal(file[f"base_model.model.{theirs}.bias"], params[ours]["bias"])
+
+
+def written(folder, model, params, with_adapters):
+    """The weights in a file, and in the folder the adapters, which name it."""
+    folder.mkdir()
+    vit_jax.save(folder.parent / "base.npz", model, params)
+    trained = Adapters().select(with_adapters)
+    interop.save_adapter(folder, model, trained, RANK, ALPHA, str(folder.parent / "base.npz"))
+    return tree.flatten(merge_adapters(with_adapters))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"activation": "gelu"},
+        {"activation": "gelu", "registers": 1, "distilled_head": True},
+        {"activation": "swiglu"},
+        {"activation": "gelu", "qk_norm": True},
+    ],
+    ids=["vit", "deit", "ours_gated", "ours"],
+)
+def test_a_folder_of_adapters_is_loaded_as_the_merged_weights(fields, tmp_path):
+    model, params, with_adapters = adapted(**fields)
+    expected = written(tmp_path / "adapter", model, params, with_adapters)
+    found, read = vit_jax.load(tmp_path / "adapter")
+    assert found.fields == model.fields
+    assert tree.flatten(read).keys() == expected.keys()
+    for name, leaf in tree.flatten(read).items():
+        np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    digests = [interop.digest_weights(tmp_path / name) for name in ("base.npz", "adapter")]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 2 * ALPHA}))
+    assert len({*digests, interop.digest_weights(tmp_path / "adapter")}) == 3
+
+
+def test_adapters_of_some_layers_by_the_names_of_files_for_other_classes(tmp_path):
+    """transformers 4 has the names of files in memory, too; rsLoRA divides by the root of the rank."""
+    model, params, with_adapters = adapted("gelu")
+    expected = written(tmp_path / "adapter", model, params, with_adapters)
+    folder, random = tmp_path / "adapter", np.random.default_rng(1)
+    path = folder / "adapter_model.safetensors"
+    form = huggingface_layout.choose_form(model.spec)
+    memory, files = (each.names for each in (form._replace(in_memory=True), form))
+    old, new = (f"{names.blocks}1.{names.attention[0]}" for names in (memory, files))
+    renamed = {name.replace(old, new): array for name, array in load_file(path).items() if old in name}
+    assert len(renamed) == 2 and old != new
+    head = {"weight": random.normal(size=(3, 32)).astype(np.float32), "bias": np.arange(3, dtype=np.float32)}
+    save_file(renamed | {f"base_model.model.classifier.{name}": array for name, array in head.items()}, path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    found, read = vit_jax.load(folder)
+    assert found.field("num_classes") == 3
+    np.testing.assert_array_equal(read["head"]["kernel"], head["weight"].T)
+    before, after = params["encoder"]["blocks"]["attention"]["qkv"]["kernel"], tree.flatten(read)
+    kernel = after.pop("encoder/blocks/attention/qkv/kernel")
+    full = expected["encoder/blocks/attention/qkv/kernel"][1, :, 0] - before[1, :, 0]
+    np.testing.assert_allclose(kernel[1, :, 0] - before[1, :, 0], RANK**0.5 * full, rtol=1e-4, atol=1e-5)
+    kernel[1, :, 0] = before[1, :, 0]
+    np.testing.assert_array_equal(kernel, before)
+    for name in after.keys() - {"head/kernel", "head/bias"}:
+        np.testing.assert_array_equal(after[name], tree.flatten(params)[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "LOHA"}, "adapter_config.json states peft_type=LOHA; only peft_type='LORA' is supported"),
+        ({"use_dora": True}, "states use_dora=True; only use_dora=False"),
+        ({"base_model_name_or_path": None}, "write the path or the name of its weights into base_model_name_or_path"),
+        ({"base_model_name_or_path": "absent.npz"}, "the weights that it adapts, absent.npz: does not exist"),
+        ({"base_model_name_or_path": "adapter"}, "the weights that it adapts, adapter: it contains adapters itself"),
+    ],
+)
+def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "adapter", *adapted("gelu"))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=message):
+        vit_jax.load(tmp_path / "adapter")
+
+
+def test_adapters_of_another_model_are_refused(tmp_path):
+    written(tmp_path / "adapter", *adapted("gelu"))
+    for fields, message in (
+        ({"width": 48, "num_heads": 2}, "is adapted by .*which does not fit"),
+        ({"depth": 1}, "which ViT-mu/4 does not have"),
+    ):
+        common = {"resolution": 8, "depth": 2, "num_classes": 5, "pooling": "token", "position": "learned"}
+        other = models.create("ViT-mu/4", **(common | fields))
+        vit_jax.save(tmp_path / "base.npz", other, other.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
+        with pytest.raises(UserError, match=message):
+            vit_jax.load(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,8 @@ class Workdir:
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
             if jax.process_index() == 0:
-                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha)
+                base = self._config.init_from
+                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha, base)
         self.ledger.complete()
         with self._writing():
             self._mirror.flush()

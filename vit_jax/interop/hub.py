@@ -12,6 +12,7 @@ from vit_jax import BUGS, UserError, shown, user_errors
 PREFIX = "hf-hub:"
 # What a checkpoint consists of; repositories also contain the same weights in formats that are not read here.
 FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 SHARDS = "model-*-of-*.safetensors"
 
 
@@ -33,7 +34,9 @@ def download_checkpoint(path: str) -> Path:
         raise UserError("this needs huggingface_hub: pip install -e '.[hub]'") from None
     try:
         with user_errors("cannot be downloaded", Exception, *BUGS):
-            folder = hub.snapshot_download(name, revision=revision or None, allow_patterns=[*FILES, SHARDS])
+            folder = hub.snapshot_download(
+                name, revision=revision or None, allow_patterns=[*FILES, SHARDS, *ADAPTER_FILES]
+            )
     except UserError as error:
         raise UserError(_sentence(name, revision, error)) from None
     return Path(folder)

@@ -3,11 +3,12 @@
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import UserError, checkpoint, user_errors
-from vit_jax.interop import augreg, catalog, hub
+from vit_jax.interop import augreg, catalog, hub, peft
 from vit_jax.storage import filesystem
 
 MODEL_FILE = "model.npz"  # of a workdir
@@ -20,16 +21,18 @@ class Located(NamedTuple):
     path: Path
     entry: catalog.CatalogEntry | None  # in the catalog
     loss: str  # that the catalog or AugReg's index tell, softmax or sigmoid; empty: neither does
+    adapter: peft.Adapter | None = None  # to be added to the weights
 
 
-def locate_weights(path: str | Path) -> Located:
+def locate_weights(path: str | Path, adapted_by: peft.Adapter | None = None) -> Located:
     """Returns where the weights are that a user names, downloaded if necessary.
 
     Args:
         path: as `weights.load` takes it.
+        adapted_by: to be added to them.
 
     Raises:
-        UserError: nothing that can be loaded is there.
+        UserError: nothing that can be loaded is there, or adapters would be added to adapters.
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
         entry, downloaded, loss = None, None, ""
@@ -44,7 +47,25 @@ def locate_weights(path: str | Path) -> Located:
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
     found = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
-    return Located(found, entry, loss)
+    if found.name == peft.WEIGHTS and (adapter := peft.find_adapter(found.parent)):
+        if adapted_by:
+            raise UserError("it contains adapters itself, to which no others can be added")
+        base = _base_path(adapter)
+        try:
+            return locate_weights(base, adapter)
+        except UserError as error:
+            raise UserError(f"the weights that it adapts, {base}: {error}") from None
+    return Located(found, entry, loss, adapted_by)
+
+
+def _base_path(adapter: peft.Adapter) -> str:
+    """Returns the path or the name of the weights that an adapter changes.
+
+    For weights of the hub PEFT writes OWNER/NAME.
+    """
+    base = adapter.base
+    is_known = Path(base).expanduser().exists() or catalog.find_entry(base) or augreg.is_name(base)
+    return base if is_known or filesystem.is_remote(base) or base.count("/") != 1 else f"{hub.PREFIX}{base}"
 
 
 def digest_weights(path: str | Path) -> str:
@@ -56,14 +77,25 @@ def digest_weights(path: str | Path) -> str:
     Raises:
         UserError: nothing that can be loaded is there.
     """
-    found = locate_weights(path).path
-    if found.is_dir():
-        arrays = json.dumps(checkpoint.read_about(found)["arrays"], sort_keys=True)
+    located = locate_weights(path)
+    digest = _digest_located(located.path)
+    if located.adapter:
+        files = [located.adapter.folder / name for name in hub.ADAPTER_FILES]
+        digest = hashlib.sha256(b"".join([digest.encode(), *_digest_files(files)])).hexdigest()[:16]
+    return digest
+
+
+def _digest_located(path: Path) -> str:
+    if path.is_dir():
+        arrays = json.dumps(checkpoint.read_about(path)["arrays"], sort_keys=True)
         return hashlib.sha256(arrays.encode()).hexdigest()[:16]
-    files = sorted(found.parent.glob("*.safetensors")) if found.suffix == ".json" else [found]
-    with user_errors(f"cannot read {path}", OSError):
-        digests = [_digest_file(each, filesystem.file_version(str(each))) for each in files]
-    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
+    files = sorted(path.parent.glob("*.safetensors")) if path.suffix == ".json" else [path]
+    return hashlib.sha256(b"".join(_digest_files(files))).hexdigest()[:16]
+
+
+def _digest_files(files: Iterable[Path]) -> list[bytes]:
+    with user_errors("cannot read the weights"):
+        return [_digest_file(path, filesystem.file_version(str(path))) for path in files]
 
 
 @functools.cache

@@ -6,26 +6,157 @@ Where transformers has no such model, the layers have our names, with the number
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import UserError, tree, user_errors
-from vit_jax.adapters import factors_of
+from vit_jax import UserError, models, shown, tree, user_errors
+from vit_jax.adapters import KERNELS, factors_of
 from vit_jax.depth import block_name
-from vit_jax.interop import archives, huggingface_layout
-from vit_jax.interop.mapping import Leaf, Part
+from vit_jax.interop import archives, hub, huggingface_layout
+from vit_jax.interop.huggingface_families import CLASSIFIERS, IN_MEMORY
+from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
 from vit_jax.models import Model, ModelSpec
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+CONFIG, WEIGHTS = hub.ADAPTER_FILES
 PREFIX = "base_model.model."  # of all names
+ENDS = (".lora_A.weight", ".lora_B.weight")
+HEADS = ("head", "distilled_head")
+# Fields of a configuration that change what an adapter computes -> their only value that is supported.
+SUPPORTED = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
 
 
-def save_adapter(folder: Path, model: Model, trained: ArrayTree, rank: int, alpha: float) -> None:
+class Adapter(NamedTuple):
+    """A folder with adapters that PEFT or `save_adapter` wrote.
+
+    Attributes:
+        folder: with `adapter_model.safetensors` and `adapter_config.json`.
+        base: path or name of the weights that they adapt, as the configuration states it.
+        rank_scaled: the factor is alpha / sqrt(rank), not alpha / rank (rsLoRA, arXiv 2312.03732).
+        alpha: see there.
+    """
+
+    folder: Path
+    base: str
+    alpha: float
+    rank_scaled: bool
+
+
+def find_adapter(folder: Path) -> Adapter | None:
+    """Returns the adapters in a folder; None: there are none.
+
+    Raises:
+        UserError: the configuration cannot be read, is of another kind of adapters, or names no model.
+    """
+    if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
+        return None
+    with user_errors(f"cannot read {CONFIG}", OSError, ValueError):
+        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    for field, value in SUPPORTED.items():
+        if described.get(field, value) not in (value, None):
+            raise UserError(f"{CONFIG} states {field}={shown(described[field])}; only {field}={value!r} is supported")
+    base = described.get("base_model_name_or_path")
+    if not base:
+        raise UserError(
+            f"it has adapters without the model that they adapt; write the path or the name of its weights into "
+            f"base_model_name_or_path of {CONFIG}"
+        )
+    return Adapter(folder, str(base), float(described["lora_alpha"]), bool(described.get("use_rslora")))
+
+
+def merge_adapter(adapter: Adapter, model: Model, params: dict[str, np.ndarray]) -> tuple[Model, dict[str, np.ndarray]]:
+    """Returns the model with the adapter's heads, and its parameters with the adapters added to the kernels.
+
+    Raises:
+        UserError: the file cannot be read, or contains what the model does not have.
+    """
+    with archives.open_archive(adapter.folder / WEIGHTS) as archive:
+        arrays = {name.removeprefix(PREFIX): _read(archive, name) for name in archive}
+    params = dict(params)
+    classifiers = CLASSIFIERS[model.field("distilled_head")]
+    for head in HEADS:
+        linear = head if f"{head}.weight" in arrays else classifiers.get(head, "").removesuffix(".")
+        if f"{linear}.weight" in arrays and f"{linear}.bias" in arrays:
+            kernel, bias = arrays.pop(f"{linear}.weight").T, arrays.pop(f"{linear}.bias")
+            params |= {f"{head}/kernel": kernel, f"{head}/bias": bias}
+            model = _with_classes(model, len(bias))
+    params |= _adapted_kernels(adapter, arrays, model.vit, params)
+    if arrays:
+        raise UserError(f"{WEIGHTS} has {shown(next(iter(arrays)))}, which {model.name} does not have")
+    return model, params
+
+
+def _adapted_kernels(
+    adapter: Adapter, arrays: dict[str, np.ndarray], spec: ModelSpec, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the kernels to which adapters were added, and takes their arrays away.
+
+    Raises:
+        UserError: the sizes of an adapter are not those of its kernel.
+    """
+    linears = {name.removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])}
+    linears = {linear for linear in linears if linear + ENDS[1] in arrays}
+    tables = (_kernel_parts(table, params, spec.depth) for table in _tables(spec))
+    parts = max(tables, key=lambda parts: len(parts.keys() & linears))
+    kernels = dict[str, np.ndarray]()
+    for linear in linears & parts.keys():
+        name, index = parts[linear]
+        a, b = (arrays.pop(linear + end) for end in ENDS)
+        if name not in kernels:
+            kernels[name] = np.array(params[name])
+        kernel, rank = kernels[name], len(a)
+        if (b.shape[1], len(b) * a.shape[1]) != (rank, kernel[index].size):
+            raise UserError(f"{WEIGHTS}: {linear} is adapted by {[*b.shape]} times {[*a.shape]}, which does not fit")
+        factor = adapter.alpha / (math.sqrt(rank) if adapter.rank_scaled else rank)
+        kernel[index] += factor * (b @ a).T.reshape(kernel[index].shape)
+    return kernels
+
+
+def _read(archive: archives.Archive, name: str) -> np.ndarray:
+    array: np.ndarray = np.empty(archive[name].shape, np.float32)
+    archive.read_array(name, array)
+    return array
+
+
+def _kernel_parts(
+    table: ParameterTable | None, params: dict[str, np.ndarray], depth: int
+) -> dict[str, tuple[str, tuple]]:
+    """Returns linear layer by its name in a table -> our kernel, and the index of the layer in it."""
+    parts = {}
+    for kernel in params:
+        layer = kernel.removesuffix("/kernel")
+        if layer == kernel or not layer.endswith(tuple(KERNELS)):
+            continue
+        for block in range(depth):
+            linears = _linear_names(table, layer, block)
+            for number, linear in enumerate(linears):
+                parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
+    return parts
+
+
+def _with_classes(model: Model, classes: int) -> Model:
+    """Returns the model with a head for so many classes, whose names are unknown if they are others."""
+    if model.field("num_classes") == classes:
+        return model
+    return models.create(model.name, **(model.fields | {"num_classes": classes, "class_names": None}))
+
+
+def save_adapter(
+    folder: Path, model: Model, trained: ArrayTree, rank: int, alpha: float, base: str | None = None
+) -> None:
     """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
 
     Args:
@@ -34,14 +165,14 @@ def save_adapter(folder: Path, model: Model, trained: ArrayTree, rank: int, alph
         trained: the factors and the heads, as NumPy arrays.
         rank: of the adapters.
         alpha: their factor is alpha / rank.
+        base: path or name of the weights that they adapt, by which PEFT and `weights.load` find them; None: unknown.
 
     Raises:
         UserError: the files cannot be written.
     """
     arrays = adapter_arrays(model.vit, trained)
-    ends = (".lora_A.weight", ".lora_B.weight")
-    layers = [name.removeprefix(PREFIX).removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]
-    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in arrays if not name.endswith(ends)}
+    layers = [name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])]
+    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in arrays if not name.endswith(ENDS)}
     described = {
         "peft_type": "LORA",
         "r": rank,
@@ -52,7 +183,7 @@ def save_adapter(folder: Path, model: Model, trained: ArrayTree, rank: int, alph
         "inference_mode": True,
         "target_modules": layers,
         "modules_to_save": sorted(saved),
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base and base.removeprefix(hub.PREFIX),
         "task_type": None,
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
@@ -75,7 +206,7 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
             continue
         gated = "g" in factors_of(layer).up
         for block, (down, up) in enumerate(zip(downs, leaves[f"{layer}/lora/up"], strict=True)):
-            linears = _linear_names(spec, layer, block)
+            linears = _linear_names(_tables(spec)[0], layer, block)
             for index, linear in enumerate(linears):
                 a, b = down, up
                 if layer.endswith("qkv"):
@@ -85,8 +216,8 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
                 rank = down.shape[-1]
                 arrays[f"{PREFIX}{linear}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
                 arrays[f"{PREFIX}{linear}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    table = _table(spec)
-    for head in ("head", "distilled_head"):
+    table = _tables(spec)[0]
+    for head in HEADS:
         if f"{head}/kernel" in leaves:
             linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")
             arrays[f"{PREFIX}{linear}.weight"] = np.ascontiguousarray(leaves[f"{head}/kernel"].T)
@@ -95,19 +226,27 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
 
 
 @functools.lru_cache(maxsize=1)
-def _table(spec: ModelSpec) -> dict[str, Any] | None:
-    """Returns the arrays of the model of transformers by our names; None: there is no such model."""
+def _tables(spec: ModelSpec) -> tuple[Any, ...]:
+    """Returns the tables of the model of transformers by our names; None stands for ours, and is the last one.
+
+    The first has the names of transformers 5 in memory, which PEFT adapts; then come those in files, which transformers
+    4 also has in memory; then both of the model without a classifier.
+    """
     try:
-        return huggingface_layout.parameter_table(spec, huggingface_layout.choose_form(spec))
+        form = huggingface_layout.choose_form(spec)
     except UserError:
-        return None
+        return (None,)
+    places = itertools.product((form.prefix, ""), (form.family in IN_MEMORY, False))
+    forms = dict.fromkeys(form._replace(prefix=prefix, in_memory=in_memory) for prefix, in_memory in places)
+    return (*(huggingface_layout.parameter_table(spec, each) for each in forms), None)
 
 
-def _linear_names(spec: ModelSpec, layer: str, block: int) -> list[str]:
+def _linear_names(table: ParameterTable | None, layer: str, block: int) -> list[str]:
     """Returns the names of the linear layers of which one of our layers consists, in a block."""
-    table = _table(spec)
     if table is not None:
-        return [name.removesuffix(".weight") for name in _leaf_names(table[f"{layer}/kernel"].parts[block])]
+        blocks = table[f"{layer}/kernel"]
+        assert isinstance(blocks, Stack)
+        return [name.removesuffix(".weight") for name in _leaf_names(blocks.parts[block])]
     ours = block_name(layer, block).replace("/", ".")
     return [ours.removesuffix("qkv") + part for part in ("query", "key", "value")] if ours.endswith("qkv") else [ours]
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
-from vit_jax.interop import archives, class_names, description, formats, locate, pipes
+from vit_jax.interop import archives, class_names, description, formats, locate, peft, pipes
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # by name
@@ -27,7 +27,8 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
     Args:
         path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
             `<workdir>/checkpoints/<step>`, a file in any layout of `formats.FORMATS` (.npz, .safetensors, or the index
-            of several), or a folder that timm or transformers wrote, local or remote; the name of a published
+            of several), or a folder that timm, transformers or PEFT wrote (of PEFT: the weights that its
+            `adapter_config.json` names, with the adapters added), local or remote; the name of a published
             checkpoint, see `vit_jax.list_models`, or `hf-hub:OWNER/NAME`, which are downloaded.
         resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
             flexi, as FlexiViT does. Unset: flexi if patch_size is given, else linear.
@@ -45,6 +46,8 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         located = locate.locate_weights(path)
         entry = located.entry
         model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
+        if located.adapter:
+            model, params = peft.merge_adapter(located.adapter, model, params)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
