@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
+from vit_jax.__main__ import COMMANDS
 
 COMMAND = "import vit_jax; from vit_jax import cli; cli.run(reports=True, command=lambda argv"
 ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
@@ -77,6 +78,7 @@ def test_bugs_keep_their_traceback():
             "unknown letter 'a'; choose from b.",
         ),
         pytest.param(["-m", "vit_jax.predict", "--help"], 0, "", marks=pytest.mark.slow),
+        (["-m", "vit_jax"], 0, ""),
         pytest.param(["-m", "vit_jax.main", "--config=configs/digits.py", "--print"], 0, "", marks=pytest.mark.slow),
         pytest.param(["-m", "vit_jax.doctor"], 0, "", marks=pytest.mark.slow),
     ],
@@ -152,3 +154,26 @@ def test_libtpu_says_nothing_where_no_tpu_is():
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
     said = subprocess.run([sys.executable, "-c", ASKS], env=environment, capture_output=True, text=True)
     assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_the_door_shows_all_commands():
+    done = subprocess.run([sys.executable, "-m", "vit_jax"], capture_output=True, text=True, cwd=ROOT)
+    shown = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert shown == list(COMMANDS) and "  train     Trains a model.\n" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    runnable = {path.stem for path in (ROOT / "vit_jax").glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert set(COMMANDS.values()) == runnable - {"__main__"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out", "err"),
+    [
+        (["plan", "--help"], 0, "usage: python -m vit_jax.plan", ""),
+        (["trian"], 2, "", "vit_jax: unknown command 'trian'; did you mean 'train'?\n"),
+        (["train", "--config=absent.py"], 2, "", "vit_jax: "),
+    ],
+)
+def test_the_door_leads_to_the_commands(words, code, out, err):
+    done = subprocess.run([sys.executable, "-m", "vit_jax", *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == code and done.stdout.startswith(out) and done.stderr.startswith(err), done.stderr
+    assert bool(done.stdout) == bool(out) and bool(done.stderr) == bool(err)

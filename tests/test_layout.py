@@ -27,7 +27,6 @@ LAYERS = (
     "evals planning",
     "run run_report teaching hardware",
     "run_end",
-    "run_end",
     "train",
     "sweeps",
     "doors",
@@ -106,7 +105,7 @@ def test_faces_name_what_their_packages_define():
 def test_only_command_lines_read_flags():
     for module, source in SOURCES.items():
         if "flags.DEFINE" in source or "sys.argv" in source:
-            assert module in ("vit_jax.config.flags", "vit_jax.cli", "vit_jax.doctor"), module
+            assert module in ("vit_jax.config.flags", "vit_jax.cli", "vit_jax.doctor", "vit_jax.__main__"), module
 
 
 def test_configs_import_ml_collections_the_fields_and_themselves():

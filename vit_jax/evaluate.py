@@ -1,4 +1,4 @@
-"""Evaluates models exactly, on this machine's devices: runs on their own splits, any weights as --evals asks.
+"""Evaluates models exactly: runs on their own splits, any weights as --evals asks.
 
 Examples:
   python -m vit_jax.evaluate workdirs/digits --json

@@ -1,4 +1,6 @@
-"""Shows what a model does inside: attention maps of photographs, and the paper's figures of heads, filters, positions.
+"""Shows what a model does inside, in pictures.
+
+These are attention maps of photographs, and the paper's figures of heads, filters and positions.
 
 Examples:
   python -m vit_jax.look workdirs/digits data/photo.png --out=workdirs/look

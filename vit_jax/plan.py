@@ -1,4 +1,6 @@
-"""Shows what a run would need and cost on a TPU slice that need not be here: memory, communication, speed, chip-hours.
+"""Shows what a run would need and cost on a TPU slice that need not be here.
+
+That is memory, communication, speed and chip-hours.
 
 Example:
   python -m vit_jax.plan --config=configs/vit_l16_jft.py --topology=v5e:16x16

@@ -1,4 +1,4 @@
-"""Trains with every combination of the values of some fields, one after the other, and reports which is best.
+"""Trains with every combination of the values of some fields, and reports which is best.
 
 Examples:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=20

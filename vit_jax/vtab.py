@@ -1,4 +1,6 @@
-"""Evaluates weights on VTAB-1k: 19 tasks of 1,000 training images each, fine-tuned as the paper does it, or frozen.
+"""Evaluates weights on VTAB-1k: 19 tasks of 1,000 training images each.
+
+The weights are fine-tuned as the paper does it, or frozen.
 
 Examples:
   python -m vit_jax.vtab ViT-L/16-imagenet21k --data-dir=data/tensorflow_datasets --workdir=workdirs/vtab

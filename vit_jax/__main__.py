@@ -1,0 +1,54 @@
+"""All commands by one door: `vit-jax NAME ...` or `python -m vit_jax NAME ...` is `python -m vit_jax.NAME ...`."""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+from vit_jax import UserError, choose, ignore_closed_stdout, tell
+
+# The names, in the order in which they are shown -> the modules.
+COMMANDS = {
+    "train": "main",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "finetune": "finetune",
+    "vtab": "vtab",
+    "sweep": "sweep",
+    "report": "report",
+    "look": "look",
+    "record": "record",
+    "pack": "pack",
+    "describe": "describe",
+    "convert": "convert",
+    "plan": "plan",
+    "measure": "measure",
+    "doctor": "doctor",
+}
+HEAD = "usage: vit-jax COMMAND ...; vit-jax COMMAND --help says more"
+
+
+def main() -> None:
+    """Runs the command that this process was given, and shows all of them if it was given none."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("--help", "-h"):
+        with ignore_closed_stdout():
+            print("\n".join([HEAD, "", *(f"  {name:10}{summary(module)}" for name, module in COMMANDS.items())]))
+        return
+    try:
+        module = COMMANDS[choose("command", name, COMMANDS)]
+    except UserError as error:
+        tell(f"vit_jax: {error}")
+        sys.exit(2)
+    del sys.argv[1]
+    runpy.run_module(f"vit_jax.{module}", run_name="__main__", alter_sys=True)
+
+
+def summary(module: str) -> str:
+    """Returns the first sentence of a module's documentation, without importing it."""
+    text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")))
+    return (text or "").partition("\n\n")[0].replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()
