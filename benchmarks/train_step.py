@@ -6,10 +6,10 @@ Both have the same sizes, softmax cross-entropy, AdamW with a constant rate, no 
 jitted with donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check
 for non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with
 `optax.adamw`. timm's runs in the environment of `--torch=PYTHON`: on a CPU eager, with as many threads as torch
-chooses; on a GPU by `torch.compile`, with AdamW in one kernel. `--dtype=bfloat16` computes in it: by the modules'
-`dtype`, and by autocast. Freed memory is kept in all of them, as the command lines keep it on CPUs, or in none with
-`MALLOC_ARENA_MAX=8` in the environment. On a GPU set `XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both processes use
-it. Its memory is what the compiler allocates, and what torch's allocator has given out at the highest.
+chooses; on a GPU by `torch.compile` in its default mode, with AdamW in one kernel. `--dtype=bfloat16` computes in it:
+by the modules' `dtype`, and by autocast. Freed memory is kept in all of them, as the command lines keep it on CPUs, or
+in none with `MALLOC_ARENA_MAX=8` in the environment. On a GPU set `XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both
+processes use it. Its memory is what the compiler allocates, and what torch's allocator has given out at the highest.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from vit_jax.adapters import add_adapters, is_adapter, merge_adapters
 from vit_jax.config import check_config
 from vit_jax.interop import huggingface_layout, mapping
 from vit_jax.optim import Adapters
+from vit_jax.train import train
 
 RANK, ALPHA = 3, 6.0
 PEFT = Path(__file__).parent / "fixtures" / "parity" / "peft_vit"  # of make_peft.py beside it
@@ -186,11 +187,13 @@ def test_adapters_of_some_layers_by_the_names_of_files_for_other_classes(tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "LOHA"}, "adapter_config.json states peft_type=LOHA; only peft_type='LORA' is supported"),
-        ({"use_dora": True}, "states use_dora=True; only use_dora=False"),
+        ({"peft_type": "LOHA"}, "adapter_config.json states peft_type=LOHA, which is not supported"),
+        ({"use_dora": True}, "states use_dora=True, which is not supported"),
+        ({"init_lora_weights": "pissa"}, "states init_lora_weights=pissa, which is not supported"),
+        ({"lora_alpha": None}, "adapter_config.json does not describe adapters: "),
         ({"base_model_name_or_path": None}, "write the path or the name of its weights into base_model_name_or_path"),
         ({"base_model_name_or_path": "absent.npz"}, "the weights that it adapts, absent.npz: does not exist"),
-        ({"base_model_name_or_path": "adapter"}, "the weights that it adapts, adapter: it contains adapters itself"),
+        ({"base_model_name_or_path": "adapter"}, "adapter_config.json names its own folder as the weights to adapt"),
     ],
 )
 def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
@@ -204,15 +207,70 @@ def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
 
 def test_adapters_of_another_model_are_refused(tmp_path):
     written(tmp_path / "adapter", *adapted("gelu"))
-    for fields, message in (
-        ({"width": 48, "num_heads": 2}, "is adapted by .*which does not fit"),
-        ({"depth": 1}, "which ViT-mu/4 does not have"),
+    other, params, _ = adapted("gelu", width=48, num_heads=2)
+    vit_jax.save(tmp_path / "base.npz", other, params)
+    with pytest.raises(
+        UserError, match=r"the weights that they adapt, .*base.npz, do not suit each other: .* width 48"
     ):
-        common = {"resolution": 8, "depth": 2, "num_classes": 5, "pooling": "token", "position": "learned"}
-        other = models.create("ViT-mu/4", **(common | fields))
-        vit_jax.save(tmp_path / "base.npz", other, other.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
-        with pytest.raises(UserError, match=message):
-            vit_jax.load(tmp_path / "adapter")
+        vit_jax.load(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(path), path)  # without the notes that describe the model
+    with pytest.raises(UserError, match=r"is adapted by \[\d+, 3\] times \[3, \d+\], which does not fit"):
+        vit_jax.load(tmp_path / "adapter")
+    layer = "base_model.model.vit.layers.0.mlp.fc9.lora_A.weight"
+    save_file({layer: np.zeros((2, 48), np.float32)}, path)
+    with pytest.raises(UserError, match=r"fc9\.lora_A\.weight, which cannot be added to ViT-mu/4"):
+        vit_jax.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True}], ids=["transformers", "ours"])
+@pytest.mark.parametrize("noted", [True, False])
+def test_the_head_of_the_base_is_left_out(fields, noted, tmp_path):
+    """As fine-tuning leaves it out: the tanh layer, too. `noted`: our file, which describes the model."""
+    model, params, with_adapters = adapted("gelu", **fields)
+    random = np.random.default_rng(2)
+    expected = written(tmp_path / "adapter", model, params, with_adapters)
+    base = models.create(model.name, **(model.fields | {"num_classes": 7, "pre_logits": True}), preprocess="resize(8)")
+    tanh = {"kernel": random.normal(size=(32, 32)), "bias": random.normal(size=32)}
+    head = {"kernel": random.normal(size=(32, 7)), "bias": random.normal(size=7)}
+    changed = params | {"pre_logits": tanh, "head": head}
+    vit_jax.save(tmp_path / "base.npz", base, jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), changed))
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    if not noted:
+        save_file(load_file(path), path)
+    found, read = vit_jax.load(tmp_path / "adapter", class_names=tuple("abcde"))
+    assert (found.fields, found.class_names) == (model.fields, tuple("abcde"))
+    chex.assert_trees_all_close(tree.flatten(read), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_run_is_loaded_as_its_model(tiny, tmp_path):
+    """From weights with a tanh layer, other classes and another resolution; then adapters of these adapters."""
+    tiny.optim.name, tiny.total_steps, tiny.model.dropout_rate, tiny.model.position = "sgd", 2, 0.0, "learned"
+    tiny.checkpoint_every = tiny.eval_every = 2
+    smaller = models.create(
+        tiny.model.name,
+        **{name: tiny.model[name] for name in ("width", "depth", "mlp_dim", "num_heads", "pooling", "position")},
+        resolution=8,
+        num_classes=3,
+        pre_logits=True,
+    )
+    shapes = jax.eval_shape(lambda: smaller.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)))
+    draw = np.random.default_rng(0).standard_normal
+    base = jax.tree.map(lambda leaf: draw(leaf.shape, np.float32), shapes)
+    vit_jax.save(tmp_path / "base.npz", smaller, base)
+    start = tmp_path / "base.npz"
+    for number in range(2):
+        tiny.adapt.rank, tiny.init_from = 2, str(start)
+        run, start = tmp_path / f"run{number}", tmp_path / f"adapter{number}"
+        train(tiny, run)
+        start.mkdir()
+        for path in run.glob("adapter_*"):
+            path.rename(start / path.name)
+        (model, params), (found, read) = vit_jax.load(run), vit_jax.load(start)
+        assert found.fields == model.fields
+        assert (found.preprocess, found.class_names, found.loss) == (model.preprocess, model.class_names, model.loss)
+        chex.assert_trees_all_close(read, params, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_the_door_shows_all_commands():
     [
         (["plan", "--help"], 0, "usage: python -m vit_jax.plan", ""),
         (["trian"], 2, "", "vit_jax: unknown command 'trian'; did you mean 'train'?\n"),
-        (["train", "--config=absent.py"], 2, "", "vit_jax: "),
+        (["train", "--config=absent.py"], 2, "", "vit_jax: there is no config file absent.py"),
     ],
 )
 def test_the_door_leads_to_the_commands(words, code, out, err):

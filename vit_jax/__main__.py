@@ -1,6 +1,7 @@
 """All commands by one door: `vit-jax NAME ...` or `python -m vit_jax NAME ...` is `python -m vit_jax.NAME ...`."""
 
 import ast
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ def main() -> None:
         tell(f"vit_jax: {error}")
         sys.exit(2)
     del sys.argv[1]
+    if not sys.flags.safe_path:  # as with python -m, so that a recipe finds the modules beside this folder's files
+        sys.path.insert(0, os.getcwd())
     runpy.run_module(f"vit_jax.{module}", run_name="__main__", alter_sys=True)
 
 

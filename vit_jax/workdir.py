@@ -257,8 +257,8 @@ class Workdir:
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
             if jax.process_index() == 0:
-                base = self._config.init_from
-                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha, base)
+                start = self._config.init_from, self._config.resample
+                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha, *start)
         self.ledger.complete()
         with self._writing():
             self._mirror.flush()

@@ -71,7 +71,9 @@ def local_weights(path: str | Path) -> Path:
         folder, _, name = place.rpartition("/")
         return _copy_published(folder, SAFETENSORS if name.endswith(INDEX) else name) / name
     names = filesystem.list_files(place)
-    if "model.safetensors" in names or f"model{INDEX}" in names:
+    if {"model.safetensors", f"model{INDEX}"} & set(names) or (
+        "adapter_model.safetensors" in names and "model.npz" not in names
+    ):
         return _copy_published(place, SAFETENSORS)
     if "model.npz" in names:
         return Path(filesystem.local_copy(filesystem.join_path(place, "model.npz"), "model.json"))

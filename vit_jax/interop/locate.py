@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,18 +22,17 @@ class Located(NamedTuple):
     path: Path
     entry: catalog.CatalogEntry | None  # in the catalog
     loss: str  # that the catalog or AugReg's index tell, softmax or sigmoid; empty: neither does
-    adapter: peft.Adapter | None = None  # to be added to the weights
+    adapter: peft.Adapter | None = None  # then the path is that of its file
 
 
-def locate_weights(path: str | Path, adapted_by: peft.Adapter | None = None) -> Located:
+def locate_weights(path: str | Path) -> Located:
     """Returns where the weights are that a user names, downloaded if necessary.
 
     Args:
         path: as `weights.load` takes it.
-        adapted_by: to be added to them.
 
     Raises:
-        UserError: nothing that can be loaded is there, or adapters would be added to adapters.
+        UserError: nothing that can be loaded is there.
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
         entry, downloaded, loss = None, None, ""
@@ -47,25 +47,28 @@ def locate_weights(path: str | Path, adapted_by: peft.Adapter | None = None) -> 
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
     found = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
-    if found.name == peft.WEIGHTS and (adapter := peft.find_adapter(found.parent)):
-        if adapted_by:
-            raise UserError("it contains adapters itself, to which no others can be added")
-        base = _base_path(adapter)
-        try:
-            return locate_weights(base, adapter)
-        except UserError as error:
-            raise UserError(f"the weights that it adapts, {base}: {error}") from None
-    return Located(found, entry, loss, adapted_by)
+    return Located(found, entry, loss, peft.find_adapter(found.parent) if found.name == peft.WEIGHTS else None)
 
 
-def _base_path(adapter: peft.Adapter) -> str:
-    """Returns the path or the name of the weights that an adapter changes.
+def locate_base(adapter: peft.Adapter) -> str:
+    """Returns the path or the name of the weights that an adapter changes, as `weights.load` takes it.
 
-    For weights of the hub PEFT writes OWNER/NAME.
+    A path may be relative to this folder or to the adapter's. For weights of the hub PEFT writes OWNER/NAME.
+
+    Raises:
+        UserError: they are the adapter itself.
     """
-    base = adapter.base
-    is_known = Path(base).expanduser().exists() or catalog.find_entry(base) or augreg.is_name(base)
-    return base if is_known or filesystem.is_remote(base) or base.count("/") != 1 else f"{hub.PREFIX}{base}"
+    with user_errors("base_model_name_or_path is not a path", OSError, RuntimeError, ValueError):
+        paths = Path(adapter.base).expanduser(), adapter.folder / adapter.base
+        existing = next((path for path in paths if path.exists()), None)
+        if existing and existing.resolve() == adapter.folder.resolve():
+            raise UserError(f"{peft.CONFIG} names its own folder as the weights to adapt")
+    if existing:
+        return str(existing)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter.base) and not catalog.is_published(adapter.base):
+        revision = f"@{adapter.revision}" if adapter.revision else ""
+        return adapter.base if augreg.is_name(adapter.base) else f"{hub.PREFIX}{adapter.base}{revision}"
+    return adapter.base
 
 
 def digest_weights(path: str | Path) -> str:
@@ -78,11 +81,11 @@ def digest_weights(path: str | Path) -> str:
         UserError: nothing that can be loaded is there.
     """
     located = locate_weights(path)
-    digest = _digest_located(located.path)
-    if located.adapter:
-        files = [located.adapter.folder / name for name in hub.ADAPTER_FILES]
-        digest = hashlib.sha256(b"".join([digest.encode(), *_digest_files(files)])).hexdigest()[:16]
-    return digest
+    if located.adapter is None:
+        return _digest_located(located.path)
+    base = digest_weights(locate_base(located.adapter)).encode()
+    files = _digest_files(located.adapter.folder / name for name in hub.ADAPTER_FILES)
+    return hashlib.sha256(b"".join([base, *files])).hexdigest()[:16]
 
 
 def _digest_located(path: Path) -> str:
@@ -121,7 +124,7 @@ def _find_in_folder(folder: Path) -> Path:
     found = checkpoint.find_checkpoint(folder)  # before files that were exported into a workdir
     if found is not None:
         return found
-    files = [folder / name for name in HUB_FILES if (folder / name).is_file()]
+    files = [folder / name for name in (*HUB_FILES, peft.WEIGHTS) if (folder / name).is_file()]
     if files:
         return files[0]
     single = sorted(folder.glob("*.safetensors"))

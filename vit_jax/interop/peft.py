@@ -9,15 +9,16 @@ import functools
 import itertools
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import UserError, models, shown, tree, user_errors
+from vit_jax import UserError, shown, tree, user_errors
 from vit_jax.adapters import KERNELS, factors_of
 from vit_jax.depth import block_name
-from vit_jax.interop import archives, hub, huggingface_layout
+from vit_jax.interop import archives, description, hub, huggingface_layout
 from vit_jax.interop.huggingface_families import CLASSIFIERS, IN_MEMORY
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
 from vit_jax.models import Model, ModelSpec
@@ -28,15 +29,30 @@ CONFIG, WEIGHTS = hub.ADAPTER_FILES
 PREFIX = "base_model.model."  # of all names
 ENDS = (".lora_A.weight", ".lora_B.weight")
 HEADS = ("head", "distilled_head")
-# Fields of a configuration that change what an adapter computes -> their only value that is supported.
+# Fields of a configuration that change what an adapter computes -> the values that are supported; of others, those that
+# are unset.
 SUPPORTED = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the weights that are adapted
 }
+OTHERS = [
+    "alpha_pattern",
+    "arrow_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "loftq_config",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+]
+METHOD = "resample"  # key of the note that says how learned positions were resampled
 
 
 class Adapter(NamedTuple):
@@ -45,14 +61,26 @@ class Adapter(NamedTuple):
     Attributes:
         folder: with `adapter_model.safetensors` and `adapter_config.json`.
         base: path or name of the weights that they adapt, as the configuration states it.
-        rank_scaled: the factor is alpha / sqrt(rank), not alpha / rank (rsLoRA, arXiv 2312.03732).
-        alpha: see there.
+        revision: of weights of the hub; empty: the newest.
+        alpha: their factor is alpha / rank,
+        rank_scaled: or alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
     """
 
     folder: Path
     base: str
+    revision: str
     alpha: float
     rank_scaled: bool
+
+    def read(self) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
+        """Returns the arrays by the names of the layers, and the notes of the file.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        with archives.open_archive(self.folder / WEIGHTS) as archive:
+            arrays = {name.removeprefix(PREFIX): _read(archive, name) for name in archive}
+            return arrays, dict(archive.notes)
 
 
 def find_adapter(folder: Path) -> Adapter | None:
@@ -63,40 +91,81 @@ def find_adapter(folder: Path) -> Adapter | None:
     """
     if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
         return None
-    with user_errors(f"cannot read {CONFIG}", OSError, ValueError):
+    errors = OSError, ValueError, TypeError, AttributeError, KeyError
+    with user_errors(f"{CONFIG} does not describe adapters", *errors):
         described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    for field, value in SUPPORTED.items():
-        if described.get(field, value) not in (value, None):
-            raise UserError(f"{CONFIG} states {field}={shown(described[field])}; only {field}={value!r} is supported")
-    base = described.get("base_model_name_or_path")
-    if not base:
-        raise UserError(
-            f"it has adapters without the model that they adapt; write the path or the name of its weights into "
-            f"base_model_name_or_path of {CONFIG}"
-        )
-    return Adapter(folder, str(base), float(described["lora_alpha"]), bool(described.get("use_rslora")))
+        unsupported = {field: described[field] for field in OTHERS if described.get(field)}
+        unsupported |= {
+            field: described[field]
+            for field, values in SUPPORTED.items()
+            if described.get(field, values[0]) not in values
+        }
+        if unsupported:
+            field, value = next(iter(unsupported.items()))
+            raise UserError(f"{CONFIG} states {field}={shown(value)}, which is not supported")
+        base, revision = described.get("base_model_name_or_path"), described.get("revision")
+        if not base:
+            raise UserError(
+                f"it has adapters without the model that they adapt; write the path or the name of its weights into "
+                f"base_model_name_or_path of {CONFIG}"
+            )
+        alpha, rank_scaled = float(described["lora_alpha"]), bool(described.get("use_rslora"))
+        return Adapter(folder, str(base), str(revision or ""), alpha, rank_scaled)
 
 
-def merge_adapter(adapter: Adapter, model: Model, params: dict[str, np.ndarray]) -> tuple[Model, dict[str, np.ndarray]]:
-    """Returns the model with the adapter's heads, and its parameters with the adapters added to the kernels.
+def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the fields in which the model of a file by PEFT differs from that of the weights: those of its head."""
+    heads = _head_names(arrays)
+    if not heads:
+        return {}
+    fields: dict[str, Any] = {
+        "num_classes": len(arrays[f"{heads['head']}.weight"]),
+        "class_names": None,
+        "pre_logits": False,
+    }
+    fields |= {"representation_size": 0, "distilled_head": len(heads) == 2}
+    if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
+        fields["pooling"] = "token_gap"  # which its classifier reads
+    return fields
+
+
+def add_adapter(
+    adapter: Adapter, arrays: dict[str, np.ndarray], model: Model, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the parameters with the adapters added to the kernels, and with the adapter's heads.
+
+    Args:
+        adapter: see there.
+        arrays: what its `read` returns.
+        model: with the adapter's heads.
+        params: its parameters, those of the heads may be missing.
 
     Raises:
-        UserError: the file cannot be read, or contains what the model does not have.
+        UserError: the file contains what the model does not have, or of other sizes.
     """
-    with archives.open_archive(adapter.folder / WEIGHTS) as archive:
-        arrays = {name.removeprefix(PREFIX): _read(archive, name) for name in archive}
-    params = dict(params)
-    classifiers = CLASSIFIERS[model.field("distilled_head")]
-    for head in HEADS:
-        linear = head if f"{head}.weight" in arrays else classifiers.get(head, "").removesuffix(".")
-        if f"{linear}.weight" in arrays and f"{linear}.bias" in arrays:
-            kernel, bias = arrays.pop(f"{linear}.weight").T, arrays.pop(f"{linear}.bias")
-            params |= {f"{head}/kernel": kernel, f"{head}/bias": bias}
-            model = _with_classes(model, len(bias))
-    params |= _adapted_kernels(adapter, arrays, model.vit, params)
-    if arrays:
-        raise UserError(f"{WEIGHTS} has {shown(next(iter(arrays)))}, which {model.name} does not have")
-    return model, params
+    left = dict(arrays)
+    params = params | _adapted_kernels(adapter, left, model.vit, params)
+    for head, linear in _head_names(left).items():
+        params[f"{head}/kernel"] = left.pop(f"{linear}.weight").T
+        params[f"{head}/bias"] = left.pop(f"{linear}.bias", np.zeros(params[f"{head}/kernel"].shape[1], np.float32))
+    if left:
+        raise UserError(f"{WEIGHTS} has {shown(next(iter(left)))}, which cannot be added to {model.name}")
+    return params
+
+
+def has_head(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether there is a head among the arrays of a file."""
+    return bool(_head_names(arrays))
+
+
+def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns our name of each head in a file -> the name of the linear layer."""
+    names = {"head": ["head"], "distilled_head": ["distilled_head"]}
+    for classifiers in CLASSIFIERS.values():
+        for head, linear in classifiers.items():
+            names[head].append(linear.removesuffix("."))
+    found = {head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()}
+    return {head: name for head, name in found.items() if name is not None}
 
 
 def _adapted_kernels(
@@ -118,7 +187,9 @@ def _adapted_kernels(
         if name not in kernels:
             kernels[name] = np.array(params[name])
         kernel, rank = kernels[name], len(a)
-        if (b.shape[1], len(b) * a.shape[1]) != (rank, kernel[index].size):
+        inputs = 2 if name.endswith("attention/out/kernel") else 1  # dimensions of the kernel: heads and channels
+        sides = [math.prod(side) for side in (kernel[index].shape[:inputs], kernel[index].shape[inputs:])]
+        if (b.shape[1], a.shape[1], len(b)) != (rank, *sides):
             raise UserError(f"{WEIGHTS}: {linear} is adapted by {[*b.shape]} times {[*a.shape]}, which does not fit")
         factor = adapter.alpha / (math.sqrt(rank) if adapter.rank_scaled else rank)
         kernel[index] += factor * (b @ a).T.reshape(kernel[index].shape)
@@ -147,15 +218,14 @@ def _kernel_parts(
     return parts
 
 
-def _with_classes(model: Model, classes: int) -> Model:
-    """Returns the model with a head for so many classes, whose names are unknown if they are others."""
-    if model.field("num_classes") == classes:
-        return model
-    return models.create(model.name, **(model.fields | {"num_classes": classes, "class_names": None}))
-
-
 def save_adapter(
-    folder: Path, model: Model, trained: ArrayTree, rank: int, alpha: float, base: str | None = None
+    folder: Path,
+    model: Model,
+    trained: ArrayTree,
+    rank: int,
+    alpha: float,
+    base: str | None = None,
+    resample: str = "linear",
 ) -> None:
     """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
 
@@ -166,6 +236,7 @@ def save_adapter(
         rank: of the adapters.
         alpha: their factor is alpha / rank.
         base: path or name of the weights that they adapt, by which PEFT and `weights.load` find them; None: unknown.
+        resample: how their learned positions were resampled to the model's resolution.
 
     Raises:
         UserError: the files cannot be written.
@@ -173,6 +244,7 @@ def save_adapter(
     arrays = adapter_arrays(model.vit, trained)
     layers = [name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])]
     saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in arrays if not name.endswith(ENDS)}
+    name, revision = _state_base(base) if base else (None, "")
     described = {
         "peft_type": "LORA",
         "r": rank,
@@ -183,13 +255,25 @@ def save_adapter(
         "inference_mode": True,
         "target_modules": layers,
         "modules_to_save": sorted(saved),
-        "base_model_name_or_path": base and base.removeprefix(hub.PREFIX),
+        "base_model_name_or_path": name,
+        "revision": revision or None,
         "task_type": None,
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
-        archives.write_archive(folder / WEIGHTS, files.enter_context(atomic_write(folder / WEIGHTS)), arrays, "float32")
+        notes = description.header_notes(model) | {METHOD: resample}
+        file = files.enter_context(atomic_write(folder / WEIGHTS))
+        archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
         text = json.dumps(described, indent=2) + "\n"
         files.enter_context(atomic_write(folder / CONFIG)).write_text(text, encoding="utf-8")
+
+
+def _state_base(base: str) -> tuple[str, str]:
+    """Returns how a configuration states weights: of the hub OWNER/NAME and a revision; a local path is absolute."""
+    if hub.is_hub_name(base):
+        name, _, revision = base.removeprefix(hub.PREFIX).partition("@")
+        return name, revision
+    local = Path(base).expanduser()
+    return (str(local.resolve()) if local.exists() else base), ""
 
 
 def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]:
@@ -235,10 +319,18 @@ def _tables(spec: ModelSpec) -> tuple[Any, ...]:
     try:
         form = huggingface_layout.choose_form(spec)
     except UserError:
-        return (None,)
+        return (None,)  # there is no such model
     places = itertools.product((form.prefix, ""), (form.family in IN_MEMORY, False))
     forms = dict.fromkeys(form._replace(prefix=prefix, in_memory=in_memory) for prefix, in_memory in places)
     return (*(huggingface_layout.parameter_table(spec, each) for each in forms), None)
+
+
+def _family(spec: ModelSpec) -> str:
+    """Returns the family of transformers to which a model belongs; empty: none."""
+    try:
+        return huggingface_layout.choose_form(spec).family
+    except UserError:
+        return ""
 
 
 def _linear_names(table: ParameterTable | None, layer: str, block: int) -> list[str]:

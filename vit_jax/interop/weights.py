@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
-from vit_jax.interop import archives, class_names, description, formats, locate, peft, pipes
+from vit_jax.interop import archives, class_names, description, formats, locate, peft, pipes, transfer
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # by name
@@ -45,9 +45,10 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
     try:
         located = locate.locate_weights(path)
         entry = located.entry
-        model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
         if located.adapter:
-            model, params = peft.merge_adapter(located.adapter, model, params)
+            model, params = _load_adapted(located.adapter, given, resample)
+        else:
+            model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
@@ -149,6 +150,45 @@ def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[mo
     model = _create_as_stored(stated.model, stated.keywords, given)
     _check_parameters(model, params)
     return model, tree.flatten(params)
+
+
+def _load_adapted(
+    adapter: peft.Adapter, given: dict[str, Any], resample: str | None
+) -> tuple[models.Model, FlatParameters]:
+    """Returns the model that adapters make of other weights, as it was trained: without the head of those weights."""
+    arrays, notes = adapter.read()
+    stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample or "linear")
+    sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
+    base = locate.locate_base(adapter)
+    try:
+        source, loaded = load(base, resample=method, **sizes)
+    except UserError as error:
+        raise UserError(f"the weights that it adapts, {shown(error)}") from None
+    if stated:
+        model = _create_as_stored(stated.model, stated.keywords, given)
+    else:
+        changes = peft.adapted_fields(source, arrays)
+        own = {"preprocess": source.preprocess, "class_names": source.class_names, "loss": source.loss}
+        keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
+        model = _create_as_stored(source.name, keywords, given)
+        source = dataclasses.replace(source, spec=models.create(source.name, **_same_pooling(source, model)).spec)
+    wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
+    keep_head = not peft.has_head(arrays)
+    try:
+        params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
+    except UserError as error:
+        found = str(error).partition("; to match it")[0]
+        raise UserError(
+            f"the adapters and the weights that they adapt, {base}, do not suit each other: {found}"
+        ) from None
+    params = peft.add_adapter(adapter, arrays, model, {name: np.asarray(leaf) for name, leaf in params.items()})
+    _check_parameters(model, params)
+    return model, params
+
+
+def _same_pooling(source: models.Model, model: models.Model) -> dict[str, Any]:
+    """Returns the fields of a model, with the pooling of another, which reads the same parameters."""
+    return source.fields | {"pooling": model.field("pooling")}
 
 
 def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> models.Model:

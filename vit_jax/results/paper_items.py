@@ -149,12 +149,11 @@ def format_item(item: PaperItem, records: Sequence[Record]) -> str:
 
 
 def format_plans(recipes: Sequence[str]) -> str:
-    """Returns what the pre-training of recipes costs by their plans, and which were not planned."""
+    """Returns what one pre-training by each of some recipes costs by their plans, and which were not planned."""
     costs = {recipe: dollars(row) for recipe, row in read_plans().items() if recipe in recipes}
     planned = [f"{recipe} {costs[recipe]:,.0f}" for recipe in recipes if recipe in costs]
     others = [recipe for recipe in recipes if recipe not in costs]
-    lines = [f"[Pre-training](#pre-training-by-plan), dollars: {', '.join(planned)}."] if planned else []
-    lines += [f"Together {sum(costs.values()):,.0f}."] if len(planned) > 1 else []
+    lines = [f"[One pre-training](#pre-training-by-plan) of each, dollars: {', '.join(planned)}."] if planned else []
     lines += [f"Not planned: {', '.join(others)}."] if others else []
     return " ".join(lines) + "\n"
 
