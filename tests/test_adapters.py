@@ -205,6 +205,18 @@ def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
         vit_jax.load(tmp_path / "adapter")
 
 
+def test_incomplete_folders_of_adapters(tmp_path):
+    written(tmp_path / "adapter", *adapted("gelu"))
+    (tmp_path / "adapter" / "adapter_config.json").unlink()
+    with pytest.raises(UserError, match=r"adapter_model.safetensors lacks adapter_config.json beside it"):
+        vit_jax.load(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
+    with pytest.raises(
+        UserError, match=r"adapter_model.bin, which only PyTorch can read; .* adapter_model.safetensors"
+    ):
+        vit_jax.load(tmp_path / "adapter")
+
+
 def test_adapters_of_another_model_are_refused(tmp_path):
     written(tmp_path / "adapter", *adapted("gelu"))
     other, params, _ = adapted("gelu", width=48, num_heads=2)

@@ -130,8 +130,7 @@ def _find_in_folder(folder: Path) -> Path:
     single = sorted(folder.glob("*.safetensors"))
     if len(single) == 1:
         return single[0]
-    if (folder / "pytorch_model.bin").is_file():
-        raise UserError(
-            "contains pytorch_model.bin, which only PyTorch can read; save the model there as model.safetensors"
-        )
+    for name, readable in (("pytorch_model.bin", "model.safetensors"), ("adapter_model.bin", peft.WEIGHTS)):
+        if (folder / name).is_file():
+            raise UserError(f"contains {name}, which only PyTorch can read; save the model there as {readable}")
     raise UserError(f"contains neither {MODEL_FILE} nor {HUB_FILES[0]} nor checkpoints")

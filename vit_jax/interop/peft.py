@@ -89,8 +89,10 @@ def find_adapter(folder: Path) -> Adapter | None:
     Raises:
         UserError: the configuration cannot be read, is of another kind of adapters, or names no model.
     """
-    if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
+    if not (folder / WEIGHTS).is_file():
         return None
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{WEIGHTS} lacks {CONFIG} beside it, which names the weights that it adapts")
     errors = OSError, ValueError, TypeError, AttributeError, KeyError
     with user_errors(f"{CONFIG} does not describe adapters", *errors):
         described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
