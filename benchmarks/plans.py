@@ -16,6 +16,7 @@ import jax
 
 from benchmarks.pages import print_sections
 from vit_jax import analysis, cli, models
+from vit_jax.plan import plan_models
 from vit_jax.planning import (
     STRATEGIES,
     Request,
@@ -23,18 +24,15 @@ from vit_jax.planning import (
     config_flags,
     flops,
     make_plan,
-    plan_inference,
     report,
 )
-from vit_jax.planning.inference import SIZES, InferenceFigure, InferencePoint
+from vit_jax.planning.inference import SIZES, InferenceFigure
 from vit_jax.planning.plan_record import Plan
 from vit_jax.results import read_paper_runs
 
 TABLE_6 = [run for run in read_paper_runs() if run.exaflops]
-FIGURE_12 = {  # recipe -> the figure's models that it can have; each takes ten compilations
-    "vit_b16_jft": ("ViT-B/16", "ViT-B/32", "ViT-L/32", "ViT-L/16", "ViT-H/14"),
-    "bit_r50x1_jft": ("BiT-R50x1", "BiT-R50x2"),
-}
+# Each takes ten compilations.
+FIGURE_12 = ("ViT-B/16", "ViT-B/32", "ViT-L/32", "ViT-L/16", "ViT-H/14", "BiT-R50x1", "BiT-R50x2")
 NOT_COMPILED = ("BiT-R152x4",)  # the figure's other one
 JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
 
@@ -75,11 +73,9 @@ def misfit() -> list[str]:
 @functools.cache
 def plan_figure12() -> InferenceFigure:
     """Returns speed and largest batch of predictions on one chip."""
-    points = list[InferencePoint]()
-    for recipe, names in FIGURE_12.items():
-        request = Request((f"--config=configs/{recipe}.py",), "v5e:1x1", inference=True, schedule=True)
-        points += plan_inference(request, compile_in_subprocess, names).points
-    return InferenceFigure(request.target, tuple(points))
+    return plan_models(
+        Request(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True), FIGURE_12
+    )
 
 
 def figure12() -> list[str]:

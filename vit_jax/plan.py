@@ -14,14 +14,21 @@ import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax import UserError, analysis, choose, cli, tell, user_errors
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, analysis, choose, cli, models, tell, user_errors
+from vit_jax.config import get_config, parse_command_line
 from vit_jax.planning import (
     ASSUMED_FAULTS,
     CHIPS,
+    MODELS,
     STRATEGIES,
     Faults,
+    InferenceFigure,
+    InferencePoint,
     Request,
     compile_in_subprocess,
     config_flags,
@@ -119,7 +126,7 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
     names = args.models.split(",") if args.models else None
     if args.picture:  # before hours of compilation
         make_folder_of(args.picture)
-    figure = plan_inference(requests[0], compile_in_subprocess, names, [int(word) for word in words])
+    figure = plan_models(requests[0], names, [int(word) for word in words])
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(point)) for point in figure.points))
     else:
@@ -128,6 +135,39 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
         with user_errors(f"cannot write {args.picture}"):
             analysis.plot.inference(figure.points).savefig(args.picture)
         tell(f"Wrote {args.picture}")
+
+
+def plan_models(
+    request: Request, names: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+) -> InferenceFigure:
+    """Returns the speed and the largest batch of predictions over models, which may be of other families than that of
+    the recipe: fields of it that a model does not have are left out.
+
+    Args:
+        request: of a prediction of any model, on a slice of one chip.
+        names: of models; by default those of the paper's Figure 12.
+        sizes: in pixels; by default those of the figure.
+
+    Raises:
+        UserError: no model has such a name, or nothing compiles.
+    """
+    config, _ = parse_command_line(["plan", *request.words])
+    points = list[InferencePoint]()
+    changes = {name: without_foreign_fields(config, name) for name in names or MODELS}  # before anything is compiled
+    for name, change in changes.items():
+        points += plan_inference(request.with_change(change), compile_in_subprocess, [name], sizes).points
+    return InferenceFigure(request.target, tuple(points))
+
+
+def without_foreign_fields(config: ConfigDict, name: str) -> dict[str, str]:
+    """Returns the change that leaves out the fields of a configuration that a model does not have.
+
+    Raises:
+        UserError: no model has this name.
+    """
+    own, defaults = models.create(name).values, get_config().model
+    foreign = (key for key in config.model if key not in own and key in defaults and key != "name")
+    return {f"model.{key}": str(defaults[key]) for key in foreign if config.model[key] != defaults[key]}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from tests.planning.builders import EXECUTABLE, make_compilation
-from vit_jax import UserError, plan
+from vit_jax import UserError, models, plan
 from vit_jax.analysis import plot
+from vit_jax.config import parse_command_line
 from vit_jax.planning import inference
 from vit_jax.planning.records import Request
 
@@ -67,6 +68,23 @@ def test_the_figure_as_a_table_in_json_and_as_a_picture(monkeypatch, capsys, tmp
     assert [(one["model"], one["resolution"]) for one in found] == [
         (name, size) for name, size in (("ViT-B/16", 64), ("ViT-B/16", 384), ("ViT-H/14", 70), ("ViT-H/14", 378))
     ]
+
+
+def test_models_of_both_families_by_one_recipe(monkeypatch, capsys):
+    """The recipe's tanh layer is none of a ResNet's fields."""
+    asked = []
+
+    def compile(request):
+        config, _ = parse_command_line(["plan", *request.words])
+        asked.append((config.model.name, config.model.pre_logits))
+        models.create(config.model.name, pre_logits=config.model.pre_logits)
+        return Compiler()(request)
+
+    monkeypatch.setattr(plan, "compile_in_subprocess", compile)
+    words = ["--config=configs/vit_b16_jft.py", *WORDS[1:], "--models=ViT-B/16,BiT-R50x1,AxialResNet-26", "--sizes=224"]
+    plan.main(["plan", *words])
+    assert asked[::2] == [("ViT-B/16", True), ("BiT-R50x1", False), ("AxialResNet-26", False)]
+    assert capsys.readouterr().out.count("| AxialResNet-26 | ") == 1
 
 
 def test_what_is_unknown_leaves_a_gap_in_the_picture():

@@ -11,6 +11,9 @@ from .flops import run_exaflops as run_exaflops
 from .goodput import ASSUMED_FAULTS as ASSUMED_FAULTS
 from .goodput import Faults as Faults
 from .goodput import measure_restart as measure_restart
+from .inference import MODELS as MODELS
+from .inference import InferenceFigure as InferenceFigure
+from .inference import InferencePoint as InferencePoint
 from .inference import plan_inference as plan_inference
 from .page import write_page as write_page
 from .planner import make_plan as make_plan
