@@ -29,14 +29,13 @@ CONFIG, WEIGHTS = hub.ADAPTER_FILES
 PREFIX = "base_model.model."  # of all names
 ENDS = (".lora_A.weight", ".lora_B.weight")
 HEADS = ("head", "distilled_head")
-# Fields of a configuration that change what an adapter computes -> the values that are supported; of others, those that
-# are unset.
+# Fields of a configuration that change what an adapter computes -> the values that are supported.
 SUPPORTED = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the weights that are adapted
 }
-OTHERS = [
+UNSUPPORTED = [  # the same, of which none is supported
     "alpha_pattern",
     "arrow_config",
     "fan_in_fan_out",
@@ -96,7 +95,7 @@ def find_adapter(folder: Path) -> Adapter | None:
     errors = OSError, ValueError, TypeError, AttributeError, KeyError
     with user_errors(f"{CONFIG} does not describe adapters", *errors):
         described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        unsupported = {field: described[field] for field in OTHERS if described.get(field)}
+        unsupported = {field: described[field] for field in UNSUPPORTED if described.get(field)}
         unsupported |= {
             field: described[field]
             for field, values in SUPPORTED.items()
@@ -118,7 +117,7 @@ def find_adapter(folder: Path) -> Adapter | None:
 def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Returns the fields in which the model of a file by PEFT differs from that of the weights: those of its head."""
     heads = _head_names(arrays)
-    if not heads:
+    if "head" not in heads:
         return {}
     fields: dict[str, Any] = {
         "num_classes": len(arrays[f"{heads['head']}.weight"]),
