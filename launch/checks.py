@@ -11,9 +11,11 @@ from pathlib import PurePath
 
 from launch.job import Job, run_command
 from vit_jax import UserError, list_models, nearest
+from vit_jax.__main__ import COMMANDS
 
 BUCKET = re.compile(r"gs://.")  # s3:// takes checkpoints from a single host only, and Google's machines do not need it
 SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
+DOOR = "vit-jax"  # the script of vit_jax.__main__
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"python[\d.]*")
 PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # one whose value is not a word of its own
@@ -219,14 +221,18 @@ def _flag_value(words: Sequence[str], flag: str) -> str:
 def parse_program(command: Sequence[str]) -> tuple[str, list[str]] | None:
     """Returns the module that a command's Python runs and the module's words; None if there is no such module.
 
-    The module is written `python -m MODULE` or `python FOLDER/MODULE.py`. Anything but a shell may start that Python:
-    env, timeout, a profiler.
+    The module is written `python -m MODULE` or `python FOLDER/MODULE.py`; those of the package also `vit-jax NAME` or
+    `python -m vit_jax NAME`. Anything but a shell may start that Python: env, timeout, a profiler.
     """
     names = [PurePath(word).name for word in command]
-    first = next((i for i, name in enumerate(names) if name in SHELLS or PYTHON.fullmatch(name)), None)
+    first = next((i for i, name in enumerate(names) if name in (*SHELLS, DOOR) or PYTHON.fullmatch(name)), None)
     if first is None or names[first] in SHELLS:
         return None
     words = list(itertools.dropwhile(PYTHON_OPTION.fullmatch, command[first + 1 :]))
+    if names[first] == DOOR:
+        words = ["-m", "vit_jax", *words]
+    if words[:2] == ["-m", "vit_jax"] and words[2:3] and words[2] in COMMANDS:
+        return f"vit_jax.{COMMANDS[words[2]]}", words[3:]
     if words[:1] == ["-m"] and len(words) > 1:
         return words[1], words[2:]
     if words and words[0].endswith(".py"):

@@ -33,10 +33,13 @@ def refused(line, shared_disk=False):
         "/venv/bin/python {path}",
         "env A=1 B= python -m {}",
         "timeout 9h python {path}",
+        "vit-jax {door}",
+        "env A=1 python -m vit_jax {door}",
     ],
 )
 def test_checkpoints_must_not_vanish_with_the_machine(module, start):
-    command = start.format(module, path=f"./{module.replace('.', '/')}.py")
+    door = module.removeprefix("vit_jax.").replace("main", "train")
+    command = start.format(module, path=f"./{module.replace('.', '/')}.py", door=door)
     local = ["", "--workdir=run", "--workdir=gs://b/r --workdir run", "--workdir=", "--workdir", "--workdir=file:///d"]
     assert "writes would be deleted with the machine" in refused(
         f"{command} --workdir=s3://b/r"
@@ -158,8 +161,8 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
 
 
 def test_the_output_of_every_command_of_the_project_is_listed():
-    inner = {  # started by the others
-        *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernels"),
+    inner = {  # started by the others, or the door to them
+        *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernels", "vit_jax.__main__"),
         *("benchmarks.agreement_torch", "benchmarks.train_step_torch", "benchmarks.inject", "benchmarks.input_others"),
         *("benchmarks.tpu_rows", "benchmarks.published_runs"),
     }
