@@ -50,7 +50,7 @@ def test_the_dry_runs_of_the_page_are_what_is_done(command, name, capsys):
 def test_the_page_shows_every_way_of_launching():
     page = PAGE.read_text()
     assert sorted(found[1] for found in SHOWN.findall(page)) == sorted(GOLDEN)
-    programs = {path.stem for path in (ROOT / "launch").glob("*.py") if "__main__" in path.read_text()}
+    programs = {path.stem for path in (ROOT / "launch").glob("*.py") if "if __name__ ==" in path.read_text()}
     assert programs == {"local", *GOLDEN}
 
 
