@@ -26,7 +26,7 @@ PEFT = Path(__file__).parent / "fixtures" / "parity" / "peft_vit"  # of make_pef
 def adapted(activation="gelu_tanh", where="attention,mlp", **fields):
     """A model of transformers' kind, its random parameters, and the same with random adapters."""
     common = {"resolution": 8, "depth": 2, "num_classes": 5, "pooling": "token", "position": "learned"}
-    model = models.create("ViT-mu/4", **common, activation=activation, **fields)
+    model = models.create("ViT-mu/4", **(common | fields), activation=activation)
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)))
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
@@ -139,8 +139,9 @@ def written(folder, model, params, with_adapters):
         {"activation": "gelu", "registers": 1, "distilled_head": True},
         {"activation": "swiglu"},
         {"activation": "gelu", "qk_norm": True},
+        {"activation": "gelu_tanh", "pooling": "map", "num_classes": 0},
     ],
-    ids=["vit", "deit", "ours_gated", "ours"],
+    ids=["vit", "deit", "ours_gated", "ours", "siglip"],
 )
 def test_a_folder_of_adapters_is_loaded_as_the_merged_weights(fields, tmp_path):
     model, params, with_adapters = adapted(**fields)

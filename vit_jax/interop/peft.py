@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax import UserError, shown, tree, user_errors
 from vit_jax.adapters import KERNELS, factors_of
-from vit_jax.depth import block_name
+from vit_jax.depth import block_name, is_stacked
 from vit_jax.interop import archives, description, hub, huggingface_layout
 from vit_jax.interop.huggingface_families import CLASSIFIERS, IN_MEMORY
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
@@ -210,7 +210,7 @@ def _kernel_parts(
     parts = {}
     for kernel in params:
         layer = kernel.removesuffix("/kernel")
-        if layer == kernel or not layer.endswith(tuple(KERNELS)):
+        if layer == kernel or not is_stacked(kernel) or not layer.endswith(tuple(KERNELS)):
             continue
         for block in range(depth):
             linears = _linear_names(table, layer, block)
