@@ -6,7 +6,8 @@ Example:
 
 Adds a line for each recipe to vit_jax/results/paper_plans.csv, or replaces it. A plan takes minutes on two idle cores,
 of the larger models longer; what was compiled is remembered. With `--like` nothing is compiled: as many operations as
-in that recipe, whose plan is there, are taken to need as long. `python -m vit_jax.record` then writes the page.
+in that recipe, which was compiled, are taken to need as long; these lines follow when it is compiled again.
+`python -m vit_jax.record` then writes the page.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import importlib
 import jax
 
 from benchmarks.plans import plan_recipe
-from vit_jax import UserError, cli
+from vit_jax import UserError, choose, cli
 from vit_jax.config import resolve_config
 from vit_jax.planning import macs_per_image
 from vit_jax.program import model_without_data
@@ -66,13 +67,17 @@ def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default="", help="their names, with commas between them")
-    parser.add_argument("--like", help="a recipe whose plan is there, to scale it by operations")
+    parser.add_argument("--like", help="a compiled recipe, whose plan is scaled by operations")
     parser.add_argument("--topology", default="v5e:16x16", help="a TPU slice [%(default)s]")
     args = parser.parse_args(argv[1:])
     jax.config.update("jax_platforms", "cpu")  # the compilers run in processes of their own
     rows = read_plans()
+    if args.like:
+        choose("compiled recipe", args.like, [name for name, row in rows.items() if not row["like"]])
     for recipe in filter(None, args.recipes.split(",")):
         rows[recipe] = scale(recipe, rows[args.like]) if args.like else plan(recipe, args.topology)
+        followers = [name for name, row in rows.items() if row["like"] == recipe]
+        rows |= {name: scale(name, rows[recipe]) for name in followers}
         with PLANS.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()

@@ -172,7 +172,7 @@ def _load_adapted(
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         source = dataclasses.replace(source, spec=models.create(source.name, **_same_pooling(source, model)).spec)
-    wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
+    wanted = _wanted_parameters(model)
     keep_head = not peft.has_head(arrays)
     try:
         params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
@@ -245,14 +245,17 @@ def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, 
     return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
 
 
+def _wanted_parameters(model: models.Model) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
+
+
 def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
     """Compares parameters with those of a model.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    wanted = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
-    if wrong := tree.differences(params, wanted):
+    if wrong := tree.differences(params, _wanted_parameters(model)):
         raise UserError(f"the arrays do not match the model {model.name}: {'; '.join(wrong)}.")
 
 
