@@ -35,6 +35,7 @@ SPLIT = {
     "split": (("mesh.data", 1), ("mesh.fsdp", -1)),
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
+FORMS = ((), ("model.qk_norm",), ("model.rotary",), ("model.qk_norm", "model.rotary"))
 REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
 TWO_BLOCKS = ("model.depth", 2)
 # The steps that a test compiles again.
@@ -215,6 +216,21 @@ def growing(results: Results) -> list[str]:
     return table(["weights", "chips", *CELLS, "step / 8 chips"], lines)
 
 
+def forms(results: Results) -> list[str]:
+    """Returns B/16 with queries and keys that are changed before they are compared."""
+    lines, images = [], IMAGES["B/16"]
+    values = {"model.qk_norm": True, "model.rotary": "axial"}
+    plain, *_ = found = [
+        results[Row("vit_jax", "B/16", "v5e:2x2", images, fields=tuple((field, values[field]) for field in form))]
+        for form in FORMS
+    ]
+    for form, each in zip(FORMS, found, strict=True):
+        names = " and ".join(f"`{field.removeprefix('model.')}`" for field in form)
+        ratio = f"{each.schedule.cycles / plain.schedule.cycles:.2f}" if each.schedule and plain.schedule else ""
+        lines.append([names or "neither", *each.cells(), ratio])
+    return table(["queries and keys", *CELLS, "schedule / neither"], lines)
+
+
 def checked(results: Results) -> list[str]:
     """Returns the steps whose cycles and memory must not grow."""
     lines = []
@@ -244,6 +260,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "chips": chips,
     "growing": growing,
     "memory": memory,
+    "forms": forms,
     "checked": checked,
 }
 

@@ -240,9 +240,10 @@ def test_attention_stays_on_its_device(tiny, fields):
 
 
 @pytest.mark.slow
-def test_the_attention_kernel_trains_as_one_device(tiny):
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "rotary": "axial"}])
+def test_the_attention_kernel_trains_as_one_device(tiny, fields):
     """Each device runs it on its images and heads."""
-    tiny.model.attention = "fused"
+    tiny.model.update({"attention": "fused"} | fields)
     with kernels.interpret_kernels():
         one, found = (trained(on(axes, tiny)) for axes in ({}, MESHES[USUAL]))
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-5)

@@ -184,26 +184,40 @@ def test_mean_and_deviation_are_a_step_of_the_model():
     np.testing.assert_allclose(apply(model, params, images)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_the_kernel_attends_to_registers():
-    fields = {"registers": 4, "depth": 1, "layer_scale": 0.1}
-    params = params_of(tiny(**fields))
-    expected = apply(tiny(**fields), params, images_of())[0]
-    with kernels.interpret_kernels():
-        found = apply(tiny(attention="fused", **fields), params, images_of())[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+CHANGES = {"qk_norm": True, "rotary": "axial", "registers": 2}
 
 
-def test_the_plain_form_replaces_the_kernel_where_queries_change():
+@pytest.mark.parametrize(
+    "fields",
+    [CHANGES, *(pytest.param(fields, marks=pytest.mark.slow) for fields in ({"registers": 4}, {"qk_norm": True}))],
+)
+def test_the_kernel_is_the_plain_form(fields):
+    """Logits and the gradients of all parameters."""
+    fields = {"depth": 1, "layer_scale": 0.1, "num_heads": 3, "width": 48} | fields
+    params = jax.tree.map(
+        lambda x: x + 0.1 * np.random.default_rng(x.size).normal(size=x.shape), params_of(tiny(**fields))
+    )
+
+    def differentiate(**kind):
+        model = tiny(**fields, **kind)
+        return jax.jit(jax.value_and_grad(lambda params: (model.apply(params, images_of())[0] ** 2).sum()))(params)
+
+    with jax.default_matmul_precision("highest"), kernels.interpret_kernels():
+        found, expected = (differentiate(attention=kind) for kind in ("fused", "tokens_first"))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max() + 1e-5)
+
+
+def test_the_kernel_changes_queries_and_keys():
     def calls(**fields):
         model = tiny(depth=1, **fields)
         lowered = jax.jit(model.apply).trace(shapes_of(model), images_of()).lower(lowering_platforms=("tpu",))
         return lowered.as_text().count("@tpu_custom_call")
 
-    assert calls(registers=4) and not calls(qk_norm=True)
-    for fields in ({"qk_norm": True}, {"rotary": "axial"}):
+    for fields in ({"registers": 4}, {"qk_norm": True}, {"rotary": "axial"}):
+        assert calls(**fields)
         model = create("ViT-B/16", dtype="bfloat16", **fields)
-        assert model.for_device("TPU v5e", 8).field("attention") == "tokens_first"
+        assert model.for_device("TPU v5e", 8).field("attention") == "fused"
         assert model.for_device("NVIDIA H100", 8).field("attention") == "cudnn"
 
 
@@ -240,7 +254,6 @@ def test_training_on_8_devices_is_that_on_one(tiny):
         ({"activation": "gelutanh"}, "unknown activation 'gelutanh'; did you mean 'gelu_tanh'"),
         ({"rotary_grid": 16}, "rotary_grid is the number of patches on a side for rotary='axial'"),
         ({"rotary": "axial", "num_heads": 384}, "heads of a multiple of 4 channels, not 2"),
-        ({"attention": "fused", "qk_norm": True}, "attention fused computes neither qk_norm nor rotary"),
         ({"stem_epsilons": "timm"}, "stem_epsilons are fields of a ResNet"),
         ({"image_mean": [0.5]}, "image_mean and image_std must have a value for red, green and blue"),
         ({"image_std": [1.0, 1.0, 0.0]}, "std above 0"),

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from vit_jax.kernels.changes import LANES, QKChange
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 
 Value = TypeVar("Value")
 
-LANES = 128
 # Tiles whose scores are computed before the softmax of the first: the matrix unit then does not wait for a softmax.
 LOOKAHEAD = 7
 # Vector registers of scores in one step of the grid: what the compiler unrolls and schedules together.
@@ -29,6 +29,17 @@ class Shape(NamedTuple):
     packing: Packing
     packs: int  # in one step of the grid
     query_steps: int  # over the queries of an image, each of 128 queries; 1: all queries in one step
+    change: QKChange | None = None  # of queries and keys, before they are compared
+
+    @property
+    def tables(self) -> int:
+        """Tables that the change needs."""
+        return self.change.tables if self.change else 0
+
+    @property
+    def norm_tables(self) -> int:
+        """Those of them that are trained: that of the norms, if there are norms."""
+        return int(self.change is not None and self.change.epsilon is not None)
 
     @property
     def width(self) -> int:

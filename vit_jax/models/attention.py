@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import kernels
 from vit_jax.kernels import Packing
 from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
+from vit_jax.models.head_change import QKV, HeadChange
 from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
 from vit_jax.models.part_specs import AttentionKind
 from vit_jax.sharding import constrain, gather, per_device
 
-QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 Attended: TypeAlias = Float[Array, "batch tokens width"]
 PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
@@ -42,7 +42,7 @@ class Pattern(NamedTuple):
 class Change(NamedTuple):
     """What happens besides equations 5 to 7."""
 
-    qkv: Callable[[QKV], QKV] | None = None  # of queries and keys, after their projection
+    qkv: HeadChange | None = None  # of queries and keys, after their projection
     scores: Scores | None = None
     pattern: Pattern | None = None
 
@@ -145,19 +145,25 @@ def fused(
     Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
 
     Raises:
-        ValueError: there is a change, of which the kernel computes none.
+        ValueError: there are further scores, or a pattern.
     """
-    if change:
-        raise ValueError("the kernel changes neither queries and keys nor scores")
+    if change and change.added:
+        raise ValueError("the kernel gets no further scores")
+    of_heads = change.qkv if change and change.qkv else HeadChange()
 
-    def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
+    def attend(x: Rows, norms: Array, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
+        kernel, bias = of_heads.centred(kernel), of_heads.centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
-        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads)
+        tables = of_heads.tables(norms, packing, heads, head_dim)
+        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, of_heads.kernel, tables)
         return attended.reshape(-1, heads * head_dim)
 
-    attend = per_device(attend, (("batch", "width"),), (KERNEL, BIAS), ("batch", "heads"), packing.rows)
-    return attend(x, kernel, bias), tokens_first(project(packing.unpack(x), kernel, bias, None))[1]
+    # The norms are beside the rows: the parameters get their dtype.
+    names = ("batch", "width"), ("norms", "channels")
+    attend = per_device(attend, names, (KERNEL, BIAS), ("batch", "heads"), packing.rows)
+    weights = tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
+    return attend(x, of_heads.norm_rows, kernel, bias), weights
 
 
 def cudnn(

@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, Attention, QKVBias, QKVKernel, choose_packing
+from vit_jax.models.attention import ATTENTIONS, Attention, Change, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
+from vit_jax.models.head_change import HeadChange
+from vit_jax.models.rotary import ROTARIES
 
 IMAGES = 8
 NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
@@ -27,9 +29,8 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
         tensor: devices over which the heads are split.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
-    jitted = jax.jit(
-        functools.partial(compare, ATTENTIONS[kind], choose_packing(kind, sizes.tokens, sizes.heads, sizes.images))
-    )
+    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
+    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec)))
     found = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in found.items()}
 
@@ -43,8 +44,24 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
+def draw_change(spec: Any) -> Change | None:
+    """Returns what the model does to queries and keys, with random norms; None: nothing."""
+    if not spec.changes_queries or spec.block.kind == "axial":
+        return None
+    draw = np.random.default_rng(1).standard_normal
+    rows = 1 + 0.1 * draw((2, 2, spec.head_dim), np.float32) if spec.attention.qk_norm else ()
+    norms = tuple((jnp.asarray(scale), jnp.asarray(bias)) for scale, bias in rows)
+    return Change(HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
+
+
 def compare(
-    attention: Attention, packing: Packing, x: Images, kernel: QKVKernel, bias: QKVBias, grad: Images
+    attention: Attention,
+    packing: Packing,
+    x: Images,
+    kernel: QKVKernel,
+    bias: QKVBias,
+    grad: Images,
+    change: Change | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """Returns the relative difference, by Euclidean norms, of the result and of each gradient.
 
@@ -55,14 +72,15 @@ def compare(
         kernel: of the projection.
         bias: likewise.
         grad: the gradient of the result.
+        change: of queries and keys.
     """
 
     def run(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, None)[0])
+        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, change)[0])
 
     def run_plain(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
         tokens = choose_packing("tokens_first", packing.tokens, 1, 1)
-        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens, None)[0])
+        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens, change)[0])
 
     result, transpose = jax.vjp(run, x, kernel, bias)
     found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))

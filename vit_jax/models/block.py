@@ -1,7 +1,6 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import flax.linen as nn
@@ -14,7 +13,6 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import (
     ATTENTIONS,
-    QKV,
     AttentionWeights,
     Change,
     Pattern,
@@ -24,7 +22,8 @@ from vit_jax.models.attention import (
     choose_packing,
 )
 from vit_jax.models.attention_pattern import attended_pairs
-from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, layer_norm, product
+from vit_jax.models.head_change import HeadChange
+from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, product
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.part_specs import BlockKind
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
@@ -114,23 +113,14 @@ class SelfAttention(nn.Module):
             return None
         return Pattern(attended_pairs(self.spec), functools.partial(attend_in_pattern, self.spec))
 
-    def _qkv_change(self) -> Callable[[QKV], QKV] | None:
+    def _qkv_change(self) -> HeadChange | None:
         """Returns what happens to queries and keys after their projection; None: nothing."""
         spec = self.spec
         if not spec.changes_queries:
             return None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = [NormOfHeads(spec.head_dim, name=name)() for name in names]
-        rotate = ROTARIES[spec.position.rotary](spec)
-
-        def change(qkv: QKV) -> QKV:
-            changed = [qkv[:, :, part] for part in range(2)]
-            if norms:
-                pairs = zip(changed, norms, strict=True)
-                changed = [layer_norm(part, *norm, spec.block.norm_epsilon) for part, norm in pairs]
-            return jnp.stack([*map(rotate, changed), qkv[:, :, 2]], axis=2)
-
-        return change
+        norms = tuple(NormOfHeads(spec.head_dim, name=name)() for name in names)
+        return HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
 
 
 class Block(nn.Module):

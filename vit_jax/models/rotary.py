@@ -1,4 +1,4 @@
-"""Rotary positions: implementations, with one signature, of what queries and keys are multiplied by."""
+"""Rotary positions: implementations, with one signature, of the angles by which pairs of channels are turned."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,19 +11,18 @@ from vit_jax.models.part_specs import Rotary
 from vit_jax.models.spec import ModelSpec
 
 PerToken: TypeAlias = Float[Array, "batch rows heads head_dim"]  # the rows may be more than the tokens
-Rotation: TypeAlias = Callable[[PerToken], PerToken]
+Angles: TypeAlias = Float[np.ndarray, "tokens half"]
 
 TEMPERATURE = 10_000.0
 
 
-def none(spec: ModelSpec) -> Rotation:
-    """Returns the identity."""
+def none(spec: ModelSpec) -> None:
+    """Returns no angles."""
     del spec
-    return lambda x: x
 
 
-def axial(spec: ModelSpec) -> Rotation:
-    """Returns the rotation of the patches by row and column; class token and registers are not rotated.
+def axial(spec: ModelSpec) -> Angles:
+    """Returns angles by row and column of the patches; those of class token and registers are zero.
 
     As in EVA-02 (arXiv 2303.11331; RoFormer, 2104.09864, equation 34, for each axis): channels 2i and 2i + 1 of a head
     are a point that is turned by an angle. In the first half of the channels the angle is the patch's row times
@@ -31,17 +30,17 @@ def axial(spec: ModelSpec) -> Rotation:
     of every grid go from 0 to that number.
     """
     angles = axial_angles(spec.grid, spec.position.rotary_grid, spec.head_dim)
-    angles = np.pad(angles, ((spec.prefix_rows, 0), (0, 0)))
+    return np.pad(angles, ((spec.prefix_rows, 0), (0, 0)))
+
+
+def rotate(x: PerToken, angles: Angles) -> PerToken:
+    """Returns x with every pair of channels turned; rows beyond the tokens are not."""
     sin, cos = (function(angles).astype(np.float32)[:, None] for function in (np.sin, np.cos))
-
-    def rotate(x: PerToken) -> PerToken:
-        empty = ((0, x.shape[1] - len(angles)), (0, 0), (0, 0))
-        pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-        first, second, s, c = pairs[..., 0], pairs[..., 1], jnp.pad(sin, empty), jnp.pad(cos, empty)
-        turned = jnp.stack([first * c - second * s, second * c + first * s], axis=-1)
-        return turned.reshape(x.shape).astype(x.dtype)
-
-    return rotate
+    empty = ((0, x.shape[1] - len(angles)), (0, 0), (0, 0))
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    first, second, s, c = pairs[..., 0], pairs[..., 1], jnp.pad(sin, empty), jnp.pad(cos, empty)
+    turned = jnp.stack([first * c - second * s, second * c + first * s], axis=-1)
+    return turned.reshape(x.shape).astype(x.dtype)
 
 
 def axial_angles(grid: tuple[int, int], reference: int, head_dim: int) -> Float[np.ndarray, "patches half"]:
@@ -59,4 +58,4 @@ def axial_angles(grid: tuple[int, int], reference: int, head_dim: int) -> Float[
     return np.concatenate(list(places * TEMPERATURE ** -(np.arange(quarter) / quarter)), axis=1)
 
 
-ROTARIES: dict[Rotary, Callable[[ModelSpec], Rotation]] = {"none": none, "axial": axial}
+ROTARIES: dict[Rotary, Callable[[ModelSpec], Angles | None]] = {"none": none, "axial": axial}

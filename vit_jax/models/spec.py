@@ -38,8 +38,6 @@ def _check_axial(spec: "ModelSpec") -> None:
 
 def _check_kernels(spec: "ModelSpec") -> None:
     kind = spec.attention.kind
-    if kind == "fused" and spec.changes_queries:
-        raise UserError("attention fused computes neither qk_norm nor rotary; leave it auto, or use tokens_first.")
     if kind in ("fused", "cudnn") and spec.adds_scores:
         raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
 

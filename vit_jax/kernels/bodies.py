@@ -1,0 +1,240 @@
+"""The bodies of the attention kernels: what one step of the grid computes."""
+
+import collections
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array
+
+from vit_jax.kernels.change_steps import differentiate_change, write_changed
+from vit_jax.kernels.changes import LANES
+from vit_jax.kernels.packing import ROW_TILE
+from vit_jax.kernels.tiles import Group, Shape, Tile, pipelined, tiles
+
+NEVER = 1e30  # a log-sum-exp beside which every weight is zero
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _dot_transposed(a: Array, b: Array) -> Array:
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+class _Operand:
+    """An array of a step of the grid; what is taken from it is loaded once."""
+
+    def __init__(self, shape: Shape, ref: Any):
+        self.shape, self.ref = shape, ref
+        self.rows = functools.cache(self._rows)
+        self.transposed = functools.cache(lambda group, section: ref[group.pack, group.rows, group.lanes(section)].T)
+        self.queries = functools.cache(self._queries)
+
+    def _rows(self, group: Group, section: int, head: int) -> Array:
+        """Returns [rows, lanes] of a head's keys (1) or values (2): its own channels, or 128 that heads share."""
+        lanes, channels = group.lanes(section), group.channels(head)
+        if LANES % self.shape.head_dim:
+            lanes = slice(lanes.start + channels.start, lanes.start + channels.stop)
+        return self.ref[group.pack, group.rows, lanes]
+
+    def _queries(self, group: Group, block: int) -> Array:
+        """Returns [channels, 128] of a block of queries, zero beyond the array."""
+        x = self.ref[group.pack, _query_rows(group, block), group.lanes(0)]
+        missing = LANES - x.shape[0]
+        return (jnp.concatenate([x, jnp.zeros((missing, x.shape[1]), x.dtype)]) if missing else x).T
+
+    def query(self, tile: Tile) -> Array:
+        """Returns [lanes, 128], a head's block of queries, to be multiplied by `rows`."""
+        x = self.queries(tile.group, tile.block)
+        if LANES % self.shape.head_dim:
+            return x[tile.channels]
+        channel = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        return jnp.where((channel >= tile.channels.start) & (channel < tile.channels.stop), x, jnp.zeros_like(x))
+
+
+def _query_rows(group: Group, block: int) -> Any:
+    """Returns the rows of a pack in which a block of queries lies."""
+    shape, rows = group.shape, group.rows
+    if shape.query_steps == 1:
+        return slice(rows.start + block * LANES, min(rows.start + (block + 1) * LANES, rows.stop))
+    start = jnp.minimum(pl.program_id(1) * LANES, shape.packing.rows - LANES)
+    return pl.ds(pl.multiple_of(start, ROW_TILE), LANES)
+
+
+def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
+    """Returns `x` with the queries, along an axis, that an earlier step of the grid saw set to zero."""
+    if shape.query_steps == 1 or shape.packing.rows % LANES == 0:
+        return x
+    position = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return jnp.where(position >= pl.program_id(1) * LANES - (shape.packing.rows - LANES), x, jnp.zeros_like(x))
+
+
+def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
+    """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
+    compared = qkv
+    if shape.change:
+        *tables, attended, lse, compared = refs
+        write_changed(shape, qkv, tuple(tables), compared)
+    else:
+        attended, lse = refs
+    scale = shape.head_dim**-0.5 * math.log2(math.e)
+    operand = _Operand(shape, compared)
+    own_values = functools.cache(lambda group: group.only_own(qkv[group.pack, group.rows, group.lanes(2)]).T)
+    results: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
+
+    def scores(tile: Tile) -> Array:
+        return _dot(operand.rows(tile.group, 1, tile.head), operand.query(tile))
+
+    def attend(tile: Tile, scores: Array) -> None:
+        scores = tile.only_tokens(scores, -jnp.inf)
+        highest = scores.max(0, keepdims=True)
+        weights = jnp.exp2((scores - highest) * scale)
+        total = weights.sum(0, keepdims=True)
+        # Queries of other images get weights of zero in the backward pass, and results of zero in this one. Whatever
+        # these images hold, even if it is no number, does not reach this one.
+        lse[tile.lse] = tile.only_queries(highest * scale + jnp.log2(total), NEVER)
+        values = own_values(tile.group)[tile.channels]
+        results[tile.block].append(tile.only_queries(_dot(values, weights.astype(qkv.dtype)) * (1 / total), 0.0))
+        if tile.last_of_group:
+            _store_queries(tile.group, attended, results)
+
+    pipelined(tiles(shape), scores, attend)
+
+
+def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> list[Array]:
+    """Writes the rows of blocks of queries, given [channels, 128] of every head of the group; empties the results.
+
+    Returns:
+        The [128, channels] of every block.
+    """
+    stored = []
+    for block, heads in results.items():
+        where = _query_rows(group, block)
+        count = where.size if isinstance(where, pl.Slice) else where.stop - where.start
+        stored.append(jnp.concatenate(heads).T)
+        _store_rows(group, 0, ref, where, stored[-1][:count], 0 if block else group.shared_rows)
+    results.clear()
+    return stored
+
+
+def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, *refs: Any) -> None:
+    """Writes the gradient of queries, keys and values, and its sums over rows.
+
+    Args:
+        shape: sizes.
+        qkv: the kernel's operand in the forward pass.
+        attended: its result.
+        lse: likewise.
+        grad: the gradient of `attended`.
+        refs: the tables of a change; the gradient; its sums, see `_sums`; that of the norms' table, if there is one;
+            the changed queries and keys, if there is a change; the gradients of keys and values so far, in float32, if
+            the grid has steps over the queries.
+    """
+    tables, (grad_qkv, sums, *rest) = refs[: shape.tables], refs[shape.tables :]
+    of_norms, rest = tuple(rest[: shape.norm_tables]), rest[shape.norm_tables :]
+    if shape.change is None:
+        _differentiate(shape, qkv, qkv, attended, lse, grad, grad_qkv, sums, rest)
+        return
+    compared, *totals = rest
+    write_changed(shape, qkv, tables, compared)
+    _differentiate(shape, compared, qkv, attended, lse, grad, grad_qkv, sums, totals)
+    differentiate_change(shape, qkv, tables, grad_qkv, sums, of_norms)
+
+
+def _differentiate(
+    shape: Shape, compared: Any, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, sums: Any, totals: Any
+) -> None:
+    """Writes the gradient of what attention gets, and the sums of it that are not those of a change.
+
+    Queries and keys are those of `compared`, values those of `qkv`.
+    """
+    scale = shape.head_dim**-0.5
+    inputs, values, outputs, output_grads = (_Operand(shape, ref) for ref in (compared, qkv, attended, grad))
+    query_grads: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
+    key_grads: list[tuple[Array, Array]] = []  # of keys and of values, [channels, rows], by head
+    blocks: list[tuple[Array, ...]] = []  # of a head
+    added = _Sums()
+
+    def scores(tile: Tile) -> tuple[Array, Array]:
+        keys, own_values = inputs.rows(tile.group, 1, tile.head), values.rows(tile.group, 2, tile.head)
+        return _dot(keys, inputs.query(tile)), _dot(own_values, output_grads.query(tile))
+
+    def differentiate(tile: Tile, computed: tuple[Array, Array]) -> None:
+        scores, weights_grad = computed
+        log_total = lse[tile.lse]
+        weights = tile.only_tokens(jnp.exp2(scores * (scale * math.log2(math.e)) - log_total), 0.0)
+        query, out_grad, out = (
+            operand.queries(tile.group, tile.block)[tile.channels] for operand in (inputs, output_grads, outputs)
+        )
+        along = (out_grad.astype(jnp.float32) * out.astype(jnp.float32)).sum(0, keepdims=True)
+        scores_grad = (weights * (weights_grad - along)).astype(qkv.dtype)
+        keys = inputs.transposed(tile.group, 1)[tile.channels]
+        query_grads[tile.block].append(_dot(keys, scores_grad) * scale)
+        blocks.append((scores_grad, _only_new(shape, query), weights.astype(qkv.dtype), _only_new(shape, out_grad)))
+        if tile.last_of_head:
+            scores_grads, queries, weights_, out_grads = (
+                jnp.concatenate(each, 1) for each in zip(*blocks, strict=True)
+            )
+            blocks.clear()
+            key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
+        if tile.last_of_group:
+            for block in _store_queries(tile.group, grad_qkv, query_grads):
+                if not shape.change:
+                    added.add(tile.group.lanes(0), _only_new(shape, block, 0))
+            for section, grads in enumerate(zip(*key_grads, strict=True), 1):
+                rows = jnp.concatenate(grads).T
+                if section == 2 or not shape.change:
+                    added.add(tile.group.lanes(section), rows)
+                _store_keys(tile.group, section, grad_qkv, totals, rows)
+            key_grads.clear()
+
+    pipelined(tiles(shape), scores, differentiate)
+    added.store(shape, sums)
+
+
+def _store_rows(group: Group, section: int, ref: Any, where: Any, x: Array, shared: int) -> None:
+    """Writes rows, to the first of which images before have written: each has zeros in the others' tokens."""
+    lanes = group.lanes(section)
+    if shared:
+        before = slice(group.rows.start, group.rows.start + shared)
+        ref[group.pack, before, lanes] += x[:shared].astype(ref.dtype)
+        if len(x) == shared:  # images of few tokens
+            return
+        where, x = slice(before.stop, where.stop), x[shared:]
+    ref[group.pack, where, lanes] = x.astype(ref.dtype)
+
+
+class _Sums:
+    """Sums of gradients over the rows in a step of the grid, by channels."""
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[int, int], Array] = {}
+
+    def add(self, lanes: slice, rows: Array) -> None:
+        """Adds [rows, channels] to the sums of these channels."""
+        tiled, key = rows.reshape(-1, ROW_TILE, rows.shape[1]).sum(0), (lanes.start, lanes.stop)
+        self.totals[key] = self.totals[key] + tiled if key in self.totals else tiled
+
+    def store(self, shape: Shape, ref: Any) -> None:
+        """Writes the sums, added to those of earlier steps over the queries."""
+        for (start, stop), total in self.totals.items():
+            before = 0.0 if shape.query_steps == 1 else jnp.where(pl.program_id(1) == 0, 0.0, ref[0, :, start:stop])
+            ref[0, :, start:stop] = before + total
+
+
+def _store_keys(group: Group, section: int, ref: Any, totals: Any, grad: Array) -> None:
+    """Writes the gradients of keys (section 1) or values (2), once all steps over the queries have added to them."""
+    if not totals:
+        _store_rows(group, section, ref, group.rows, grad, group.shared_rows)
+        return
+    total, where, step = totals[section - 1], (group.pack, group.rows, group.lanes(0)), pl.program_id(1)
+    total[where] = jnp.where(step == 0, 0.0, total[where]) + grad
+
+    @pl.when(step == group.shape.query_steps - 1)
+    def _() -> None:
+        ref[group.pack, group.rows, group.lanes(section)] = total[where].astype(ref.dtype)

@@ -1,0 +1,135 @@
+"""What the attention kernels do to queries and keys before they compare them: a norm of each head, a rotation.
+
+The norm divides by the root of the mean square; of channels whose mean is zero, that is a LayerNorm.
+
+Both run on whole windows of lanes in VMEM. Sums over the channels of a head, and the exchange of the two channels of a
+pair, are products with matrices of 0 and 1: the matrix unit has time for them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.kernels.packing import round_up
+
+Rows: TypeAlias = Float[Array, "rows lanes"]
+Table: TypeAlias = Float[Array, "_ _"]  # rows, lanes
+
+LANES = 128
+NORM_ROWS = 4  # of the norms' table: scale and bias of queries, then of keys
+
+
+class QKChange(NamedTuple):
+    """What happens to queries and keys.
+
+    Attributes:
+        epsilon: added to the mean square of a head's channels; None: there is no norm.
+        rotates: pairs of channels are points that are turned.
+    """
+
+    epsilon: float | None
+    rotates: bool
+
+    @property
+    def tables(self) -> int:
+        """How many tables it needs: of the norms [4, lanes], of cosines and of sines [rows, lanes]."""
+        return (self.epsilon is not None) + 2 * self.rotates
+
+    def apply(self, x: Rows, section: int, head_dim: int, tables: tuple[Table, ...]) -> Rows:
+        """Returns the changed queries (section 0) or keys (1) of whole heads, of all rows of a pack."""
+        tables = tuple(table[:, : x.shape[1]] for table in tables)  # the last heads may be fewer
+        dtype = x.dtype
+        if self.epsilon is not None:
+            scale, bias = tables[0][2 * section], tables[0][2 * section + 1]
+            x = x.astype(jnp.float32) * _inverse_root(x, head_dim, self.epsilon) * scale + bias
+        if self.rotates:
+            cosines, sines = tables[-2:]
+            x = _rotate(x, cosines, sines, dtype)
+        return x.astype(dtype)
+
+    def transpose(
+        self, x: Rows, grad: Rows, section: int, head_dim: int, tables: tuple[Table, ...]
+    ) -> tuple[Rows, Float[Array, "2 lanes"] | None]:
+        """Returns the gradient of `x` in float32, and that of the norm's scale and bias; None: there is no norm.
+
+        Args:
+            x: as given to `apply`.
+            grad: the gradient of what it returned.
+            section: as there.
+            head_dim: likewise.
+            tables: likewise.
+        """
+        tables = tuple(table[:, : x.shape[1]] for table in tables)
+        if self.rotates:
+            cosines, sines = tables[-2:]
+            grad = _rotate(grad, cosines, -sines, x.dtype)
+        if self.epsilon is None:
+            return grad, None
+        inverse, wide = _inverse_root(x, head_dim, self.epsilon), grad.astype(jnp.float32)
+        normalised = x.astype(jnp.float32) * inverse
+        of_parameters = jnp.stack([(wide * normalised).sum(0), wide.sum(0)])
+        wide = wide * tables[0][2 * section]
+        along = _mean_of_head(wide * normalised, head_dim, x.dtype)
+        return inverse * (wide - normalised * along), of_parameters
+
+
+def window(head_dim: int, width: int) -> int:
+    """Returns how many channels are changed at once: whole heads that fill lanes.
+
+    Args:
+        head_dim: channels of a head.
+        width: channels of all heads on one device.
+    """
+    return min(math.lcm(head_dim, LANES), width)
+
+
+def _inverse_root(x: Rows, head_dim: int, epsilon: float) -> Rows:
+    """Returns one over the root of the mean square of a head's channels, at each of them, in float32."""
+    wide = x.astype(jnp.float32)
+    return jax.lax.rsqrt(_mean_of_head(wide * wide, head_dim, x.dtype) + epsilon)
+
+
+def _rotate(x: Rows, cosines: Table, sines: Table, dtype: Any) -> Rows:
+    """Returns pairs of channels (a, b) as (a cos - b sin, b cos + a sin), in float32."""
+
+    def exchange(row: Array, column: Array) -> Array:
+        return jnp.where((row ^ 1) == column, jnp.where((column & 1) == 0, -1.0, 1.0), 0.0)
+
+    return x.astype(jnp.float32) * cosines + _mix(x.astype(dtype), 2, exchange) * sines
+
+
+def _mean_of_head(x: Rows, head_dim: int, dtype: Any) -> Rows:
+    """Returns the mean over the channels of a head at each of them, in float32, of values rounded to the dtype."""
+
+    def is_same_head(row: Array, column: Array) -> Array:
+        return (jax.lax.div(row, head_dim) == jax.lax.div(column, head_dim)).astype(jnp.float32)
+
+    return _mix(x.astype(dtype), head_dim, is_same_head) * (1 / head_dim)
+
+
+def _mix(x: Rows, unit: int, entries: Callable[[Array, Array], Array]) -> Rows:
+    """Returns the product with a matrix of 0, 1 and -1 in float32, exact but for the order of sums.
+
+    Args:
+        x: [rows, lanes].
+        unit: channels that are mixed with one another.
+        entries: from rows and columns of the matrix to its entries; those of different units are zero.
+    """
+    lanes = x.shape[1]
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    parts = []
+    for start in range(0, lanes, LANES):
+        stop = min(start + LANES, lanes)
+        first = start // unit * unit // LANES * LANES
+        last = min(round_up(round_up(stop, unit), LANES), lanes)
+        row, column = (
+            jax.lax.broadcasted_iota(jnp.int32, (last - first, stop - start), axis) + offset
+            for axis, offset in enumerate((first, start))
+        )
+        matrix = entries(row, column).astype(x.dtype)
+        parts.append(jnp.dot(x[:, first:last], matrix, precision=precision, preferred_element_type=jnp.float32))
+    return jnp.concatenate(parts, axis=1)

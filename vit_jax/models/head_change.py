@@ -1,0 +1,77 @@
+"""What happens to queries and keys between their projection and the attention: a LayerNorm of each head, a rotation."""
+
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.kernels import Packing, QKChange, window
+from vit_jax.models.layers import NormParameters, layer_norm
+from vit_jax.models.rotary import Angles, rotate
+
+QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
+
+
+class HeadChange(NamedTuple):
+    """See the module.
+
+    Attributes:
+        norms: scale and bias of the norms of queries and of keys; empty: there are none.
+        epsilon: of the norms.
+        angles: of the rotation; None: there is none.
+    """
+
+    norms: tuple[NormParameters, ...] = ()
+    epsilon: float = 0.0
+    angles: Angles | None = None
+
+    def __call__(self, qkv: QKV) -> QKV:
+        """Returns the changed queries and keys, and the values."""
+        changed = [qkv[:, :, part] for part in range(2)]
+        if self.norms:
+            pairs = zip(changed, self.norms, strict=True)
+            changed = [layer_norm(part, *norm, self.epsilon) for part, norm in pairs]
+        if self.angles is not None:
+            changed = [rotate(part, self.angles) for part in changed]
+        return jnp.stack([*changed, qkv[:, :, 2]], axis=2)
+
+    def centred(self, x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
+        """Returns a kernel or bias of the projection with which the mean of queries and keys is zero in each head.
+
+        Their LayerNorm then subtracts no mean.
+        """
+        if not self.norms:
+            return x
+        compared, values = jnp.split(x.astype(jnp.float32), [2], axis=-3)
+        return jnp.concatenate([compared - compared.mean(-1, keepdims=True), values], axis=-3).astype(x.dtype)
+
+    @property
+    def kernel(self) -> QKChange | None:
+        """The same as the kernel takes it; None: nothing happens."""
+        rotates = self.angles is not None
+        return QKChange(self.epsilon if self.norms else None, rotates) if self.norms or rotates else None
+
+    @property
+    def norm_rows(self) -> Float[Array, "rows head_dim"]:
+        """Scale and bias of queries, then of keys; no rows where there are no norms."""
+        return jnp.stack([each for norm in self.norms for each in norm]) if self.norms else jnp.zeros((0, 1))
+
+    def tables(self, norm_rows: jax.Array, packing: Packing, heads: int, head_dim: int) -> tuple[jax.Array, ...]:
+        """Returns the tables of the kernel.
+
+        Args:
+            norm_rows: see there.
+            packing: what the rows hold.
+            heads: on one device.
+            head_dim: channels of a head.
+        """
+        repeats = window(head_dim, heads * head_dim) // head_dim
+        tables = [jnp.tile(norm_rows, (1, repeats))] if self.norms else []
+        if self.angles is not None:
+            for function in (np.cos, np.sin):
+                rows = np.tile(np.repeat(function(self.angles), 2, axis=1), (packing.images, repeats))
+                empty = packing.rows - len(rows)
+                tables.append(jnp.asarray(np.pad(rows, ((0, empty), (0, 0))), jnp.float32))
+        return tuple(tables)
