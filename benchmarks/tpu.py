@@ -33,6 +33,7 @@ GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
 SPLIT = {
     "copied": (),
     "split": (("mesh.data", 1), ("mesh.fsdp", -1)),
+    "split over 8": (("mesh.data", -1), ("mesh.fsdp", 8)),
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
 FORMS = ((), ("model.qk_norm",), ("model.rotary",), ("model.qk_norm", "model.rotary"))
@@ -206,11 +207,12 @@ def chips(results: Results) -> list[str]:
 def growing(results: Results) -> list[str]:
     """Returns B/16 on more and more chips."""
     lines = []
-    for way, target in itertools.product(("copied", "split"), GROWING):
-        images = IMAGES["B/16"]
-        first, found = (
-            results[Row("vit_jax", "B/16", each, images, fields=SPLIT[way])] for each in (GROWING[0], target)
-        )
+    images = IMAGES["B/16"]
+    cases = [*itertools.product(("copied", "split"), GROWING), *(("split over 8", each) for each in GROWING[1:])]
+    for way, target in cases:
+        on_eight = SPLIT["copied" if way == "copied" else "split"]
+        first = results[Row("vit_jax", "B/16", GROWING[0], images, fields=on_eight)]
+        found = results[Row("vit_jax", "B/16", target, images, fields=SPLIT[way])]
         ratio = f"{found.cycles / first.cycles:.2f}" if found.cycles and first.cycles else ""
         lines.append([way, f"{target}, {parse_topology(target).chips}", *found.cells(), ratio])
     return table(["weights", "chips", *CELLS, "step / 8 chips"], lines)
