@@ -5,9 +5,9 @@ models_v2.py. Their loss is the mean of the binary cross-entropies of 1000 class
 `grad_norm_clip`, of Apex's FusedLAMB, are 1000 times theirs, so that the updates are the same.
 
 UNCONFIRMED, so chosen here: MixUp and CutMix draw the share of the other image below 1/2, theirs any; the cosine ends
-at 0 and the warm-up begins there, theirs at 1e-5 and 1e-6; kernels start with the released ViT's standard deviations,
-the class token at 0, theirs with 0.02; RandAugment of the fine-tuning is big_vision's, theirs timm's
-rand-m9-mstd0.5-inc1; weights are not averaged, as in what they evaluate.
+at 0 and the warm-up begins there, theirs at 1e-5 and 1e-6; kernels but the head's start with the released ViT's
+standard deviations, the class token at 0, theirs with 0.02; RandAugment of the fine-tuning is big_vision's, theirs
+timm's rand-m9-mstd0.5-inc1; weights are not averaged, as in what they evaluate.
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +29,7 @@ def pretrain(name: str, resolution: int, base_lr: float, stochastic_depth: float
     config.grad_norm_clip = 1.0 * CLASSES
     config.data.preprocess = f"{RESIZED}|three_augment|color_jitter(0.3,0.3,0.3)|value_range(-1,1)"
     config.data.repeats = 3
+    config.model.head_std = 0.02
     config.task.loss = "sigmoid"
     config.task.mixed_labels = "one"
     config.optim.name = "lamb"

@@ -128,6 +128,13 @@ def test_it_starts_as_published():
     assert {"root", "stage1", "stage2", "norm", "head"} == set(params)
 
 
+@pytest.mark.parametrize("name", ["ViT-mu/8", "BiT-R14x1"])
+def test_the_head_may_start_with_random_values(name):
+    model = models.create(name, resolution=32, num_classes=100, head_std=0.02)
+    params = jax.jit(model.init)(jax.random.key(0), images_of())
+    np.testing.assert_allclose(params["head"]["kernel"].std(), 0.02, rtol=0.05)
+
+
 def test_standardised_filters_ignore_scale_and_offset():
     kernel = 0.1 * images_of(3, 3, 3, 8, seed=1)
     np.testing.assert_allclose(standardise(kernel), standardise(5 * kernel - 2), atol=1e-4)

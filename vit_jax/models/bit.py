@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from vit_jax.models import axial_resnet, resnet
 from vit_jax.models.augmented import augment
 from vit_jax.models.bit_spec import COARSE_STAGE, BitRemat, BitSpec, Border, RootKind, UnitKind
-from vit_jax.models.layers import Dense
+from vit_jax.models.layers import classifier
 from vit_jax.models.resnet import FeatureMap, Kernel, Reduced, Stage, StdConv
 from vit_jax.models.stand_alone import AttentionRoot, attend_nearby
 from vit_jax.sharding import constrain
@@ -154,7 +154,6 @@ class BiT(nn.Module):
         out["tokens"] = x.reshape(len(x), -1, x.shape[-1])
         x = out["pre_logits"] = constrain(x.mean((1, 2), dtype=jnp.float32), ("batch", "width"))
         if spec.num_classes:
-            inits = (nn.initializers.zeros, nn.initializers.constant(spec.head_bias))
-            x = Dense(spec.num_classes, ("width", "classes"), "float32", *inits, name="head")(x)
+            x = classifier(spec.num_classes, spec.head_std, spec.head_bias, "head")(x)
             x = constrain(x, ("batch", "classes"))
         return x, out

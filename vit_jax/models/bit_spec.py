@@ -55,6 +55,7 @@ class BitSpec:
     resolution: int | tuple[int, int] = 224
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled features
     head_bias: float = 0.0  # initial value
+    head_std: float = 0.0  # of the kernel's initial values
     dtype: Dtype = "float32"  # of the activations and of the gradients; parameters and statistics are float32
     remat: BitRemat = "none"
 

@@ -142,6 +142,19 @@ class Dense(nn.Module):
         return add_bias(self.multiply(x, gather(kernel, self.dimensions, x.dtype)), bias)
 
 
+def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
+    """Returns the last layer of a model, in float32.
+
+    Args:
+        num_classes: of the logits.
+        std: standard deviation of the initial kernel; 0: it starts at zero.
+        bias: the initial one.
+        name: of the layer.
+    """
+    kernel_init = nn.initializers.normal(std) if std else nn.initializers.zeros
+    return Dense(num_classes, ("width", "classes"), "float32", kernel_init, nn.initializers.constant(bias), name=name)
+
+
 class LayerNorm(nn.Module):
     """LayerNorm over the width as published: variance as E[x²] - E[x]², statistics in float32."""
 

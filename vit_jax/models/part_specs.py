@@ -226,6 +226,7 @@ class HeadSpec:
     pre_logits: bool = False
     representation_size: int = 0  # width of the tanh layer; 0: the model's
     bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
+    std: float = field(default=0.0, metadata={"keyword": "head_std"})  # of the kernel's initial values
     # A second classifier, of the first register, which is then DeiT's distillation token (2012.12877). The logits are
     # the mean of both.
     distilled: bool = field(default=False, metadata={"keyword": "distilled_head"})

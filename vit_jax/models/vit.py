@@ -14,7 +14,7 @@ from vit_jax import UserError
 from vit_jax.models.attention import choose_packing
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, dropout, product
+from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, classifier, dropout, product
 from vit_jax.models.part_specs import StemKind
 from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
@@ -159,10 +159,9 @@ class ViT(nn.Module):
         out = {"pre_logits": x} | out
         if not head.num_classes:
             return x, out
-        inits = (nn.initializers.zeros, nn.initializers.constant(head.bias))
 
         def classify(x: Array, name: str) -> Array:
-            return constrain(Dense(head.num_classes, ("width", "classes"), "float32", *inits, name=name)(x), logits)
+            return constrain(classifier(head.num_classes, head.std, head.bias, name)(x), logits)
 
         logits = (*rows, "classes")
         if not head.distilled:
