@@ -22,6 +22,7 @@ from vit_jax.planning import run_exaflops
 from vit_jax.results import Record, read_records
 
 PRETRAINED, TUNED, REGULARIZED = "cifar5_compute", "cifar5_tuned_compute", "cifar10_regularization"
+OPTIMIZERS, METHODS = "cifar10_optimizers", "cifar5_methods"
 ACCURACY, VAL = "test/accuracy", "val/accuracy"
 SHOTS = ("fewshot/5shot", "fewshot/10shot", "fewshot/25shot")
 Runs = Mapping[str, Mapping[int, Record]]  # point of the study -> seed -> run
@@ -93,6 +94,23 @@ def proxy(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
         ]
 
 
+def chosen_rates(runs: Runs) -> Iterable[list[str]]:
+    """Yields a row for each line of a study whose points are `LINE/RATE`: its rates, the chosen one, its test accuracy.
+
+    Of every rate one seed is compared by `val`; the best rate's seeds are tested.
+    """
+    lines: dict[str, dict[float, str]] = {}
+    for point in runs:
+        line, _, rate = point.partition("/")
+        lines.setdefault(line, {})[float(rate)] = point
+    for line, points in lines.items():
+        val = {rate: float(runs[point][0].metrics[VAL]) for rate, point in sorted(points.items())}
+        best = max(val, key=val.__getitem__)
+        tested = finals(runs, [points[best]], ACCURACY)[0]
+        tried = ", ".join(f"{rate:g}: {100 * accuracy:.1f}" for rate, accuracy in val.items())
+        yield [line, tried, f"{best:g}", interval(tested) if len(tested) > 1 else f"{100 * tested[0]:.2f}"]
+
+
 def finals(runs: Runs, points: Sequence[str], metric: str, stop: str | None = None) -> np.ndarray:
     """Returns a metric of the runs [points, seeds] at their end, or where `stop` was largest."""
     rows = [[runs[point][seed] for seed in sorted(runs[point])] for point in points]
@@ -105,7 +123,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [%(default)s]")
     parser.add_argument("--write", type=Path, help="Markdown file whose tables to replace")
     args = parser.parse_args(argv[1:])
-    pretrained, tuned, regularized = (read_study(args.results, name) for name in (PRETRAINED, TUNED, REGULARIZED))
+    names = PRETRAINED, TUNED, REGULARIZED, OPTIMIZERS, METHODS
+    pretrained, tuned, regularized, optimizers, methods = (read_study(args.results, name) for name in names)
+    rates = ["rate: accuracy on `val`, one seed, %", "chosen", "of the test images, three seeds, %"]
     sections = {
         "compute": (
             [
@@ -130,6 +150,8 @@ def main(argv: list[str]) -> None:
             ],
             proxy(pretrained, tuned),
         ),
+        "optimizers": (["optimizer", *rates], chosen_rates(optimizers)),
+        "methods": (["method", *rates], chosen_rates(methods)),
     }
     print_sections([(name, table(heads, rows)) for name, (heads, rows) in sections.items()], args.write)
 

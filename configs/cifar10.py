@@ -34,12 +34,13 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg not in ("", "fewshot=yes", "plain=yes"):
         raise ValueError(f"the argument {arg!r} is neither fewshot=yes nor plain=yes")
     config = plain()
+    config.base_lr = 5e-3
+    config.optim.name = "muon"
     if arg == "plain=yes":
+        config.model.position = "learned"
         return config
     config.batch = 64
     config.total_epochs = 5.99
-    config.base_lr = 5e-3
-    config.optim.name = "muon"
     config.model.name = "R+ViT-mu/4"
     config.model.rotary = "axial"
     config.model.qk_norm = True
@@ -87,7 +88,7 @@ def plain() -> ConfigDict:
 def hold_out(config: ConfigDict) -> None:
     """Takes the last tenth of train away from the training, and evaluates it as `val`."""
     config.data.split = "train[:90%]"
-    config.data.num_examples = 45_000
+    config.data.num_examples = config.data.num_examples * 9 // 10
     with config.unlocked():
         config.evals.val = base.evaluation("classify", split="train[90%:]", preprocess=config.evals.test.preprocess)
     config.checkpoint.best_metric = "val/accuracy"

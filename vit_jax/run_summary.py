@@ -14,7 +14,7 @@ from vit_jax.models import Model
 from vit_jax.optim import Multiplier
 from vit_jax.program import Program
 
-NO_KERNEL = "the kernel, which is faster, computes neither qk_norm nor rotary or relative positions"
+NO_KERNEL = "the kernel, which is faster, computes no relative positions"
 NO_PATTERN = "the kernel, which is faster for few patches, computes no attention_pattern"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
 
@@ -59,10 +59,9 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
     """Returns why the model's attention is a plain form where that of others is a kernel."""
     if platform in ("tpu", "gpu") and model.field("attention_pattern") not in (None, "full"):
         return NO_PATTERN
-    relative = model.field("position") == "relative"
-    if platform == "tpu" and (relative or model.field("qk_norm") or model.field("rotary") == "axial"):
-        return NO_KERNEL
-    return NO_CUDNN if platform == "gpu" and relative else None
+    if model.field("position") != "relative":
+        return None
+    return {"tpu": NO_KERNEL, "gpu": NO_CUDNN}.get(platform)
 
 
 def parameter_table(program: Program) -> list[str]:

@@ -95,7 +95,6 @@ class TokenAndMeanPooling(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    @nn.compact
     def __call__(self, x: Tokens) -> Float[Array, "batch twice_width"]:
         """Returns both, concatenated."""
         return jnp.concatenate([TokenPooling(self.spec)(x), MeanPooling(self.spec)(x)], axis=1)
