@@ -27,6 +27,7 @@ CAPTIONS = {
     "run_end": "the files of a run that has ended",
     "run_summary": "what a run prints first",
     "page_server": "to browsers here",
+    "columns": "tables of text",
     "eval_requests": "--evals in words",
     "step": "one update",
     "tasks": "objectives",

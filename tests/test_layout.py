@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree compiler_options page_server kernels storage",
+    "streams tree columns compiler_options page_server kernels storage",
     "config machine sharding depth",
     "adapters",
     "optim",

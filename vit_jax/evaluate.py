@@ -25,6 +25,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, data, evals, tell
+from vit_jax.columns import align
 from vit_jax.eval_requests import OUTPUTS, choose_evaluations
 from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
 from vit_jax.machine import count_cores
@@ -182,9 +183,7 @@ def format_table(rows: Sequence[dict[str, float | str]]) -> str:
     """Returns a line for each row under a line of names; what a row lacks is left blank."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([format_value(row[name]) if name in row else "" for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(align(cells))
 
 
 def format_value(value: float | str) -> str:

@@ -26,6 +26,7 @@ import json
 import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
+from vit_jax.columns import align
 from vit_jax.results import RATES, PaperNumber, find_paper_number, list_rates
 from vit_jax.storage import check_workdir, filesystem
 from vit_jax.sweeps import (
@@ -183,9 +184,7 @@ def format_rows(rows: list[Row]) -> str:
         paper = "-" if row.paper is None else str(row.paper)
         mean = "diverged" if row.mean is None else mean
         lines.append((row.dataset, row.chosen, held_out, mean, std, str(row.runs), paper))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(map(str.ljust, line, widths)) for line in lines]
-    return "\n".join(line.rstrip() for line in padded)
+    return "\n".join(align(lines))
 
 
 def format_percent(value: float | None) -> str:

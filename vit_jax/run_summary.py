@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
+from vit_jax.columns import align
 from vit_jax.data import choose_workers
 from vit_jax.machine import count_cores
 from vit_jax.models import Model
@@ -77,8 +78,7 @@ def parameter_table(program: Program) -> list[str]:
         for name, leaf in shapes.items()
     ]
     rows.append(("total", "", f"{tree.count(shapes):,}", ""))
-    name, shape, number = (max(len(row[i]) for row in rows) for i in range(3))
-    return [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:>{number}}  {row[3]}".rstrip() for row in rows]
+    return align(rows, right=(1, 2))
 
 
 def _remarks(lr_multiplier: Multiplier, place: jax.sharding.NamedSharding) -> str:

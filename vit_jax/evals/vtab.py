@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.columns import align
 from vit_jax.results import read_paper_numbers
 
 MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
@@ -65,9 +66,7 @@ def format_tasks(summary: Mapping[str, Any]) -> str:
         which = f"the {row['tasks']} of {len(TABLE_9)} tasks" if group == "run" else f"{group} ({row['tasks']})"
         end = f"{row['diverged']} diverged, counted as 0" if row["diverged"] else ""
         lines.append([f"mean, {which}", *_percent(row), end])
-    width = max(len(name) for name, *_ in lines)
-    table = [f"{name:{width}}{''.join(f'{cell:>11}' for cell in cells)}  {end}" for name, *cells, end in lines]
-    return "\n".join(line.rstrip() for line in table)
+    return "\n".join(align(lines, right=range(1, len(lines[0]) - 1)))
 
 
 def _percent(row: Mapping[str, Any]) -> list[str]:

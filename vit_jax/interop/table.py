@@ -3,6 +3,8 @@
 import html
 from typing import Any
 
+from vit_jax.columns import align
+
 
 class Table(tuple[Any, ...]):
     """Entries that print as a table, in notebooks too; `COLUMNS` of their class names the attributes shown."""
@@ -12,15 +14,8 @@ class Table(tuple[Any, ...]):
     def __repr__(self) -> str:
         if not self:
             return "no published checkpoint has such a name"
-        rows = [self[0].COLUMNS, *map(_cells, self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = _right_aligned(self)
-        lines = []
-        for row in rows:
-            columns = zip(row, widths, right, strict=True)
-            padded = [cell.rjust(width) if at_right else cell.ljust(width) for cell, width, at_right in columns]
-            lines.append("  ".join(padded).rstrip())
-        return "\n".join(lines)
+        right = [column for column, at_right in enumerate(_right_aligned(self)) if at_right]
+        return "\n".join(align([self[0].COLUMNS, *map(_cells, self)], right))
 
     def _repr_html_(self) -> str:
         sides = ["right" if at_right else "left" for at_right in _right_aligned(self)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.columns import align
 from vit_jax.monitoring.ledger import Category, Ledger
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
@@ -184,6 +185,5 @@ def ledger_lines(starts: Sequence[Start]) -> list[str]:
     count = f"{len(starts):,} start{'s' if len(starts) > 1 else ''}{since}"
     rows = [(str(name), f"{spent:,.1f} s", f"{spent / whole:.1%}") for name, spent in total.items() if spent]
     rows.append(("all", f"{whole:,.1f} s", count))
-    name, seconds = (max(len(row[i]) for row in rows) for i in range(2))
-    table = [f"  {row[0]:{name}}  {row[1]:>{seconds}}  {row[2]:>6}" for row in rows]
+    table = [f"  {line}" for line in align(rows, right=(1, 2))]
     return [f"Goodput: {goodput(total):.1%}, the share of the time in which steps were made that count.", *table]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vit_jax.columns import align
 from vit_jax.planning.calibration import Band
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import GoodputEstimate
@@ -16,9 +17,7 @@ def render_plans(plans: list[Plan]) -> str:
     """Returns a table of plans and, below it, the advice, the largest batches and the commands to run."""
     columns = [dict(plan_rows(plan)) for plan in plans]
     labels = list(dict.fromkeys(label for column in columns for label in column))
-    cells = [[label, *(column.get(label, "") for column in columns)] for label in labels]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = align([label, *(column.get(label, "") for column in columns)] for label in labels)
     return "\n".join([*lines, *footnotes(plans), *(line for plan in plans for line in _notes(plan))])
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 
+from vit_jax.columns import align
 from vit_jax.sweeps.combinations import Combination, full_split_command
 from vit_jax.sweeps.outcomes import Outcome
 
@@ -89,21 +90,20 @@ def format_averages(averages: list[Average]) -> str:
     """Returns a line for each mean over several seeds; nothing if there is none."""
     if not any(average.runs > 1 for average in averages):
         return ""
-    width = max(len(average.name) for average in averages)
-    lines = ["\n", f"{'':{width}}  {'mean':>10}  {'std':>8}  {'seeds':>7}"]
+    rows = [("", "mean", "std", "seeds")]
     for average in averages:
-        mean, std = ("-" if value is None else f"{value:.4f}" for value in (average.mean, average.std))
-        mean = "diverged" if average.mean is None else mean
-        lines.append(f"{average.name:{width}}  {mean:>10}  {std:>8}  {average.runs:>7,}")
-    return "\n".join(lines)
+        rows.append((average.name, _number(average.mean, "diverged"), _number(average.std), f"{average.runs:,}"))
+    return "\n".join(["\n", *align(rows, right=range(1, 4))])
 
 
 def format_table(outcomes: list[Outcome]) -> str:
     """Returns a line for each outcome."""
-    width = max(len(outcome.name) for outcome in outcomes)
-    lines = [f"{'':{width}}  {'at the end':>10}  {'best':>8}  {'steps':>7}  {'seconds':>9}"]
+    rows = [("", "at the end", "best", "steps", "seconds")]
     for outcome in outcomes:
-        last, best = ("-" if value is None else f"{value:.4f}" for value in (outcome.last, outcome.best))
-        last = "diverged" if outcome.last is None else last
-        lines.append(f"{outcome.name:{width}}  {last:>10}  {best:>8}  {outcome.steps:>7,}  {outcome.seconds:>9,.1f}")
-    return "\n".join(lines)
+        last, best = _number(outcome.last, "diverged"), _number(outcome.best)
+        rows.append((outcome.name, last, best, f"{outcome.steps:,}", f"{outcome.seconds:,.1f}"))
+    return "\n".join(align(rows, right=range(1, 5)))
+
+
+def _number(value: float | None, otherwise: str = "-") -> str:
+    return otherwise if value is None else f"{value:.4f}"

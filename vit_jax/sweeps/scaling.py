@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax import UserError, choose, user_errors
+from vit_jax.columns import align
 from vit_jax.config import flatten_config
 from vit_jax.planning import run_exaflops
 from vit_jax.results import RunFolder, find_runs, read_records, read_run
@@ -216,10 +217,9 @@ def are_lines(points: list[Point]) -> bool:
 def format_points(points: list[Point], against: str) -> str:
     """Returns a table of the points."""
     head = "exaFLOPs" if against == COMPUTE else against
-    names = [f"{point.line}  {point.name}  {point.model}" for point in points]
-    width = max(map(len, names))
-    lines = [f"{'':{width}}  {head:>12}  {'mean':>8}  {'std':>8}  {'runs':>5}"]
-    for name, point in zip(names, points, strict=True):
+    rows = [("", "", "", head, "mean", "std", "runs")]
+    for point in points:
         std = "-" if point.std is None else f"{point.std:.4f}"
-        lines.append(f"{name:{width}}  {point.place:>12.4g}  {point.mean:>8.4f}  {std:>8}  {point.runs:>5,}")
-    return "\n".join(lines)
+        numbers = f"{point.place:.4g}", f"{point.mean:.4f}", std, f"{point.runs:,}"
+        rows.append((point.line, point.name, point.model, *numbers))
+    return "\n".join(align(rows, right=range(3, 7)))

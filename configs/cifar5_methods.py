@@ -1,0 +1,45 @@
+"""Methods of fine-tuning with equal care: from five classes of CIFAR-10 to the other five. Not in the paper.
+
+Plain fine-tuning, rates that fall with depth, LoRA adapters, and distillation from a teacher that was fine-tuned so.
+Each has three learning rates. The best by `val`, the last tenth of the images, which no run sees, is run with three
+seeds, and the test split decides. configs/cifar5.py has the data, the model and the weights to start from.
+
+Ours: not run yet. The argument names the weights, and for distillation the teacher:
+    python -m vit_jax.main --config=configs/cifar5_methods.py:RUN
+    python -m vit_jax.sweep --config=configs/cifar5_methods.py:RUN --workdir=RUNS
+    python -m vit_jax.sweep --config=configs/cifar5_methods.py:RUN,TEACHER --workdir=RUNS
+"""
+
+from ml_collections import ConfigDict
+
+from configs import cifar5, cifar10
+
+# Name -> fields, rates.
+METHODS = {
+    "plain": ({}, (1e-3, 3e-3, 6e-3)),
+    "layer_decay": ({"optim.layer_decay": 0.75}, (3e-3, 6e-3, 1e-2)),
+    "lora": ({"adapt.rank": 8}, (3e-3, 1e-2, 3e-2)),
+}
+DISTILLED = {"distilled": ({}, (1e-3, 3e-3, 6e-3))}
+WEIGHTS = "workdirs/cifar5"
+
+
+def get_config(arg: str = WEIGHTS) -> ConfigDict:
+    """Returns the recipe that all runs share; `arg` is the folder of the weights, or WEIGHTS,TEACHER."""
+    config = cifar5.get_config("stage=finetune")
+    config.init_from, _, teacher = arg.partition(",")
+    if teacher:
+        config.task.kind, config.task.teacher = "distill", teacher
+    config.eval_every_epochs, config.eval_every = None, config.total_steps
+    config.checkpoint_every = config.total_steps
+    config.checkpoint.keep_best = 0
+    cifar10.hold_out(config)
+    return config
+
+
+def get_grid(arg: str = WEIGHTS) -> dict[str, dict[str, object]]:
+    """Returns name -> fields of each run."""
+    methods = DISTILLED if "," in arg else METHODS
+    return {
+        f"{name}/{rate:g}": {**fields, "base_lr": rate} for name, (fields, rates) in methods.items() for rate in rates
+    }

@@ -1,0 +1,19 @@
+"""Tables of text."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+
+def align(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Returns a line for each row of cells, all columns as wide as their widest cell and two spaces apart.
+
+    Args:
+        rows: as many cells in each.
+        right: the columns whose cells are aligned on the right, from 0.
+    """
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.rjust if column in right else str.ljust for column in range(len(widths))]
+    columns = list(zip(pads, widths, strict=True))
+    return [
+        "  ".join(pad(cell, width) for cell, (pad, width) in zip(row, columns, strict=True)).rstrip() for row in rows
+    ]
