@@ -270,7 +270,7 @@ class Faults:
         text = run.output(1 - host)
         check(code in (134, -signal.SIGABRT), f"exit code {code}")
         check("most recent call first" in text, "no stacks")
-        named = f"host {host} has not been heard of" in text or (host == 0 and "leader task" in text)
+        named = f"nothing was heard from host {host}" in text or (host == 0 and "leader task" in text)
         check(named, f"the lost host is not named: {text[-2000:]}")
         finish(workdir, 2, 2, SPLIT)
         check(same(workdir, self.whole()), "the resumed run differs")

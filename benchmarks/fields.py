@@ -15,16 +15,16 @@ from vit_jax.config.field import rule_of
 
 INTRODUCTION = """# Fields of a configuration
 
-All fields, as [vit_jax/config/fields.py](../vit_jax/config/fields.py) declares them. A recipe sets them, or a flag:
-`--config.base_lr=0.01`; `None` unsets one that is unset by default. `--print` shows those of a recipe. What a resumed
-run may change is in [checkpoints.md](checkpoints.md).
+All fields, as [vit_jax/config/fields.py](../vit_jax/config/fields.py) declares them. A recipe or a flag
+sets a field: `--config.base_lr=0.01`. `None` unsets a field that is unset by default. `--print` shows the fields of a
+recipe. What a resumed run may change is in [checkpoints.md](checkpoints.md).
 
 ```bash
 python -m benchmarks.fields --write=docs/fields.md
 ```
 """
 GROUPS = {
-    "": "Of the run",
+    "": "The run",
     "model": "The model",
     "data": "The data",
     "task": "The task",

@@ -14,7 +14,7 @@ NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 class UserError(Exception):
-    """Wrong usage: command lines print the sentence and exit with code 2."""
+    """What the user can mend, such as usage, data, disk or store: commands print the sentence and exit with 2."""
 
 
 class MissingData(UserError):
@@ -30,11 +30,11 @@ class LostHosts(Exception):
 
 
 class Preempted(Exception):
-    """The machine is being taken away; the state is saved: command lines print the sentence and exit with code 42."""
+    """The run was asked to end, and has saved what there was: commands print the sentence and exit with code 42."""
 
 
 class NonFiniteLoss(Exception):
-    """More non-finite losses in a row than allowed: command lines print the sentence and exit with code 1."""
+    """Too many losses, or a state, that are not finite: commands print the sentence and exit with code 1."""
 
 
 CODES: dict[type[BaseException], int] = {
@@ -55,7 +55,8 @@ def exit_code(error: BaseException) -> int:
 def user_errors(what: str, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
     """Turns errors of libraries into a `UserError`: "`what`: reason; `advice`".
 
-    A `UserError` passes as it is. Where `kinds` has `Exception`, so do `BUGS` that are not in `kinds` themselves.
+    A `UserError` passes as it is. If `kinds` contains `Exception`, `BUGS` pass unchanged too, unless `kinds` names
+    them.
 
     Args:
         what: what failed, such as "cannot read FILE".
@@ -82,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 
 def round_up(value: float, digits: int) -> str:
-    """Returns a positive number with so many significant digits, no less than it is: for what must be as much."""
+    """Returns a positive number rounded up to so many significant digits, for amounts that must suffice."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12))  # 0.1 is 0.1, not 0.11
     return f"{rounded / scale:.{digits + 1}g}"
@@ -99,7 +100,7 @@ def choose(
     """Returns `word` if it is one of `options`; `where` says where they are listed, if there are many.
 
     Raises:
-        UserError: `word` is not among them; it names the nearest, or all of them if none is near.
+        UserError: `word` is not among them. The sentence names the nearest; if none is near, it names `where` or all.
     """
     options = list(options)
     if word in options:

@@ -52,8 +52,8 @@ def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:
     theirs, ours = (f"value_range({low:g},{high:g})" for low, high in map(data.value_range_of, (pipes[0], pipes[-1])))
     if theirs == ours:
         return
-    differ = f"its images end with {theirs}, those of this run with {ours}"
+    differ = f"its preprocessing ends with {theirs}, that of this run with {ours}"
     if uses_head:
-        raise UserError(f"{differ}; end data.preprocess and that of each of evals with {theirs}.")
-    words = "init_from=%s: %s; if that is not meant, end data.preprocess and that of each of evals with %s."
+        raise UserError(f"{differ}; end data.preprocess and evals.NAME.preprocess of every evaluation with {theirs}.")
+    words = "init_from=%s: %s; if that is not meant, end data.preprocess and evals.NAME.preprocess with %s."
     logging.getLogger(__name__).warning(words, config.init_from, differ, theirs)

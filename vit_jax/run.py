@@ -87,8 +87,8 @@ class Run:
         self._folder.poll()
 
     def save_due(self) -> bool:
-        """Returns whether the state is to be saved now: every `checkpoint_every` steps or minutes, and before each
-        evaluation.
+        """Returns whether the state is to be saved now: every `checkpoint_every` steps, every
+        `checkpoint_every_minutes` minutes, and before each evaluation.
         """
         by_clock = self._supervisor.save_due()
         return by_clock or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
@@ -124,7 +124,7 @@ class Run:
             self._folder.add_metrics(self.metrics)
 
     def evaluate_restored(self) -> None:
-        """Evaluates the restored state, if that was due when it was saved and is not done."""
+        """Evaluates the restored state, if an evaluation is due at its step and was not made before the run ended."""
         if self.step and not self._folder.evaluated and self.evaluation_due():
             self.evaluate()
 
@@ -168,15 +168,15 @@ class Run:
 
 
 def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
-    """Has all hosts save the same step and end, since this one has no batches after it; returns whether they will.
+    """Has all hosts save the same step and end, as this host gets no more batches; returns whether they will.
 
-    They agree on it while this one still has batches to come there; `left` steps would lack them.
+    The hosts agree on the step while this host still has batches to reach it; `left` steps have none.
     """
     return supervisor.hosts > 1 and left > 0 and supervisor.stop_all()
 
 
 def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
-    """Raises why all hosts end after `step`, once its save is finished on all: the `failure` of one's data, or a stop.
+    """Waits until all hosts have saved `step`, then raises why they end: the `failure` of one host's data, or a stop.
 
     Raises:
         UserError: the save was refused; or the data of a host cannot be read.

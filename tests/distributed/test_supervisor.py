@@ -109,7 +109,7 @@ def test_a_hang_ends_the_process_with_every_stack_and_where_it_was():
     process = start(HANGS)
     _, text = process.communicate(timeout=50)
     assert process.returncode == 128 + signal.SIGABRT and time.monotonic() - began < 40
-    assert "no progress for 1 s; --config.stall_limit allows more; at host 0 'data of step 3'" in text
+    assert "no progress for 1 s; --config.stall_limit allows more; now host 0 in 'data of step 3'" in text
     assert 'File "<string>", line 7 in <module>' in text and "_watch" in text
 
 

@@ -47,8 +47,8 @@ def test_a_host_that_fell_silent_is_named_and_one_that_left_is_not(hosts, clock)
         hosts[host].enter("step 7")
     found = pass_time(clock, 62, {0: hosts[0], 3: hosts[3]}, left=["1"])
     sentence = min(found[0] - {None})  # the first
-    words = r"host 2 has not been heard of for 60 s; behind the others: host 2 'starting' for 6\d s; "
-    assert re.fullmatch(rf"{words}at host 0 'step 7' for 6\d s, host 3 'step 7' for 6\d s\.", sentence)
+    words = r"nothing was heard from host 2 for 60 s; behind the others: host 2 in 'starting' for 6\d s; "
+    assert re.fullmatch(rf"{words}now host 0 in 'step 7' for 6\d s, host 3 in 'step 7' for 6\d s\.", sentence)
     assert found[3] - {None}
 
 
@@ -62,7 +62,7 @@ def test_no_progress_is_a_fault_after_the_limit_and_says_where(clock):
     clock.seconds += 20
     assert one.look() is None
     clock.seconds += 11
-    assert one.look() == "no progress for 30 s; --config.stall_limit allows more; at host 0 'step 3' for 31 s."
+    assert one.look() == "no progress for 30 s; --config.stall_limit allows more; now host 0 in 'step 3' for 31 s."
 
 
 def test_alone_a_download_may_take_longer(clock):

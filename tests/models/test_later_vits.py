@@ -252,7 +252,7 @@ def test_training_on_8_devices_is_that_on_one(tiny):
         ({"norm_epsilon": 0}, "norm_epsilon must be above 0"),
         ({"layer_scale": -1.0}, "layer_scale must be 0 or more"),
         ({"activation": "gelutanh"}, "unknown activation 'gelutanh'; did you mean 'gelu_tanh'"),
-        ({"rotary_grid": 16}, "rotary_grid is the number of patches on a side for rotary='axial'"),
+        ({"rotary_grid": 16}, "rotary_grid=16 must be 0 or more, and 0 without rotary='axial'"),
         ({"rotary": "axial", "num_heads": 384}, "heads of a multiple of 4 channels, not 2"),
         ({"stem_epsilons": "timm"}, "stem_epsilons are fields of a ResNet"),
         ({"image_mean": [0.5]}, "image_mean and image_std must have a value for red, green and blue"),

@@ -209,8 +209,9 @@ class StagedDirectory:
         filesystem.download(self.folder, missing, Path(self.path))
 
     def publish(self) -> None:
-        """Uploads the finished checkpoints that are not there yet. Removes there those that were removed here, and what
-        was unfinished at the start and still is, but nothing that another process has written meanwhile.
+        """Uploads the finished checkpoints that are not there yet. Removes from the bucket those that were removed
+        here, and those that were unfinished at the start and still are. What another process has written meanwhile
+        stays.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -235,7 +236,7 @@ class StagedDirectory:
 
 
 def open_directory(workdir: str | Path, staging: Path | None = None) -> CheckpointDirectory:
-    """Returns the checkpoints of a workdir; `staging` is a local folder to write those of s3:// in.
+    """Returns the checkpoints of a workdir; Those of s3:// are written by way of the local folder `staging`.
 
     Raises:
         UserError: see `StagedDirectory`.

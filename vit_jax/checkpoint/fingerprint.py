@@ -1,5 +1,5 @@
-"""Fingerprints of arrays: 64 bits that a changed, swapped, rounded or missing value changes, however the array lies on
-the devices.
+"""Fingerprints of arrays: 64 bits that change when a value is changed, swapped, rounded or missing, and that do not
+depend on how the array lies on the devices.
 
 An array is taken as unsigned words: each is mixed with its position by a bijection of 32 bits and the results are added
 modulo 2^32, twice, by two different bijections. Integer sums do not depend on their order, so that any sharding, any
@@ -155,8 +155,9 @@ def _scrambled(word: Any, first: int, second: int) -> Any:
 
 
 def split_index(shape: Sequence[int]) -> list[int]:
-    """Returns into what sizes a flat index is split, lowest first, so that each part fits into an unsigned word: the
-    products of runs of dimensions. One for an array of up to 2^32 words.
+    """Returns the sizes of the parts into which a flat index is split, lowest first.
+
+    Each part fits into an unsigned word and is a product of adjacent dimensions. An array of up to 2^32 words has one.
 
     Raises:
         ValueError: one dimension alone is too large.
@@ -172,8 +173,10 @@ def split_index(shape: Sequence[int]) -> list[int]:
 
 
 def _positions(local: Sequence[int], shape: Sequence[int], offsets: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the flat index in an array of `shape` of each word of a part of it, of the shape `local` and from
-    `offsets` on, in the parts that `split_index` returns: made where they are used, not in memory.
+    """Returns the flat index of each word of a part of an array, split as `split_index` says.
+
+    The array has the shape `shape`; the part has the shape `local` and begins at `offsets`. Indices are computed where
+    they are used and take no memory.
     """
     dimension, positions = len(shape), []
     for size in split_index(shape):

@@ -1,4 +1,4 @@
-"""Arrays of checkpoints, written and read by Orbax: its only user."""
+"""Writes and reads the arrays of checkpoints with Orbax. No other module uses Orbax."""
 
 import contextlib
 import sys
@@ -41,7 +41,7 @@ class OrbaxWriter:
         self._manager.save(step, args=items)
 
     def wait(self) -> None:
-        """Waits until the checkpoint is finished: only then Orbax raises what went wrong."""
+        """Waits until the checkpoint is finished; only then does Orbax raise what went wrong."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
@@ -50,7 +50,10 @@ class OrbaxWriter:
 
 
 def wait_for_hosts(*, key: str, timeout_ms: int) -> None:
-    """Waits at one of Orbax's barriers, but not in a thread that failed: the others wait for it, at another one."""
+    """Waits at one of Orbax's barriers.
+
+    A background thread that has failed raises its error instead: the other hosts wait for it at another barrier.
+    """
     error = sys.exc_info()[1]
     if error and threading.current_thread() is not threading.main_thread():
         raise error

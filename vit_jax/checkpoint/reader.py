@@ -54,8 +54,8 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
 
 
 def local_weights(path: str | Path) -> Path:
-    """Returns a local path itself, or a local copy of what holds the weights of a remote file of arrays, folder of
-    timm or transformers, checkpoint folder or workdir (its `model.npz`, or else its newest checkpoint).
+    """Returns a local path itself, or a local copy of a remote one's weights: a file of arrays, a folder of timm or
+    transformers, a checkpoint folder, or a workdir (its `model.npz`, or else its newest checkpoint).
 
     Raises:
         UserError: it is remote and cannot be read.

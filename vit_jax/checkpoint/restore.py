@@ -91,8 +91,8 @@ def _read(
     """Returns a state and its manifest.
 
     Raises:
-        DamagedCheckpoint: on whichever host.
-        UserError: likewise.
+        DamagedCheckpoint: the checkpoint is damaged on some host.
+        UserError: some host cannot read it.
     """
     manifest, state = dict[str, Any](), None
 

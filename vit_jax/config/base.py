@@ -56,7 +56,7 @@ def default_of(field: Field, kind: str = "") -> Any:
 
 
 def choose_stage(arg: str, stages: dict[str, tuple], key: str = "stage") -> tuple:
-    """Returns what a recipe states of the stage that its argument names, `stage=STAGE`, or by another key.
+    """Returns the entry of `stages` that a recipe's argument names: `stage=STAGE`, or `KEY=STAGE` with another key.
 
     Raises:
         ValueError: there is no such stage.

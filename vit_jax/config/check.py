@@ -56,13 +56,13 @@ def _check_teacher(config: ConfigDict) -> None:
         if task.teacher is None:
             raise UserError("task.kind=distill needs a teacher: set --config.task.teacher to its weights.")
         if task.teacher_targets == "hard" and task.temperature != 1:
-            raise UserError("task.temperature is of soft targets: set it to 1, or --config.task.teacher_targets=soft.")
+            raise UserError("task.temperature is only for soft targets; set it to 1, or choose teacher_targets=soft.")
         return
     set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
     if set_fields:
-        need, them = ("needs", "it") if len(set_fields) == 1 else ("need", "them")
+        need = "needs" if len(set_fields) == 1 else "need"
         names = " and ".join(f"task.{name}" for name in set_fields)
-        raise UserError(f"{names} {need} --config.task.kind=distill; set it, or leave {them} out.")
+        raise UserError(f"{names} {need} --config.task.kind=distill; add that flag, or leave out {names}.")
 
 
 def check_evaluations(config: ConfigDict) -> None:

@@ -43,7 +43,7 @@ class Field:
         kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
         defaults: kind of evaluation -> its default, where it is another.
         renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
-        since: the version that introduced it; a `config.json` of an earlier one, which lacks it, means `before`.
+        since: the version that introduced it; `before` stands for it in a `config.json` of an earlier version.
         before: what earlier versions did; None: the default.
         synonyms: what timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE call it.
     """
@@ -68,7 +68,7 @@ class Field:
 
     @property
     def later(self) -> bool:
-        """Whether a `config.json` of an earlier version lacks it in every group of its kind."""
+        """Whether it is added to every group that may have it when an earlier `config.json` is read."""
         return self.since != "0.1" and not self.kinds
 
     @property
@@ -78,7 +78,7 @@ class Field:
 
 
 def rule_of(name: str, affects: Affects = Affects.WEIGHTS) -> OnResume:
-    """Returns the rule of a field that states none, or that is of another version: that of its group."""
+    """Returns the rule of a field's group, for a field that states none or that this version lacks."""
     group = name.partition(".")[0]
     if group == "model":
         return OnResume.ACCEPTED if affects is Affects.EXECUTION else OnResume.REFUSED

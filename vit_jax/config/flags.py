@@ -79,7 +79,7 @@ def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.") -> Any:
-    """Returns the value of a field from its text on the command line, which has it after `where`.
+    """Returns the value of a field from its text on the command line; `where` is the prefix of the flag, for messages.
 
     Raises:
         UserError: the text is not one of the field's type.
@@ -119,7 +119,7 @@ def parse_number(text: str) -> int | float:
 
 
 def _parse_workdir(argv: list[str], fields: dict[str, Any]) -> str | None:
-    """Returns the flag --workdir, and refuses all that is neither it nor of the configuration."""
+    """Returns the value of --workdir; refuses all words but that flag and those of the configuration."""
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     try:

@@ -45,7 +45,7 @@ def declared_name(name: str) -> str:
 
 
 def resume_rule(name: str) -> OnResume:
-    """Returns what happens when a run is resumed with another value of a field, also of one of another version."""
+    """Returns what happens when a run is resumed with another value of a field, even one that this version lacks."""
     field = FIELDS.get(declared_name(name))
     return field.rule if field else rule_of(name)
 

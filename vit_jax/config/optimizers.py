@@ -49,8 +49,8 @@ def check_optimizer(optim: ConfigDict) -> None:
             )
     if optim.name == "lamb" and optim.decay_factor != "rate":
         raise UserError(
-            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, whose decay "
-            "is that of decay_factor=schedule divided by base_lr."
+            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, and divide "
+            "optim.weight_decay by base_lr to keep the strength of the decay."
         )
     if optim.name == "schedule_free_adamw" and optim.ema_decay:
         raise UserError("schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.")

@@ -111,7 +111,7 @@ def shipped_recipes() -> Path:
 def _configs_importable(file: Path) -> Iterator[None]:
     """Lets a recipe import `configs.base` and its like: from the folder `configs` above it, or else the package's.
 
-    `configs` is a namespace package, without `__init__.py`: all such folders above which there is a path are one.
+    `configs` is a namespace package, without `__init__.py`: all folders `configs` on `sys.path` form one package.
     """
     folders, before = file.resolve().parents, list(sys.path)
     own = next((folder for folder in folders if folder.name == "configs"), folders[0])

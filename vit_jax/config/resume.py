@@ -19,8 +19,8 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
     """Returns how the configuration of a resumed run differs from that of the run which it continues, a line a field.
 
     Raises:
-        UserError: a field differs that would make it another run: model, task, data (unless `data.accept_change`),
-            seed, batch or optimizer.
+        UserError: a field differs that a resumed run must keep: its `OnResume` is REFUSED, or DATA without
+            `data.accept_change`.
     """
     lines = _describe_changes(flatten_config(old), flatten_config(new))
     refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED}

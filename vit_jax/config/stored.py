@@ -38,7 +38,7 @@ def load_config(path: Path) -> ConfigDict:
 
 
 def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) -> ConfigDict:
-    """Returns the configuration in the text of a file; raises as `load_config`. `known` are the fields of now."""
+    """Returns the configuration in the text of a file; raises as `load_config`. `known`: the fields of this version."""
     try:
         fields = json.loads(text)
         if fields.pop("version", 0) > CONFIG_VERSION:

@@ -1,4 +1,4 @@
-"""What other projects call our fields, and what to do instead of what is no field here."""
+"""What other projects call our fields, and what to do in place of settings that are no fields here."""
 
 from vit_jax.config.fields import FIELDS
 

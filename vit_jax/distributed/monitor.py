@@ -1,5 +1,7 @@
-"""The two threads that watch over a run: one looks at the clock and at SIGTERM only, the other exchanges messages with
-the other hosts, so that nothing hangs with a host that does not answer.
+"""The two threads that watch over a run.
+
+One looks only at the clock and at SIGTERM. The other exchanges messages with the other hosts, and it alone may hang
+when a host does not answer.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ STARTUP = "preempted before the first step of this start; nothing is lost. Run t
 
 
 class SaveTimer:
-    """The time to save.
+    """Says when the next save is due.
 
     Attributes:
         interval: seconds between two saves; None: none is due by the clock.
@@ -55,7 +57,7 @@ class Watched:
     Attributes:
         group: the hosts.
         watchdog: what each is doing.
-        agreement: on the step at which all end or save.
+        agreement: the hosts' agreement on the step at which all end or save.
         departure: how this host leaves them.
     """
 
@@ -78,7 +80,7 @@ class HostMonitor:
     Attributes:
         watched: the hosts; replaced when this one has joined the others.
         joining: this host is waiting for the others to start.
-        timer: of the saves.
+        timer: says when a save is due.
     """
 
     def __init__(self, watched: Watched, timer: SaveTimer):
@@ -88,7 +90,7 @@ class HostMonitor:
         self._over, self._termination = threading.Event(), TerminationSignal()
 
     def start(self) -> None:
-        """Starts the thread that looks at the clock and at SIGTERM; in the main thread."""
+        """Starts the thread that looks at the clock and at SIGTERM. To be called in the main thread."""
         faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host, shows where it was
         self._termination.take_over()
         threading.Thread(target=self._watch, daemon=True).start()

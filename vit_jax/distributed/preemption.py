@@ -51,9 +51,9 @@ class StepAgreement:
         self._requested.add(event)
 
     def stop(self) -> bool:
-        """Has all hosts end, and returns once they agree where; False if they had agreed before. For the main thread.
+        """Has all hosts end; returns True once they agree on a count, False if they had before. For the main thread.
 
-        It is the count of this host plus two at most: the others wait for its next program.
+        The agreed count is at most this host's plus two, because the others wait for its next program.
         """
         with self._changed:
             if self._stop is not None:

@@ -91,7 +91,7 @@ class Watchdog:
         silent = [host for host, (_, since) in sorted(self._heard.items()) if now - since > self._lost]
         if silent:
             names = ", ".join(map(str, silent))
-            return f"host {names} has not been heard of for {self._lost:g} s{self._places(now)}"
+            return f"nothing was heard from host {names} for {self._lost:g} s{self._places(now)}"
         if now - self._since > self.stall_limit and not (self._patient and self._hosts == 1):
             advice = "--config.stall_limit allows more"
             return f"no progress for {self.stall_limit:g} s; {advice}{self._places(now)}"
@@ -102,10 +102,10 @@ class Watchdog:
         hosts = {self._host: (self._progress, now - self._since, self.phase)}
         for host, (heartbeat, since) in self._heard.items():
             hosts[host] = heartbeat.progress, heartbeat.seconds + now - since, heartbeat.phase
-        words = {host: f"host {host} {phase!r} for {seconds:.0f} s" for host, (_, seconds, phase) in hosts.items()}
+        words = {host: f"host {host} in {phase!r} for {seconds:.0f} s" for host, (_, seconds, phase) in hosts.items()}
         least = min(progress for progress, _, _ in hosts.values())
         behind = [host for host, (progress, _, _) in sorted(hosts.items()) if progress == least]
         if len(behind) == len(hosts):
-            return f"; at {', '.join(words[host] for host in sorted(words))}."
+            return f"; now {', '.join(words[host] for host in sorted(words))}."
         last = ", ".join(words.pop(host) for host in behind)
-        return f"; behind the others: {last}; at {', '.join(words[host] for host in sorted(words))}."
+        return f"; behind the others: {last}; now {', '.join(words[host] for host in sorted(words))}."

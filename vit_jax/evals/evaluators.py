@@ -52,7 +52,8 @@ def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: da
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
     if batches.source.overlaps(train_batches.source):
         logging.getLogger(__name__).warning(
-            "evals.%s learns from images that it is tested on; its fields split and train_split set them apart", name
+            "evals.%s learns from images that it is tested on; choose a split and a train_split without overlap",
+            name,
         )
     if eval_config.kind in ("probe", "probe_sgd"):
         settings = len(eval_config.l2 if eval_config.kind == "probe" else eval_config.rates)

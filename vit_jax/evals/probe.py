@@ -76,7 +76,7 @@ def evaluate_probe(
         held_out = select_validation(labels, validation, seed)
         if not len(held_out):
             raise UserError(
-                "every class has a single training example, which leaves none to choose among "
+                "every class has a single training example, so that none can be held out to choose among "
                 f"{', '.join(f'{one:g}' for one in settings)}; give one value."
             )
         rows = np.setdiff1d(np.arange(len(labels)), held_out)

@@ -1,6 +1,6 @@
-"""The checkpoints of "How to train your ViT?" (arXiv 2106.10270): all of them, by their authors' index.
+"""The checkpoints of "How to train your ViT?" (arXiv 2106.10270), as the authors' index lists them.
 
-Its 21 columns are those of https://storage.googleapis.com/vit_models/augreg/index.csv; a row is a checkpoint that was
+The index, https://storage.googleapis.com/vit_models/augreg/index.csv, has 21 columns. A row is a checkpoint that was
 pre-trained (`filename`) and then adapted to another data set (`adapt_filename`). Names: google-research/
 vision_transformer, vit_jax_augreg.ipynb and vit_jax/configs/augreg.py.
 """
@@ -32,14 +32,14 @@ class AugRegCheckpoint:
     Attributes:
         name: of its file; `vit_jax.load` takes it.
         model: as `vit_jax.create` takes it.
-        data: that it was pre-trained on: i1k (ImageNet), i21k (ImageNet-21k) or i21k_30 (30 epochs of it).
+        data: what it was pre-trained on: i1k (ImageNet), i21k (ImageNet-21k) or i21k_30 (30 epochs of it).
         final_val: accuracy of the pre-trained model on its validation images, as the index has it.
         adapted_to: data set that it was then trained on, or "".
         resolution: of the adapted model's images; None if it was not adapted.
         adapted_val: accuracy of the adapted model on its validation images.
         adapted_test: the same on its test images.
         params: of the model.
-        images_per_sec: that the model classifies, as the index has it.
+        images_per_sec: how many images the model classifies in a second, as the index has it.
     """
 
     COLUMNS: ClassVar = (
@@ -81,7 +81,7 @@ def list_checkpoints(
     Args:
         pattern: shell pattern of the name.
         model: as `vit_jax.create` takes it, such as ViT-B/16.
-        data: that it was pre-trained on: i21k, i1k or i21k_30.
+        data: what it was pre-trained on: i21k, i1k or i21k_30.
         adapted_to: cifar100, imagenet2012, kitti, oxford_iiit_pet or resisc45; empty: as pre-trained.
         resolution: of the adapted model's images.
         max_params: most parameters of the model.

@@ -20,8 +20,9 @@ MAX_ELEMENTS = 2**40  # of an array
 
 
 class Leaf(NamedTuple):
-    """One array of the file that is one of ours, or one of several of ours that follow one another along the first axis
-    of the file's array: they have one name, and the order of the table.
+    """An array of the file that holds one of our parameters, or several.
+
+    Several leaves of one name lie in one array, along its first axis, in the order of the table.
     """
 
     name: str
@@ -107,22 +108,22 @@ def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
 
 
 def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
-    """Returns what decides the arrays of a ViT but has no place in a layout's files, which state only some fields.
+    """Returns the fields that decide a ViT's arrays but that a layout's files do not state, with their defaults.
 
-    A model belongs to the layout if these fields have the returned values, the defaults.
+    The layout can hold only a model with these values. `stated` are the fields that the files state.
     """
     names = {*model_fields(Affects.WEIGHTS), "stem", "block", "head", "distilled_head"} - set(stated)
     return {name: value for name, value in Model("", ModelSpec()).values.items() if name in names}
 
 
 def unstated_values(spec: ModelSpec, stated: Collection[str]) -> dict[str, bool]:
-    """Returns a model's values of such fields, in words, and whether each is another than the default."""
+    """Returns `FIELD VALUE` of each of a model's `unstated_fields` -> whether the value differs from the default."""
     value = Model("", spec).field
     return {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(stated).items()}
 
 
 def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:
-    """Returns the arrays of all blocks that one of our stacked parameters consists of, from those of one block.
+    """Returns the arrays of all blocks that make up one of our stacked parameters, given those of one block.
 
     Args:
         part: of a block, without the block's name; axes of a Stack are those of our parameter, with the layers first.

@@ -3,7 +3,7 @@
 The norm divides by the root of the mean square; of channels whose mean is zero, that is a LayerNorm.
 
 Both run on whole windows of lanes in VMEM. Sums over the channels of a head, and the exchange of the two channels of a
-pair, are products with matrices of 0 and 1: the matrix unit has time for them.
+pair, are products with matrices of 0, 1 and -1.
 """
 
 import math
@@ -59,9 +59,9 @@ class QKChange(NamedTuple):
         Args:
             x: as given to `apply`.
             grad: the gradient of what it returned.
-            section: as there.
-            head_dim: likewise.
-            tables: likewise.
+            section: 0 for queries, 1 for keys.
+            head_dim: channels of a head.
+            tables: as given to `apply`.
         """
         tables = tuple(table[:, : x.shape[1]] for table in tables)
         if self.rotates:

@@ -25,7 +25,7 @@ class AttentionSizes(NamedTuple):
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
-    """Returns whether the kernel, which adds nothing to scores, needs at most that much of a core's vector memory."""
+    """Returns a test of sizes: no scores are added, and the kernel fits so many MiB of a core's vector memory."""
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize

@@ -15,7 +15,7 @@ QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 
 
 class HeadChange(NamedTuple):
-    """See the module.
+    """The norms and the rotation of queries and keys.
 
     Attributes:
         norms: scale and bias of the norms of queries and of keys; empty: there are none.
@@ -49,7 +49,7 @@ class HeadChange(NamedTuple):
 
     @property
     def kernel(self) -> QKChange | None:
-        """The same as the kernel takes it; None: nothing happens."""
+        """The change in the form that the attention kernel takes; None: nothing is changed."""
         rotates = self.angles is not None
         return QKChange(self.epsilon if self.norms else None, rotates) if self.norms or rotates else None
 
@@ -62,7 +62,7 @@ class HeadChange(NamedTuple):
         """Returns the tables of the kernel.
 
         Args:
-            norm_rows: see there.
+            norm_rows: scale and bias, as the property of this name returns them.
             packing: what the rows hold.
             heads: on one device.
             head_dim: channels of a head.

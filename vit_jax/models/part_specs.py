@@ -147,7 +147,7 @@ class PositionSpec:
         if not 0 <= self.std < math.inf:
             raise UserError(f"position_std must be 0 or more, not {self.std}.")
         if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
-            raise UserError("rotary_grid is the number of patches on a side for rotary='axial'; 0 does not scale.")
+            raise UserError(f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.")
 
     @property
     def owner(self) -> PositionOwner:
@@ -178,7 +178,7 @@ class AttentionSpec:
         """Raises UserError for no heads, or a window without a pattern."""
         check_positive(self, "num_heads")
         if self.window < 0 or (self.window and self.pattern == "full"):
-            raise UserError("attention_window is the length of the blocks of an attention_pattern other than full.")
+            raise UserError(f"attention_window={self.window} must be 0 or more, and 0 for attention_pattern full.")
         if self.pattern == "local2d" and not self.window:
             raise UserError("attention_pattern local2d needs attention_window, the patches of a block on a side.")
 
@@ -239,9 +239,7 @@ class HeadSpec:
         if self.representation_size and not self.pre_logits:
             raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
         if self.kind == "patches" and self.final_norm == "pooled":
-            raise UserError(
-                "patches are not predicted from tokens without a norm; set final_norm to tokens, not pooled."
-            )
+            raise UserError("predicting patches needs normalised tokens; set final_norm to tokens, not pooled.")
         plain = (self.kind, self.pooling, self.final_norm, self.pre_logits) == ("image", "token", "tokens", False)
         if self.distilled and not plain:
             raise UserError(

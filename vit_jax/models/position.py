@@ -1,5 +1,5 @@
 """Position embeddings (appendix D.4): implementations, with one signature, of the table that is added to the tokens;
-and relative positions, which add to the score of two tokens what their offset says.
+and relative positions, which add to the score of two tokens a term that depends on their offset.
 """
 
 import math
@@ -31,7 +31,7 @@ def learned(param: Parameter, spec: ModelSpec) -> PositionTable:
 
 
 def learned2d(param: Parameter, spec: ModelSpec) -> PositionTable:
-    """Returns, for each patch, the learned half row of its column, then that of its row (2-D).
+    """Returns learned positions (2-D): the first half of a patch's vector is that of its column, the second of its row.
 
     The paper does not say which position the class token has: each of the `position_rows` before the patches has a
     learned row of the whole width; without any (`position_rows=patches`), the class token joins after the positions.
@@ -111,9 +111,9 @@ def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Querie
     """Returns the function from queries to what is added to their scores: the product with the row of the offset.
 
     An embedding of the offset takes the key's place, and the scores are scaled as all are: softmax(q (k + r)ᵀ /
-    √head_dim). Places count in the raster order of the patches (1-D); the paper does not say what the class token's is.
-    With `position_rows=all`, the tokens before the patches come first in this order. A pair with a token that has no
-    place (`class`: the registers; `patches`: all but the patches) gets nothing.
+    √head_dim). Places count in the raster order of the patches (1-D); the paper does not state the class token's place.
+    With `position_rows=all`, the tokens before the patches come first in this order. Nothing is added to the score of a
+    pair with a token without a place: registers with `position_rows=class`, all but the patches with `patches`.
     """
     offsets = offset_rows(spec, table.shape[-2])
 
@@ -128,7 +128,7 @@ def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Querie
 
 
 def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:
-    """Returns the row of a table for each pair of tokens; `rows`, one too far, for a pair without."""
+    """Returns the index of the table's row for each pair of tokens; `rows`, just past the end, for a pair without."""
     places = _placed(spec)
     reach = (rows - 1) // 2
     found = np.full((spec.tokens, spec.tokens), rows)

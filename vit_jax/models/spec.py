@@ -23,7 +23,7 @@ from vit_jax.models.part_specs import (
 
 def _check_prefix(spec: "ModelSpec") -> None:
     if spec.head.distilled and not spec.prefix.registers:
-        raise UserError("distilled_head is of the first register, but there is none: set registers=1.")
+        raise UserError("distilled_head reads the first register, but there is none; set registers=1.")
 
 
 def _check_axial(spec: "ModelSpec") -> None:
@@ -101,7 +101,7 @@ class ModelSpec:
 
     @property
     def simplified(self) -> "ModelSpec":
-        """The spec without values that say what is so anyway: equal models have equal specs."""
+        """The spec with defaults in place of values that change nothing, so that equal models have equal specs."""
         head, prefix, position = self.head, self.prefix, self.position
         if head.representation_size == self.width:
             head = replace(head, representation_size=0)
@@ -117,7 +117,7 @@ class ModelSpec:
 
     @property
     def soonest_traced(self) -> "ModelSpec":
-        """The spec, of those with the same parameters, whose trace takes the least time: of one block, not of all."""
+        """The spec with the same parameters that is traced fastest: one block is traced, not each."""
         return replace(self, scan=True, remat="none")
 
     @property
@@ -149,7 +149,7 @@ class ModelSpec:
 
     @property
     def tile(self) -> int:
-        """The pixels on a side of which images must be a multiple."""
+        """The number of pixels of which both sides of an image must be a multiple."""
         return self.stem.patch_size
 
     @property
@@ -159,7 +159,9 @@ class ModelSpec:
 
     @property
     def kernel_dtype(self) -> Dtype:
-        """The dtype of the kernels before they are rounded to that of the activations, and so of their gradients."""
+        """The dtype of the kernels' gradients. Kernels are cast to it before they are rounded to that of the
+        activations.
+        """
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
@@ -174,7 +176,7 @@ class ModelSpec:
 
     @property
     def has_sized_parameters(self) -> bool:
-        """Whether the shapes of parameters depend on `resolution`."""
+        """Whether positions have parameters that are made for one `resolution`; true of clipped relative ones."""
         return self.position.kind in LEARNED_POSITIONS
 
     @property

@@ -61,7 +61,7 @@ class LogFolder:
             self._waiting.popleft()
             self._lost += 1
         if not self._told:
-            words = "the logs in %s cannot be written (%s); training goes on, and they follow when they can be"
+            words = "the logs in %s cannot be written (%s); training goes on, and they are written when possible"
             logging.getLogger(__name__).warning(words, self._path, reason(error))
         self._told = True
 

@@ -26,7 +26,9 @@ Measure = Literal["memory", "estimate", "schedule"]
 
 
 class Function(NamedTuple):
-    """A jitted function of a program, the shapes of its arguments, the shardings of the first of them, its options."""
+    """A jitted function of a program: shapes of its arguments, shardings of its first argument, options of the
+    compiler.
+    """
 
     jitted: Any
     arguments: tuple[ArrayTree, ...]
@@ -102,7 +104,7 @@ def _cache_path(mesh: Mesh, target: str, measure: Measure, options: Options, tex
 
 
 def device_bytes(shapes: ArrayTree, shardings: ArrayTree) -> int:
-    """Returns the bytes of a tree of arrays that lie on one device."""
+    """Returns how many bytes of a tree of sharded arrays each device holds."""
     sizes = jax.tree.map(
         lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize, shapes, shardings
     )

@@ -11,8 +11,8 @@ from vit_jax.results.transfer import HEADINGS, frozen_metrics, transfer_lines
 
 HEAD = """# Results
 
-From each number of the paper to its command, with ours beside it, and every run that was recorded here.
-`python -m vit_jax.record` writes this page from [results/](../results/); nothing is typed by hand.
+This page leads from each number of the paper to its command, with our number beside it. It also lists every run that
+was recorded here. `python -m vit_jax.record` writes this page from [results/](../results/); nothing is typed by hand.
 
 ```bash
 python -m vit_jax.record workdirs/digits

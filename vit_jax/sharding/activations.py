@@ -107,9 +107,9 @@ def per_device(
         function: takes activations, then parameters: the parts that `constrain` and `gather` leave on a device. It sums
             over split dimensions with `sum_over`.
         activations: the names of the dimensions of each activation.
-        parameters: likewise of each parameter.
-        output: likewise of the result.
-        rows: of a pack of images, in the batch dimension; they stay on one device.
+        parameters: the names of the dimensions of each parameter.
+        output: the names of the dimensions of the result.
+        rows: number of rows of the batch dimension that form a pack of images and stay on one device.
     """
     mesh = _mesh.get()
     if mesh is None:

@@ -14,9 +14,10 @@ from vit_jax.tree import ArrayTree
 def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Returns the sharding of every leaf of a training state (or of parameters), by `tables.py`.
 
-    The names of optimizer moments and of the moving average end in their parameter's name: they are sharded as it is;
-    means over some of its dimensions, as its others are; those of some layers, as all layers are. Other leaves are
-    copied to every device. A dimension that its axis does not divide is not split.
+    The names of optimizer moments and of the moving average end in the name of their parameter. They are sharded as the
+    parameter is. A mean over some dimensions is split along the dimensions that are left, and an array of some layers
+    as one of all layers. Other leaves are copied to every device. A dimension that its axis does not divide is not
+    split.
     """
     shapes = {name: leaf.shape for name, leaf in tree.flatten(state).items()}
     owned = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}

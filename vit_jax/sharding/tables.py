@@ -16,7 +16,7 @@ tokens, width]:
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
     MixUp, CutMix    collective-permute  one image and its targets, from the next device
 
-Scalars come on top. Kernels pass in the dtype of the activations, and so do their gradients unless
+Scalars come on top. Kernels are exchanged in the dtype of the activations, and so are their gradients unless
 `optim.grad_dtype` is float32; other gradients are float32. Gradients are exchanged for each of the `accum_steps` parts.
 Only gradients and MixUp's row cross slices; on TPUs, as messages between hosts.
 """

@@ -141,8 +141,8 @@ def file_version(path: str) -> str:
     """Returns a short text that differs between a file and another that replaces it.
 
     It contains the size and, of a local file, its time; of a remote one, what its store knows: a version, a checksum or
-    a time. Where the store knows none of them the text is of this process and its workers alone, so that what is kept
-    under it is not found again.
+    a time. If the store knows none of these, the text is unique to this process and its workers, so that no later
+    process finds what is cached under it.
 
     Raises:
         UserError: the file does not exist, or its store refuses or does not answer.
@@ -178,7 +178,7 @@ def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
 def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callable[[], None]]:
     """Returns a local path of a file, as `local_copy` does, and a function that gives it back.
 
-    Until then, a copy stays; what is open then can be read to its end.
+    The copy stays until it is given back. A file that is still open at that moment can be read to its end.
 
     Raises:
         UserError: as `local_copy`.
@@ -211,7 +211,7 @@ def download(folder: str, names: Iterable[str], target: Path) -> None:
 
     Args:
         folder: the remote folder.
-        names: of the files, relative to it; of a mapping to their versions, other versions are refused.
+        names: of the files, relative to the folder; or name -> version, and then other versions are refused.
         target: the local folder.
 
     Raises:

@@ -18,7 +18,7 @@ class Version(NamedTuple):
     Attributes:
         size: in bytes, if it is stated.
         field: one of FIELDS, or empty: the store states none.
-        value: of the field; in its place, a text of this process and its workers.
+        value: of the field; without a field, a text that is unique to this process and its workers.
     """
 
     size: int | None
@@ -36,7 +36,7 @@ class Version(NamedTuple):
         return bool(self.field) and self.size is not None
 
     def is_replaced(self, info: dict[str, Any]) -> bool:
-        """Returns whether a store's later entry is of another file; not, where it does not state the field."""
+        """Returns whether a store's later entry is of another file; False if the entry does not state the field."""
         return bool(self.field) and str(info.get(self.field, self.value)) != self.value
 
 

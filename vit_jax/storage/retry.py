@@ -1,8 +1,8 @@
 """What is asked again when a store fails for a while, and after which waits.
 
 Who asks again: gcsfs sends a request up to 6 times (408, 429, 5xx, resets, silence; 35 seconds of waits), botocore and
-s3fs up to 5 times each, fsspec's HTTP once. What they give up on, and what they do not know, comes here: it is asked
-again until nothing has come for `timeout.TIMEOUT`. Only reads are: an upload that is sent anew might arrive after a
+s3fs up to 5 times each, fsspec's HTTP once. A request that they give up on, or do not repeat, is repeated here until
+nothing has come for `timeout.TIMEOUT`. Only reads and listings are: an upload that is sent anew might arrive after a
 newer one.
 """
 
@@ -54,7 +54,7 @@ def waits() -> Iterator[float]:
 
 
 def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:
-    """Returns what a call returns that may be repeated, as it is while it fails in a transient way.
+    """Returns what a call returns; repeats the call while it fails in a transient way.
 
     Raises:
         OSError: it has failed so for `timeout.TIMEOUT` without progress; the reason is that of the last time.
@@ -79,5 +79,8 @@ def report(what: str, progress: timeout.Progress, seconds: float) -> None:
     """Logs that a call has succeeded after a fault, if there was one."""
     if progress.fault:
         logging.getLogger(__name__).warning(
-            "%s failed at first (%s); it was asked again, and answered after %.1f s", what, progress.fault, seconds
+            "%s failed at first (%s); the request was repeated and answered after %.1f s",
+            what,
+            progress.fault,
+            seconds,
         )

@@ -93,7 +93,7 @@ def _trace() -> Any:
 
 
 async def _wait_as_asked(retry_after: str) -> None:
-    """Waits the seconds of a Retry-After; the waits of who asks again do where it states a date."""
+    """Waits the seconds that a Retry-After states. Where it states a date, the usual waits between requests suffice."""
 
     if retry_after.isdecimal():
         await asyncio.sleep(min(float(retry_after), LONGEST_RETRY_AFTER))

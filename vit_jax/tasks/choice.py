@@ -74,8 +74,8 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
         raise UserError(f"task.target={target} needs patches of a multiple of 4 pixels, not {size}.")
     if not re.search(r"value_range\(-1(\.0*)?,1(\.0*)?\)$", config.data.preprocess.replace(" ", "")):
         raise UserError(
-            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1); other statistics are "
-            "model.image_mean and model.image_std."
+            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1), and set other "
+            "statistics by model.image_mean and model.image_std."
         )
     if masked + swapped > 1:
         raise UserError(f"task.masked={masked} and task.swapped={swapped} are together more than 1.")
@@ -96,6 +96,6 @@ def task_of_model(model: Model) -> Task:
         size, outputs = model.field("patch_size"), model.field("num_classes")
         names = [name for name, target in TARGETS.items() if outputs and target.outputs(size) == outputs]
         if not names:
-            raise UserError(f"{model.name} has {outputs} outputs for a patch, which are those of no target.")
+            raise UserError(f"{model.name} has {outputs} outputs for a patch, but no task.target has so many.")
         return MaskedPatches(size, names[0])
     return Classify(model.field("num_classes"), model.loss)

@@ -136,7 +136,7 @@ def check_count_room(split: str, folder: str, info: str, size: int, source: str)
 
 
 def stated_names(split: str, names: Collection[str]) -> list[str]:
-    """Returns the names in order that the shards of a split must have, as these names of them state their number."""
+    """Returns, in order, the names of all shards of a split, given some of them: each name states their number."""
     totals = sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
     return [file_name(split, number, total) for total in totals for number in range(total)]
 

@@ -50,7 +50,7 @@ class PackingResult:
         size: their bytes.
         left_out: number of unreadable images left out.
         duplicates: number of near-duplicates of other images left out.
-        emptied: split -> the classes of which they were all images.
+        emptied: split -> the classes that lost all their images as near-duplicates.
         read: number of images read by this run, not by an earlier one.
     """
 

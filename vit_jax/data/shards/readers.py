@@ -57,7 +57,7 @@ class Shard(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """A shard that comes and goes.
+    """A shard that is open only while it is streamed.
 
     Attributes:
         reader: of it.
@@ -136,8 +136,8 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
 
     Args:
         shard: to open.
-        waits: whether it is needed now: then, where the cache has no room, what is open here is closed, and copied
-            again when it is needed; and other processes are waited for.
+        waits: whether the shard is needed now. If the cache has no room, the streamed shards of this process are then
+            closed, and other processes are given `ROOM_WAIT` seconds to close theirs. A closed shard is copied again.
 
     Raises:
         UserError: as `cached_reader`.

@@ -40,7 +40,7 @@ class TarIndex(NamedTuple):
         keys: of the samples, encoded; bytes [samples].
         firsts: the first member of each sample, and the number of all members.
         starts: of the content of each member.
-        ends: of the same.
+        ends: ends of the content of each member.
         kinds: of each member, its extension's place in `extensions`.
         extensions: that occur.
     """

@@ -54,7 +54,7 @@ class TFRecordFile:
 def record_starts(path: str, local: str, size: int, modified: int) -> "array.array[int]":
     """Returns where each record begins in a file, or in its local copy, and where the last one ends.
 
-    The index outlives the open file, of which a process may have fewer.
+    The index stays when the file is closed: a process may keep more indices than open files.
 
     Args:
         path: of the file.

@@ -18,9 +18,9 @@ The format, which `python -m vit_jax.pack` and other programs can write:
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
-  `python -m vit_jax.describe array_record:FOLDER --num-classes=N` counts the records of shards that lack it, and writes
-  it. Without it, all shards are opened and counted at each start, remote ones copied first, which the cache must hold,
-  and the config states `num_classes` and `max_labels`.
+  `python -m vit_jax.describe array_record:FOLDER --num-classes=N` writes `info.json` for shards that lack it. Without
+  `info.json`, all shards are counted at each start, and the config states `num_classes` and `max_labels`. Remote shards
+  are copied before they are counted, and the cache must hold them all.
 * Shards should have many records each, written with `group_size:1`, since records are read one by one.
 """
 
@@ -44,7 +44,8 @@ class ArrayRecords:
         class_names: or None.
         max_labels: the most labels of an image in multi-label data, or None.
         shuffled: whether info.json states that the images were packed in a random order.
-        digest: of what was packed and how; it depends neither on the number of shards nor on their folder.
+        digest: identifies what was packed and how. With an info.json it depends neither on the number of shards nor on
+            their folder; without one, it is that of the numbers of records of the shards.
     """
 
     def __init__(self, pattern: str, splits: list[str], num_classes: int | None, max_labels: int | None):
@@ -54,7 +55,7 @@ class ArrayRecords:
             pattern: a folder, or a path of shards with `*`, `?` and `[...]`.
             splits: those to read.
             num_classes: used if there is no info.json.
-            max_labels: likewise.
+            max_labels: used if there is no info.json.
 
         Raises:
             UserError: a split or a shard is missing, damaged or of the wrong size, or `num_classes` is not known.

@@ -1,9 +1,9 @@
 """Parquet files with a column of images and one of labels, as `datasets` and the Hugging Face hub have them.
 
 An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of them.
-Their columns are those that the description of `datasets` in the files calls an Image and a ClassLabel, whose class
-names it states, or else are called `image` and `label`; `,image=COLUMN` and `,label=COLUMN` after the pattern name
-others. The EXIF orientation is not applied.
+The columns are found by the description that `datasets` leaves in the files: the Image, and the ClassLabel with its
+class names. Otherwise they are the columns `image` and `label`. `,image=COLUMN` and `,label=COLUMN` after the pattern
+name others. The EXIF orientation is not applied.
 """
 
 import json
@@ -171,7 +171,7 @@ def describe_features(footer: shards.Footer) -> Mapping[str, object]:
 
 
 def class_label(feature: object) -> Mapping[str, Any]:
-    """Returns the description of a value of a column: of a list that of its elements."""
+    """Returns the description of a value of a column: for a column of lists, of the elements of a list."""
     if isinstance(feature, list):
         return class_label(feature[0]) if feature else {}
     if not isinstance(feature, dict):
@@ -193,7 +193,7 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
 
     Args:
         reader: of the file.
-        row: of the same.
+        row: its number in the file.
         name: of the row for messages.
         image: the column of images.
         label: the column of labels.

@@ -147,8 +147,8 @@ def read_sample(
 
     Args:
         reader: of the tar file.
-        row: of the sample.
-        name: of the same for messages.
+        row: number of the sample.
+        name: the sample's name in messages.
         field: of its json that contains the label; None: its member `cls`, or else the field `label`.
         extension: of its image; None: that of any image.
 
@@ -182,7 +182,8 @@ def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
     if not isinstance(fields, dict) or field not in fields:
         has = f"its json has the fields {', '.join(fields)}" if isinstance(fields, dict) else "it has no json object"
         raise UserError(
-            f"{name} has no label {field}: its members are {', '.join(members)}, and {has}; the label is a number in "
-            "the member cls, or the field label of the member json, or what ,label=FIELD after the source names"
+            f"{name} has no label {field}: its members are {', '.join(members)}, and {has}; write the label into the "
+            "member cls, or into the field label of the member json, or name another field with ,label=FIELD after the "
+            "source"
         )
     return fields[field]

@@ -19,8 +19,8 @@ TARGET = re.compile(r"target = \$region(\d+)")
 MATMUL = re.compile(r"vmatmul([\w.]*)\.mxu(\d)")
 STORED = re.compile(r"\[smem:\[(#allocation\d+_spill)\]\]")
 
-# Rows of the left operand that a matrix unit takes from one instruction: of two bytes each, or of four or from its own
-# register (lmr). So counted, large products have exactly their multiply-accumulates.
+# Rows of the left operand that a matrix unit takes from one instruction: of elements of two bytes, and of elements of
+# four or from its own register (lmr). This count gives large products exactly their multiply-accumulates.
 PACKED_ROWS, ROWS = 16, 8
 
 END = "end"  # the region of the last bundle
@@ -36,7 +36,7 @@ class Instruction:
         code: `sadd.s32`, `sbr.rel`, ...
         result: its name; None: it has none.
         operands: constants and names.
-        predicate: without it the instruction does nothing, or `otherwise` is its result; None: it is always executed.
+        predicate: if it is false, nothing is executed, and the result is `otherwise`, if given; None: always executed.
         negated: the predicate must be false.
         otherwise: see `predicate`.
         target: the bundle to which it branches.
@@ -67,7 +67,7 @@ class Bundles:
     """A schedule.
 
     Attributes:
-        count: its bundles.
+        count: the number of its bundles.
         scalar: bundle -> the instructions in it on which branches and transfers depend, in the order of their effects.
         rows: bundle -> matrix unit -> rows that it is given.
     """
