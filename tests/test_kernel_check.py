@@ -99,6 +99,21 @@ def test_forms_that_are_right_are_within_the_tolerance(kind):
     assert all(value < kernel_check.TOLERANCE / 2 for value in found.values())
 
 
+@pytest.mark.parametrize("fields", [{"qk_norm": True}, {"rotary": "axial", "qk_norm": True}])
+def test_the_kernel_that_changes_queries_is_within_the_tolerance(fields):
+    """Interpreted, in bfloat16: the gradient of the norms, too."""
+    spec = models.create("ViT-mu/8", resolution=56, attention="fused", dtype="bfloat16", **fields).spec
+    with kernels.interpret_kernels():
+        found = attention_check.measure_differences(spec, jax.devices()[0])
+    assert "the gradient of the norms" in found
+    assert all(value < kernel_check.TOLERANCE for value in found.values()), found
+
+
+def test_every_form_of_the_kernel_is_compared_by_itself():
+    forms = ({}, {"qk_norm": True}, {"rotary": "axial"}, {"qk_norm": True, "rotary": "axial"})
+    assert len({models.attention_sizes(models.create("ViT-B/16", **fields).spec, 0) for fields in forms}) == len(forms)
+
+
 def test_forms_that_are_wrong_are_not():
     """Keys that are no tokens attended to, a head's channels exchanged: none of this may pass."""
     sizes = AttentionSizes(8, 197, 1, 8, "bfloat16")

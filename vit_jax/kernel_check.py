@@ -14,7 +14,7 @@ from vit_jax import models, reason
 from vit_jax.distributed import Coordinator, Supervisor, run_on_all
 from vit_jax.storage import atomic_write, cache, versions
 
-TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.009 from float32, the plain form up to 0.007
+TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.011 from float32, the plain form up to 0.007
 
 Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # of a spec, on a device
 

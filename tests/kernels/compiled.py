@@ -53,11 +53,11 @@ def mapped(devices):
     return jax.jit(jax.vmap(lambda x, bias: gradient(alone, 2)(x[None], bias), (0, None))), projected, bias
 
 
-def block(devices, batch=16, **axes):
+def block(devices, batch=16, fields=(), **axes):
     """A model of one block on a mesh: 65 tokens, four images in 264 rows; activations are larger than any parameter."""
     mesh = Mesh(np.reshape(devices, [axes.get(axis, 1) for axis in sharding.AXES]), sharding.AXES)
     sizes = {"width": 128, "depth": 1, "mlp_dim": 256, "num_heads": 2, "num_classes": 8, "resolution": 32}
-    model = models.create("ViT/4", dtype="bfloat16", attention="fused", **sizes)
+    model = models.create("ViT/4", dtype="bfloat16", attention="fused", **sizes, **dict(fields))
     rows = sharding.batch_sharding(mesh) if batch % mesh.size == 0 else NamedSharding(mesh, P())
     images = array(rows, "float32", batch, 32, 32, 3)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -77,6 +77,7 @@ PROGRAMS = {
     "data": lambda devices: block(devices, data=4),
     "undivided": lambda devices: block(devices, batch=6, data=4),
     "fsdp, tensor": lambda devices: block(devices, fsdp=2, tensor=2),
+    "changed": lambda devices: block(devices, fields={"qk_norm": True, "rotary": "axial"}, fsdp=2, tensor=2),
     "slices": lambda devices: block(devices, slice=2, data=2, fsdp=2),
 }
 

@@ -39,7 +39,7 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     def ours(qkv, bias, rows):
         change = HeadChange(rows, EPSILON, angles)
         tables = change.tables(change.norm_rows, packing, heads, head_dim)
-        attended = kernels.fused_attention(pack(packing, qkv, 1e4), bias, packing, heads, change.kernel, tables)
+        attended = kernels.fused_attention(pack(packing, qkv, 1e4), bias, packing, heads, change.for_kernel, tables)
         return unpack(packing, attended)
 
     def exact(qkv, bias, rows):
@@ -107,5 +107,5 @@ def test_the_plain_form_is_the_same():
     change, packing = HeadChange(rows, EPSILON, random.normal(size=(9, 8))), kernels.choose_packing(9, 2, 2)
     tables = change.tables(change.norm_rows, packing, 2, 16)
     packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
-    found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.kernel, tables)
+    found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables)
     np.testing.assert_allclose(unpack(packing, found), tokens_first(change(qkv))[0], atol=1e-5)

@@ -20,10 +20,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.bodies import backward_kernel, forward_kernel
-from vit_jax.kernels.change_steps import FusedQKV, changed
-from vit_jax.kernels.changes import LANES, NORM_ROWS, QKChange, window
+from vit_jax.kernels.change_steps import FusedQKV, apply_change
+from vit_jax.kernels.changes import NORM_ROWS, QKChange, lanes_of_heads
 from vit_jax.kernels.dispatch import kernel_or_plain
-from vit_jax.kernels.packing import ROW_TILE, Packing
+from vit_jax.kernels.packing import LANES, ROW_TILE, Packing
 from vit_jax.kernels.tiles import Shape, make_shape
 
 Attended: TypeAlias = Float[Array, "packs rows width"]
@@ -50,7 +50,7 @@ def fused_attention(
         packing: what the rows hold.
         heads: the number of heads.
         change: of queries and keys, before they are compared; None: there is none.
-        tables: what it needs, see `QKChange.tables`; of the norms' the gradient is returned.
+        tables: what it needs, see `QKChange.num_tables`; of the norms' the gradient is returned.
     """
     return _forward(projected, bias, packing, heads, change, tables)[0]
 
@@ -101,7 +101,7 @@ def _forward_on_tpu(interpret: bool, shape: Shape, qkv: FusedQKV, *tables: Array
 def _forward_plain(shape: Shape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     lse = _lse(shape, len(qkv))
     return [
-        plain_attention(changed(shape, qkv, tables), shape.packing, shape.heads),
+        plain_attention(apply_change(shape, qkv, tables), shape.packing, shape.heads),
         jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape),
     ]
 
@@ -120,7 +120,7 @@ def _backward_plain(
     del attended, lse
 
     def attend(qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
-        return plain_attention(changed(shape, qkv, tables), shape.packing, shape.heads)
+        return plain_attention(apply_change(shape, qkv, tables), shape.packing, shape.heads)
 
     grad_qkv, grad_tables = jax.vjp(attend, qkv, tables)[1](grad)
     sums = _sums(shape, len(qkv))
@@ -137,7 +137,7 @@ def _norm_sums(shape: Shape, packs: int) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape of the gradient of the norms' table, in each step of the grid."""
     if shape.change is None or shape.change.epsilon is None:
         return []
-    size = window(shape.head_dim, shape.width)
+    size = lanes_of_heads(shape.head_dim, shape.width)
     return [jax.ShapeDtypeStruct((packs // shape.packs, ROW_TILE, size), jnp.float32)]
 
 

@@ -11,8 +11,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array
 
 from vit_jax.kernels.change_steps import differentiate_change, write_changed
-from vit_jax.kernels.changes import LANES
-from vit_jax.kernels.packing import ROW_TILE
+from vit_jax.kernels.packing import LANES, ROW_TILE
 from vit_jax.kernels.tiles import Group, Shape, Tile, pipelined, tiles
 
 NEVER = 1e30  # a log-sum-exp beside which every weight is zero
@@ -77,7 +76,7 @@ def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
 def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
     """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
     compared = qkv
-    if shape.change:
+    if shape.change is not None:
         *tables, attended, lse, compared = refs
         write_changed(shape, qkv, tuple(tables), compared)
     else:
@@ -135,7 +134,7 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
             the changed queries and keys, if there is a change; the gradients of keys and values so far, in float32, if
             the grid has steps over the queries.
     """
-    tables, (grad_qkv, sums, *rest) = refs[: shape.tables], refs[shape.tables :]
+    tables, (grad_qkv, sums, *rest) = refs[: shape.num_tables], refs[shape.num_tables :]
     of_norms, rest = tuple(rest[: shape.norm_tables]), rest[shape.norm_tables :]
     if shape.change is None:
         _differentiate(shape, qkv, qkv, attended, lse, grad, grad_qkv, sums, rest)
@@ -184,11 +183,11 @@ def _differentiate(
             key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
         if tile.last_of_group:
             for block in _store_queries(tile.group, grad_qkv, query_grads):
-                if not shape.change:
+                if shape.change is None:
                     added.add(tile.group.lanes(0), _only_new(shape, block, 0))
             for section, grads in enumerate(zip(*key_grads, strict=True), 1):
                 rows = jnp.concatenate(grads).T
-                if section == 2 or not shape.change:
+                if section == 2 or shape.change is None:
                     added.add(tile.group.lanes(section), rows)
                 _store_keys(tile.group, section, grad_qkv, totals, rows)
             key_grads.clear()

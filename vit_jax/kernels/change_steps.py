@@ -1,43 +1,53 @@
 """The change of queries and keys, and its gradient, in the steps of the attention kernels' grid."""
 
 import itertools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.changes import window
+from vit_jax.kernels.changes import CHANGED_ROWS, lanes_of_heads
 from vit_jax.kernels.packing import ROW_TILE
 from vit_jax.kernels.tiles import Shape
 
 FusedQKV: TypeAlias = Float[Array, "packs rows qkv_width"]
 
 
-def changed(
-    shape: Shape, qkv: Float[Array, "packs rows qkv_width"], tables: tuple[Array, ...]
-) -> Float[Array, "packs rows qkv_width"]:
+class _Piece(NamedTuple):
+    """Rows of a pack, and the lanes of whole heads of queries (section 0) or of keys (1), in the fused layout."""
+
+    section: int
+    rows: slice
+    lanes: slice
+
+    def take(self, shape: Shape, tables: tuple[Any, ...]) -> tuple[Array, ...]:
+        """Returns what the piece needs of the tables, arrays or references."""
+        lanes, norms = slice(self.lanes.stop - self.lanes.start), shape.norm_tables
+        return *(table[:, lanes] for table in tables[:norms]), *(table[self.rows, lanes] for table in tables[norms:])
+
+
+def _pieces(shape: Shape, rows_at_once: int) -> Iterator[_Piece]:
+    size, rows = lanes_of_heads(shape.head_dim, shape.width), shape.packing.rows
+    starts = itertools.product(range(2), range(0, shape.width, size), range(0, rows, rows_at_once))
+    for section, start, row in starts:
+        lanes = slice(section * shape.width + start, section * shape.width + min(start + size, shape.width))
+        yield _Piece(section, slice(row, min(row + rows_at_once, rows)), lanes)
+
+
+def apply_change(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> FusedQKV:
     """Returns the queries, keys and values that attention gets."""
     if shape.change is None:
         return qkv
 
     def change(pack: Float[Array, "rows qkv_width"]) -> Float[Array, "rows qkv_width"]:
-        parts = [_apply_change(shape, section, pack[:, lanes], tables) for section, lanes in _windows(shape)]
+        pieces = _pieces(shape, shape.packing.rows)
+        parts = [_apply(shape, piece, pack[:, piece.lanes], tables) for piece in pieces]
         return jnp.concatenate([*parts, pack[:, 2 * shape.width :]], axis=1)
 
     return jax.vmap(change)(qkv)
-
-
-def _windows(shape: Shape) -> list[tuple[int, slice]]:
-    """Returns section and lanes of whole heads of queries, then of keys, in the fused layout."""
-    size = window(shape.head_dim, shape.width)
-    starts = itertools.product(range(2), range(0, shape.width, size))
-    return [
-        (section, slice(section * shape.width + start, section * shape.width + min(start + size, shape.width)))
-        for section, start in starts
-    ]
 
 
 def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any) -> None:
@@ -45,10 +55,9 @@ def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any)
 
     @_in_step(shape, 0)
     def _() -> None:
-        values = tuple(table[...] for table in tables)
-        for pack in range(shape.packs):
-            for section, lanes in _windows(shape):
-                changed[pack, :, lanes] = _apply_change(shape, section, qkv[pack, :, lanes], values)
+        for pack, piece in itertools.product(range(shape.packs), _pieces(shape, CHANGED_ROWS)):
+            where = pack, piece.rows, piece.lanes
+            changed[where] = _apply(shape, piece, qkv[where], tables)
 
 
 def differentiate_change(
@@ -58,23 +67,21 @@ def differentiate_change(
     over the queries, and writes their sums and the gradient of the norms' table.
     """
     change = shape.change
-    assert change
+    assert change is not None
 
     @_in_step(shape, shape.query_steps - 1)
     def _() -> None:
-        values = tuple(table[...] for table in tables)
         for ref in of_norms:
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
-        for section, lanes in _windows(shape):
-            added = 0.0
-            for pack in range(shape.packs):
-                x, grad = qkv[pack, :, lanes], grad_qkv[pack, :, lanes]
-                grads, of_parameters = change.transpose(x, grad, section, shape.head_dim, values)
-                grad_qkv[pack, :, lanes] = grads.astype(grad_qkv.dtype)
-                added += grads.reshape(-1, ROW_TILE, grads.shape[1]).sum(0)
-                for ref in of_norms:
-                    ref[0, 2 * section : 2 * section + 2, : x.shape[1]] += of_parameters
-            sums[0, :, lanes] = added
+        sums[0, :, : 2 * shape.width] = jnp.zeros((ROW_TILE, 2 * shape.width), sums.dtype)
+        for pack, piece in itertools.product(range(shape.packs), _pieces(shape, CHANGED_ROWS)):
+            where, section = (pack, piece.rows, piece.lanes), piece.section
+            x, own = qkv[where], piece.take(shape, tables)
+            grads, of_parameters = change.transpose(x, grad_qkv[where], section, shape.head_dim, own)
+            grad_qkv[where] = grads.astype(grad_qkv.dtype)
+            sums[0, :, piece.lanes] += grads.reshape(-1, ROW_TILE, grads.shape[1]).sum(0)
+            for ref in of_norms:
+                ref[0, 2 * section : 2 * section + 2, : x.shape[1]] += of_parameters
 
 
 def _in_step(shape: Shape, step: int) -> Callable[[Callable[[], None]], Any]:
@@ -82,6 +89,6 @@ def _in_step(shape: Shape, step: int) -> Callable[[Callable[[], None]], Any]:
     return pl.when(pl.program_id(1) == step) if shape.query_steps > 1 else lambda function: function()
 
 
-def _apply_change(shape: Shape, section: int, x: Array, tables: tuple[Array, ...]) -> Array:
-    assert shape.change
-    return shape.change.apply(x, section, shape.head_dim, tables)
+def _apply(shape: Shape, piece: _Piece, x: Array, tables: tuple[Any, ...]) -> Array:
+    assert shape.change is not None
+    return shape.change.apply(x, piece.section, shape.head_dim, piece.take(shape, tables))

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.packing import round_up
+from vit_jax.kernels.packing import LANES, round_up
 
 Rows: TypeAlias = Float[Array, "rows lanes"]
 Table: TypeAlias = Float[Array, "_ _"]  # rows, lanes
 
-LANES = 128
+CHANGED_ROWS = 256  # at once: the compiler keeps all that is computed of them in vector memory
 NORM_ROWS = 4  # of the norms' table: scale and bias of queries, then of keys
 
 
@@ -35,13 +35,17 @@ class QKChange(NamedTuple):
     rotates: bool
 
     @property
-    def tables(self) -> int:
-        """How many tables it needs: of the norms [4, lanes], of cosines and of sines [rows, lanes]."""
-        return (self.epsilon is not None) + 2 * self.rotates
+    def norm_tables(self) -> int:
+        """How many tables it needs of the norms' scale and bias, [4, lanes]: 1 if there are norms."""
+        return int(self.epsilon is not None)
+
+    @property
+    def num_tables(self) -> int:
+        """How many tables it needs: of the norms, then of cosines and of sines, [rows, lanes]."""
+        return self.norm_tables + 2 * self.rotates
 
     def apply(self, x: Rows, section: int, head_dim: int, tables: tuple[Table, ...]) -> Rows:
-        """Returns the changed queries (section 0) or keys (1) of whole heads, of all rows of a pack."""
-        tables = tuple(table[:, : x.shape[1]] for table in tables)  # the last heads may be fewer
+        """Returns the changed queries (section 0) or keys (1) of whole heads, given what they need of the tables."""
         dtype = x.dtype
         if self.epsilon is not None:
             scale, bias = tables[0][2 * section], tables[0][2 * section + 1]
@@ -63,7 +67,6 @@ class QKChange(NamedTuple):
             head_dim: channels of a head.
             tables: as given to `apply`.
         """
-        tables = tuple(table[:, : x.shape[1]] for table in tables)
         if self.rotates:
             cosines, sines = tables[-2:]
             grad = _rotate(grad, cosines, -sines, x.dtype)
@@ -73,11 +76,11 @@ class QKChange(NamedTuple):
         normalised = x.astype(jnp.float32) * inverse
         of_parameters = jnp.stack([(wide * normalised).sum(0), wide.sum(0)])
         wide = wide * tables[0][2 * section]
-        along = _mean_of_head(wide * normalised, head_dim, x.dtype)
+        along = _mean_of_head((wide * normalised).astype(x.dtype), head_dim)
         return inverse * (wide - normalised * along), of_parameters
 
 
-def window(head_dim: int, width: int) -> int:
+def lanes_of_heads(head_dim: int, width: int) -> int:
     """Returns how many channels are changed at once: whole heads that fill lanes.
 
     Args:
@@ -88,9 +91,16 @@ def window(head_dim: int, width: int) -> int:
 
 
 def _inverse_root(x: Rows, head_dim: int, epsilon: float) -> Rows:
-    """Returns one over the root of the mean square of a head's channels, at each of them, in float32."""
-    wide = x.astype(jnp.float32)
-    return jax.lax.rsqrt(_mean_of_head(wide * wide, head_dim, x.dtype) + epsilon)
+    """Returns one over the root of the mean square of a head's channels, at each of them, in float32.
+
+    The matrix unit multiplies bfloat16: a square is the sum of two such numbers.
+    """
+    square = jnp.square(x.astype(jnp.float32))
+    high = square.astype(x.dtype)
+    mean = _mean_of_head(high, head_dim)
+    if x.dtype != jnp.float32:
+        mean += _mean_of_head((square - high.astype(jnp.float32)).astype(x.dtype), head_dim)
+    return jax.lax.rsqrt(mean + epsilon)
 
 
 def _rotate(x: Rows, cosines: Table, sines: Table, dtype: Any) -> Rows:
@@ -102,13 +112,13 @@ def _rotate(x: Rows, cosines: Table, sines: Table, dtype: Any) -> Rows:
     return x.astype(jnp.float32) * cosines + _mix(x.astype(dtype), 2, exchange) * sines
 
 
-def _mean_of_head(x: Rows, head_dim: int, dtype: Any) -> Rows:
-    """Returns the mean over the channels of a head at each of them, in float32, of values rounded to the dtype."""
+def _mean_of_head(x: Rows, head_dim: int) -> Rows:
+    """Returns the mean over the channels of a head at each of them, summed in float32."""
 
     def is_same_head(row: Array, column: Array) -> Array:
         return (jax.lax.div(row, head_dim) == jax.lax.div(column, head_dim)).astype(jnp.float32)
 
-    return _mix(x.astype(dtype), head_dim, is_same_head) * (1 / head_dim)
+    return _mix(x, head_dim, is_same_head) * (1 / head_dim)
 
 
 def _mix(x: Rows, unit: int, entries: Callable[[Array, Array], Array]) -> Rows:

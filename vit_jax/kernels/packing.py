@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Shaped
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 PackedRows: TypeAlias = Float[Array, "rows width"]
 
+LANES = 128  # of a vector register
 # Rows of a tile of memory; those of a tile of bfloat16 in VMEM, at which the kernels begin to read an image.
 ROW_TILE, BFLOAT16_TILE = 8, 16
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.kernels.changes import LANES, QKChange
-from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
+from vit_jax.kernels.changes import QKChange
+from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
 
 Value = TypeVar("Value")
 
@@ -32,14 +32,14 @@ class Shape(NamedTuple):
     change: QKChange | None = None  # of queries and keys, before they are compared
 
     @property
-    def tables(self) -> int:
-        """Tables that the change needs."""
-        return self.change.tables if self.change else 0
+    def num_tables(self) -> int:
+        """How many tables the change needs."""
+        return self.change.num_tables if self.change is not None else 0
 
     @property
     def norm_tables(self) -> int:
-        """Those of them that are trained: that of the norms, if there are norms."""
-        return int(self.change is not None and self.change.epsilon is not None)
+        """How many of them are of norms, which are trained."""
+        return self.change.norm_tables if self.change is not None else 0
 
     @property
     def width(self) -> int:

@@ -156,10 +156,10 @@ def fused(
         kernel, bias = of_heads.centred(kernel), of_heads.centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
         tables = of_heads.tables(norms, packing, heads, head_dim)
-        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, of_heads.kernel, tables)
+        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, of_heads.for_kernel, tables)
         return attended.reshape(-1, heads * head_dim)
 
-    # The norms are beside the rows: the parameters get their dtype.
+    # Parameters are gathered in the dtype of the rows; the norms, which stay in float32, are passed like rows.
     names = ("batch", "width"), ("norms", "channels")
     attend = per_device(attend, names, (KERNEL, BIAS), ("batch", "heads"), packing.rows)
     weights = tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
@@ -193,14 +193,14 @@ def auto(
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by the fastest form for the platform that the program is lowered for.
 
-    The compiled program does not contain the other forms. On TPUs it is the kernel, unless it cannot compute the change
-    or the smallest of them have too little memory for it: what kind they are is not known here. Only reverse-mode
-    differentiation works.
+    The compiled program does not contain the other forms. On TPUs it is the kernel, unless scores are added or the
+    smallest TPUs have too little memory for it: what kind they are is not known here. Only reverse-mode differentiation
+    works.
     """
     if change and change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
         return _in_pattern(x, kernel, bias, packing, change)
     heads, head_dim = kernel.shape[2:]
-    changes = bool(change and change.qkv), bool(change and change.added)
+    changes = change.qkv.for_kernel if change and change.qkv else None, bool(change and change.added)
     sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:

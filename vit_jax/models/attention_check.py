@@ -15,7 +15,7 @@ from vit_jax.models.head_change import HeadChange
 from vit_jax.models.rotary import ROTARIES
 
 IMAGES = 8
-NAMES = ("the result", "the gradient of the input", "the gradient of the kernel", "the gradient of the bias")
+NAMES = "the result", *(f"the gradient of the {name}" for name in ("input", "kernel", "bias", "norms"))
 Images: TypeAlias = Float[Array, "images tokens width"]
 EMPTY = 3.0  # what stands in empty rows, and must not be attended to
 
@@ -46,12 +46,11 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
 
 def draw_change(spec: Any) -> Change | None:
     """Returns what the model does to queries and keys, with random norms; None: nothing."""
-    if not spec.changes_queries or spec.block.kind == "axial":
+    if spec.qk_change is None:
         return None
-    draw = np.random.default_rng(1).standard_normal
-    rows = 1 + 0.1 * draw((2, 2, spec.head_dim), np.float32) if spec.attention.qk_norm else ()
-    norms = tuple((jnp.asarray(scale), jnp.asarray(bias)) for scale, bias in rows)
-    return Change(HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
+    drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
+    norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
+    return Change(HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
 
 
 def compare(
@@ -75,20 +74,23 @@ def compare(
         change: of queries and keys.
     """
 
-    def run(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, change)[0])
+    norms = change.qkv.norms if change and change.qkv else ()
 
-    def run_plain(x: Array, kernel: QKVKernel, bias: QKVBias) -> Array:
-        tokens = choose_packing("tokens_first", packing.tokens, 1, 1)
-        return tokens.unpack(ATTENTIONS["tokens_first"](tokens.pack(x), kernel, bias, tokens, change)[0])
+    def run(
+        attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, norms: tuple[Any, ...]
+    ) -> Array:
+        own = Change(change.qkv._replace(norms=norms)) if change and change.qkv else change
+        return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
-    result, transpose = jax.vjp(run, x, kernel, bias)
+    result, transpose = jax.vjp(functools.partial(run, attention, packing), x, kernel, bias, norms)
     found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))
     with jax.default_matmul_precision("highest"):
-        result, transpose = jax.vjp(run_plain, *(array.astype("float32") for array in (x, kernel)), bias)
+        plain = functools.partial(run, ATTENTIONS["tokens_first"], choose_packing("tokens_first", packing.tokens, 1, 1))
+        result, transpose = jax.vjp(plain, *(array.astype("float32") for array in (x, kernel)), bias, norms)
         expected = dict(zip(NAMES, (result, *transpose(grad.astype("float32"))), strict=True))
-    return {name: _difference(found[name], expected[name]) for name in NAMES}
+    return {name: _difference(found[name], expected[name]) for name in (NAMES if norms else NAMES[:-1])}
 
 
-def _difference(found: Array, expected: Array) -> Float[Array, ""]:
-    return jnp.linalg.norm((found - expected).ravel()) / jnp.linalg.norm(expected.ravel())
+def _difference(found: Any, expected: Any) -> Float[Array, ""]:
+    found, expected = (jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each)]) for each in (found, expected))
+    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)

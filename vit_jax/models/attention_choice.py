@@ -20,7 +20,7 @@ class AttentionSizes(NamedTuple):
     heads: int
     head_dim: int
     dtype: Dtype
-    changes_queries: bool = False  # queries and keys are normalised or rotated after their projection
+    change: kernels.QKChange | None = None  # of queries and keys, after their projection
     adds_scores: bool = False  # by relative positions
 
 
@@ -29,7 +29,7 @@ def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
-        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.changes_queries)
+        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change)
         return not sizes.adds_scores and needed <= mebibytes * 2**20
 
     return allows
@@ -53,7 +53,7 @@ def _suits_cudnn(sizes: AttentionSizes) -> bool:
 #     jax.nn, xla       1,237, 3,913             3,293, 7,220               7,463, 24,843
 #     tokens_first      1,801, 4,481             4,262, 8,190               12,351, 29,730
 #
-# The kernel with qk_norm, rotary, and both, with the backward pass, 196 tokens, 32 images: 1,013, 745, 1,109; without,
+# The kernel with qk_norm, rotary, and both, with the backward pass, 196 tokens, 32 images: 1,159, 760, 1,318; without,
 # 612.
 #
 # CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
@@ -93,5 +93,5 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
     tokens = spec.tokens
     if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
         tokens, images = max(spec.grid), images * min(spec.grid)
-    heads, changes = spec.attention.num_heads // tensor, (spec.changes_queries, spec.adds_scores)
+    heads, changes = spec.attention.num_heads // tensor, (spec.qk_change, spec.adds_scores)
     return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)

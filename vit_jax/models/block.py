@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
     def _qkv_change(self) -> HeadChange | None:
         """Returns what happens to queries and keys after their projection; None: nothing."""
         spec = self.spec
-        if not spec.changes_queries:
+        if spec.qk_change is None:
             return None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
         norms = tuple(NormOfHeads(spec.head_dim, name=name)() for name in names)

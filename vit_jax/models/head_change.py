@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing, QKChange, window
+from vit_jax.kernels import Packing, QKChange, lanes_of_heads
 from vit_jax.models.layers import NormParameters, layer_norm
 from vit_jax.models.rotary import Angles, rotate
 
@@ -48,7 +48,7 @@ class HeadChange(NamedTuple):
         return jnp.concatenate([compared - compared.mean(-1, keepdims=True), values], axis=-3).astype(x.dtype)
 
     @property
-    def kernel(self) -> QKChange | None:
+    def for_kernel(self) -> QKChange | None:
         """The change in the form that the attention kernel takes; None: nothing is changed."""
         rotates = self.angles is not None
         return QKChange(self.epsilon if self.norms else None, rotates) if self.norms or rotates else None
@@ -67,11 +67,11 @@ class HeadChange(NamedTuple):
             heads: on one device.
             head_dim: channels of a head.
         """
-        repeats = window(head_dim, heads * head_dim) // head_dim
+        repeats = lanes_of_heads(head_dim, heads * head_dim) // head_dim
         tables = [jnp.tile(norm_rows, (1, repeats))] if self.norms else []
         if self.angles is not None:
+            empty = (0, packing.rows - packing.images * len(self.angles)), (0, 0)
             for function in (np.cos, np.sin):
-                rows = np.tile(np.repeat(function(self.angles), 2, axis=1), (packing.images, repeats))
-                empty = packing.rows - len(rows)
-                tables.append(jnp.asarray(np.pad(rows, ((0, empty), (0, 0))), jnp.float32))
+                pairs = jnp.repeat(jnp.asarray(function(self.angles), jnp.float32), 2, axis=1)
+                tables.append(jnp.pad(jnp.tile(pairs, (packing.images, repeats)), empty))
         return tuple(tables)

@@ -34,7 +34,7 @@ def axial(spec: ModelSpec) -> Angles:
 
 
 def rotate(x: PerToken, angles: Angles) -> PerToken:
-    """Returns x with every pair of channels turned; rows beyond the tokens are not."""
+    """Returns x with every pair of channels turned; rows beyond the tokens become zero."""
     sin, cos = (function(angles).astype(np.float32)[:, None] for function in (np.sin, np.cos))
     empty = ((0, x.shape[1] - len(angles)), (0, 0), (0, 0))
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from vit_jax import UserError
+from vit_jax.kernels import QKChange
 from vit_jax.models.part_specs import (
     CLASS_POOLINGS,
     LEARNED_POSITIONS,
@@ -165,9 +166,10 @@ class ModelSpec:
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
-    def changes_queries(self) -> bool:
-        """Whether queries and keys are normalised or rotated between their projection and the attention."""
-        return self.attention.qk_norm or self.position.rotary != "none"
+    def qk_change(self) -> QKChange | None:
+        """How queries and keys are normalised and rotated between their projection and the attention; None: not."""
+        norm, rotates = self.attention.qk_norm, self.position.rotary != "none"
+        return QKChange(self.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
 
     @property
     def adds_scores(self) -> bool:
