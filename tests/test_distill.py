@@ -63,11 +63,14 @@ def test_hard_targets_are_the_best_classes_and_a_second_head_learns_them_alone()
     ("change", "message"),
     [
         ({"task.kind": "distill"}, "needs a teacher: set --config.task.teacher"),
-        ({"task.teacher": "a"}, "task.teacher needs --config.task.kind=distill; set it, or leave"),
+        (
+            {"task.teacher": "a"},
+            "task.teacher needs --config.task.kind=distill; add that flag, or leave out",
+        ),
         ({"task.temperature": 2.0, "task.kind": "masked_patches"}, "task.temperature needs --config.task.kind=distill"),
         (
             {"task.kind": "distill", "task.teacher": "a", "task.teacher_targets": "hard", "task.temperature": 2.0},
-            "task.temperature is of soft targets",
+            "task.temperature is only for soft targets",
         ),
         ({"task.kind": "distill", "task.teacher": "a", "task.teacher_weight": 1.5}, "must be at least 0 and at most 1"),
     ],
@@ -185,5 +188,5 @@ def test_a_teacher_of_other_classes_or_pixels_is_refused_whatever_is_evaluated(q
         train.train(quick, tmp_path / "run")
     pixels = stated["preprocess"].replace("value_range(-1,1)", "value_range(0,1)")
     (tmp_path / "other.json").write_text(json.dumps(stated | {"preprocess": pixels}))
-    with pytest.raises(UserError, match=r"task.teacher=.*other.npz: its images end with value_range\(0,1\)"):
+    with pytest.raises(UserError, match=r"task.teacher=.*other.npz: its preprocessing ends with value_range\(0,1\)"):
         train.train(quick, tmp_path / "run")

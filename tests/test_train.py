@@ -340,7 +340,7 @@ def test_weights_of_another_range_of_values_are_named(run, quick, tmp_path, capl
     quick.init_from, quick.keep_head, quick.total_steps, quick.warmup_steps = str(workdir), True, 0, 0
     quick.model.position = "learned"
     quick.data.preprocess = quick.evals.test.preprocess = "resize({resolution})|value_range(0,1)"
-    words = "its images end with value_range(-1,1), those of this run with value_range(0,1)"
+    words = "its preprocessing ends with value_range(-1,1), that of this run with value_range(0,1)"
     with pytest.raises(UserError, match=re.escape(words)):
         train.train(quick, tmp_path / "kept")
     quick.keep_head = False

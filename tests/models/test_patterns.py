@@ -206,8 +206,8 @@ def test_a_run_says_that_no_kernel_computes_it():
     ("fields", "sentence"),
     [
         ({"attention_pattern": "lokal"}, "did you mean 'local'"),
-        ({"attention_window": 7}, "is the length of the blocks of an attention_pattern other than full"),
-        ({"attention_pattern": "local", "attention_window": -1}, "is the length of the blocks of an attention_pattern"),
+        ({"attention_window": 7}, "attention_window=7 must be 0 or more, and 0 for attention_pattern full"),
+        ({"attention_pattern": "local", "attention_window": -1}, "attention_window=-1 must be 0 or more"),
         ({"attention_pattern": "local2d"}, "local2d needs attention_window"),
         ({"attention_pattern": "local2d", "attention_window": 15}, "attention_window must be at most 14, not 15"),
         ({"attention_pattern": "fixed", "attention_window": 197}, "attention_window must be at most 196, not 197"),

@@ -160,9 +160,7 @@ class ModelSpec:
 
     @property
     def kernel_dtype(self) -> Dtype:
-        """The dtype of the kernels' gradients. Kernels are cast to it before they are rounded to that of the
-        activations.
-        """
+        """The dtype of kernels' gradients; kernels are cast to it before they get that of the activations."""
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
@@ -212,8 +210,7 @@ class ModelSpec:
         Raises:
             UserError: the patch size does not divide the image.
         """
-        patch = self.stem.patch_size
-        height, width = image_size
+        patch, (height, width) = self.stem.patch_size, image_size
         if height % patch or width % patch or min(height, width) < patch:
             near = max(patch, round(height / patch) * patch)
             raise UserError(
