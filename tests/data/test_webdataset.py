@@ -158,7 +158,7 @@ def test_labels_are_where_they_are_said_to_be(tmp_path):
         (
             {"json": {"x": 1}},
             "",
-            r"has no label label: its members are png, json, and its json has the fields x; the",
+            r"has no label label: its members are png, json, and its json has the fields x; write the label into",
         ),
         (
             {"cls": b"0", "json": b"{"},
