@@ -18,6 +18,8 @@ from tests.launch.helpers import HOSTILE, install_programs, make_run
 from vit_jax import UserError
 from vit_jax.planning import parse_topology
 
+pytestmark = pytest.mark.flaky(reruns=1)  # the launcher waits for processes, by the clock
+
 # Stands in for gcloud: workers are folders, in which their commands are run for real.
 GCLOUD = r"""
 printf '%s\0' "$@" >> "$PLAY/calls"; echo >> "$PLAY/calls"
