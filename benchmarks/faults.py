@@ -295,7 +295,7 @@ class Faults:
             took = time.monotonic() - began
         text = run.output()
         check(codes == [134, 134], f"exit codes {codes}")
-        check(re.search(rf"behind the others: host 1 '{phase}", text) is not None, text[-3000:])
+        check(re.search(rf"behind the others: host 1 in '{phase}", text) is not None, text[-3000:])
         for host in (0, 1):
             check("most recent call first" in run.output(host), f"no stacks of host {host}")
         return 1, f"limit {limit} s: all ended by a signal {took:.0f} s after the start, host 1 and {phase!r} named"
