@@ -1,4 +1,4 @@
-"""What the small studies found: three claims of the paper at a size that two CPU cores can pay, from their records.
+"""What the small studies found: three claims of the paper, and optimizers, at a size that two CPU cores can pay.
 
 Example:
   python -m benchmarks.small_studies --write=docs/studies.md
@@ -22,7 +22,7 @@ from vit_jax.planning import run_exaflops
 from vit_jax.results import Record, read_records
 
 PRETRAINED, TUNED, REGULARIZED = "cifar5_compute", "cifar5_tuned_compute", "cifar10_regularization"
-OPTIMIZERS, METHODS = "cifar10_optimizers", "cifar5_methods"
+OPTIMIZERS = "cifar10_optimizers"
 ACCURACY, VAL = "test/accuracy", "val/accuracy"
 SHOTS = ("fewshot/5shot", "fewshot/10shot", "fewshot/25shot")
 Runs = Mapping[str, Mapping[int, Record]]  # point of the study -> seed -> run
@@ -123,9 +123,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [%(default)s]")
     parser.add_argument("--write", type=Path, help="Markdown file whose tables to replace")
     args = parser.parse_args(argv[1:])
-    names = PRETRAINED, TUNED, REGULARIZED, OPTIMIZERS, METHODS
-    pretrained, tuned, regularized, optimizers, methods = (read_study(args.results, name) for name in names)
-    rates = ["rate: accuracy on `val`, one seed, %", "chosen", "of the test images, three seeds, %"]
+    names = PRETRAINED, TUNED, REGULARIZED, OPTIMIZERS
+    pretrained, tuned, regularized, optimizers = (read_study(args.results, name) for name in names)
     sections = {
         "compute": (
             [
@@ -150,8 +149,10 @@ def main(argv: list[str]) -> None:
             ],
             proxy(pretrained, tuned),
         ),
-        "optimizers": (["optimizer", *rates], chosen_rates(optimizers)),
-        "methods": (["method", *rates], chosen_rates(methods)),
+        "optimizers": (
+            ["optimizer", "rate: accuracy on `val`, one seed, %", "chosen", "its accuracy on the test images, %"],
+            chosen_rates(optimizers),
+        ),
     }
     print_sections([(name, table(heads, rows)) for name, (heads, rows) in sections.items()], args.write)
 
