@@ -9,7 +9,8 @@ Schedule-free AdamW has a constant rate after the warm-up, as it must. The head 
 for LAMB, as in DeiT III: updates of LAMB are as small as the array that they change, and a head that starts at 0 does
 not learn in so few steps (21 to 25 % on `val`).
 
-Ours: not run yet. One point alone, and all of them:
+Ours: Muon 61.7 ± 0.9 % and AdamW 53.1 ± 2.6 % of the test images; the others have one seed (docs/studies.md). A run
+takes 4 minutes on one CPU core. One point alone, and all of them:
     python -m vit_jax.main --config=configs/cifar10_optimizers.py --config.data.data_dir=FOLDER
     python -m vit_jax.sweep --config=configs/cifar10_optimizers.py --config.data.data_dir=FOLDER --workdir=RUNS
 """
@@ -22,17 +23,17 @@ STEPS = 682  # 6 x 38.14e6 MACs x 128 images x 682 = 2e13 FLOPs
 SAM = {"optim.sam_rho": 0.1, "total_steps": STEPS // 2, "warmup_steps": 25, "eval_every": STEPS // 2}
 # Name -> fields, rates.
 OPTIMIZERS = {
-    "adamw": ({}, (1e-3, 2e-3, 4e-3)),
+    "adamw": ({}, (5e-4, 1e-3, 2e-3, 4e-3)),
     "sgd": ({"optim.name": "sgd", "optim.weight_decay": 7e-4}, (0.02, 0.05, 0.15, 0.5)),
     "lion": ({"optim.name": "lion", "optim.weight_decay": 0.5}, (1e-4, 2e-4, 4e-4, 8e-4)),
-    "lamb": ({"optim.name": "lamb", "model.head_std": 0.02}, (3e-3, 1e-2, 3e-2)),
-    "adafactor": ({"optim.name": "adafactor"}, (1e-3, 2e-3, 4e-3)),
+    "lamb": ({"optim.name": "lamb", "model.head_std": 0.02}, (1e-3, 3e-3, 1e-2, 3e-2)),
+    "adafactor": ({"optim.name": "adafactor"}, (5e-4, 1e-3, 2e-3, 4e-3)),
     "muon": ({"optim.name": "muon"}, (2e-3, 5e-3, 1e-2)),
     "schedule_free_adamw": (
         {"optim.name": "schedule_free_adamw", "decay_type": "constant"},
         (1e-3, 2e-3, 5e-3, 1e-2),
     ),
-    "sam": (SAM, (1e-3, 2e-3, 4e-3)),
+    "sam": (SAM, (5e-4, 1e-3, 2e-3, 4e-3)),
 }
 
 
