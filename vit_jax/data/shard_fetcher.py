@@ -83,8 +83,9 @@ class ShardFetcher(Generic[OrderT]):
                     numbers = self.numbers(done)
                     self._shards.close([self._shards.runs[number].path for number in numbers], id(self))
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
-        except Exception:
-            logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
+        except Exception as error:
+            if "interpreter shutdown" not in str(error):  # which a copy is told that begins as the process ends
+                logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
         finally:
             self._shards.close((), id(self))
 
