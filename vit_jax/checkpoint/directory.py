@@ -236,7 +236,7 @@ class StagedDirectory:
 
 
 def open_directory(workdir: str | Path, staging: Path | None = None) -> CheckpointDirectory:
-    """Returns the checkpoints of a workdir; Those of s3:// are written by way of the local folder `staging`.
+    """Returns the checkpoints of a workdir; those of s3:// are written by way of the local folder `staging`.
 
     Raises:
         UserError: see `StagedDirectory`.

@@ -56,7 +56,7 @@ def _check_teacher(config: ConfigDict) -> None:
         if task.teacher is None:
             raise UserError("task.kind=distill needs a teacher: set --config.task.teacher to its weights.")
         if task.teacher_targets == "hard" and task.temperature != 1:
-            raise UserError("task.temperature is only for soft targets; set it to 1, or choose teacher_targets=soft.")
+            raise UserError("task.temperature is only for soft targets; set it to 1, or task.teacher_targets to soft.")
         return
     set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
     if set_fields:

@@ -159,7 +159,7 @@ _ROWS = (
     Field("model.image_mean", (0.5, 0.5, 0.5), "mean of red, green and blue in [0, 1], subtracted before the patches",
           since="0.2", synonyms="mean pixel_mean"),
     Field("model.image_std", (0.5, 0.5, 0.5),
-          "standard deviation of the same, then divided by; mean and std 0.5 give [-1, 1]",
+          "standard deviation of the three colours, by which they are then divided; 0.5 and 0.5: [-1, 1]",
           since="0.2", synonyms="std pixel_std"),
     Field("model.stages", None, "units in each stage of a BiT or of a hybrid's ResNet; unset: by the name",
           optional=tuple, since="0.2"),

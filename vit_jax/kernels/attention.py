@@ -65,12 +65,7 @@ def plain_attention(qkv: FusedQKV, packing: Packing, heads: int) -> Attended:
 
 
 def _forward(
-    projected: FusedQKV,
-    bias: Bias,
-    packing: Packing,
-    heads: int,
-    change: QKChange | None = None,
-    tables: tuple[Array, ...] = (),
+    projected: FusedQKV, bias: Bias, packing: Packing, heads: int, change: QKChange | None, tables: tuple[Array, ...]
 ) -> tuple[Attended, tuple]:
     qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
     shape = make_shape(qkv.shape, packing, heads)._replace(change=change)
