@@ -1,11 +1,12 @@
 """Methods of fine-tuning with equal care: from five classes of CIFAR-10 to the other five. Not in the paper.
 
-Plain fine-tuning, rates that fall with depth, LoRA adapters, and distillation from a teacher that was fine-tuned so.
-Each has three learning rates. The best by `val`, the last tenth of the images, which no run sees, is run with three
-seeds, and the test split decides. configs/cifar5.py has the data, the model and the weights to start from.
+Plain fine-tuning, rates that fall with depth, LoRA adapters, and distillation from a teacher that was fine-tuned so
+for four times as many steps. Each has three learning rates. The best by `val`, the last tenth of the images, which no
+run sees, is run with three seeds, and the test split decides. configs/cifar5.py has the data, the model and the weights
+to start from; here the images have 32 pixels, as in the pre-training.
 
 Ours: not run yet. The argument names the weights, and for distillation the teacher:
-    python -m vit_jax.main --config=configs/cifar5_methods.py:RUN
+    python -m vit_jax.main --config=configs/cifar5_methods.py:RUN --config.total_steps=1200 --workdir=TEACHER
     python -m vit_jax.sweep --config=configs/cifar5_methods.py:RUN --workdir=RUNS
     python -m vit_jax.sweep --config=configs/cifar5_methods.py:RUN,TEACHER --workdir=RUNS
 """
@@ -27,11 +28,15 @@ WEIGHTS = "workdirs/cifar5"
 def get_config(arg: str = WEIGHTS) -> ConfigDict:
     """Returns the recipe that all runs share; `arg` is the folder of the weights, or WEIGHTS,TEACHER."""
     config = cifar5.get_config("stage=finetune")
+    before = cifar5.get_config("stage=pretrain")
+    config.resolution, config.data.preprocess = before.resolution, before.data.preprocess
+    config.evals.test.preprocess = before.evals.test.preprocess
     config.init_from, _, teacher = arg.partition(",")
     if teacher:
         config.task.kind, config.task.teacher = "distill", teacher
     config.eval_every_epochs, config.eval_every = None, config.total_steps
     config.checkpoint_every = config.total_steps
+    config.checkpoint.keep_last = 1
     config.checkpoint.keep_best = 0
     cifar10.hold_out(config)
     return config
