@@ -13,14 +13,14 @@ import fnmatch
 import json
 from pathlib import Path
 
-from benchmarks.pages import print_sections
 from benchmarks.published_runs import RUNS, PublishedRun
 from benchmarks.tpu import table
 from benchmarks.tpu_process import ROOT, compile_in_process
+from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.planning import CHIPS, parse_topology, records
+from vit_jax.planning import CHIPS, parse_topology, plan_types
 from vit_jax.planning.calibration import MEASURED, find_band
-from vit_jax.planning.report import format_band
+from vit_jax.planning.plan_table import format_band
 from vit_jax.planning.serialization import step_from_json
 
 KEPT = ROOT / "benchmarks" / "calibration_results"
@@ -31,7 +31,7 @@ class Comparison:
     """A published run and the compiler's report of a step of its sizes, with schedules."""
 
     run: PublishedRun
-    executable: records.Executable
+    executable: plan_types.Executable
 
     @property
     def kernel_cycles(self) -> float:

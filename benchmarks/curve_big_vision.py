@@ -1,4 +1,5 @@
-"""Trains by big_vision's own trainer; writes what tests/test_curves.py and tests/data/test_augment.py compare with.
+"""Trains by big_vision's own trainer; writes what tests/training/test_curves.py and tests/data/test_augment.py
+compare with.
 
 Example, in an environment of its own (requirements_big_vision.txt), with a checkout of big_vision and a folder of
 photographs, one folder a class:

@@ -21,9 +21,9 @@ import time
 import tomllib
 from pathlib import Path
 
-from benchmarks.faults import Broken, check, same, write_photos
-from benchmarks.hosts import metrics
-from benchmarks.pages import replace_section
+from docs.pages import replace_section
+from tests.faults.hosts import metrics
+from tests.faults.table import Broken, check, same, write_photos
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

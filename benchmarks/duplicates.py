@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw
 
-from benchmarks.pages import replace_section
+from docs.pages import replace_section
 from vit_jax.data.shards.perceptual_hash import hash_distances, perceptual_hash
 from vit_jax.data.sources import SourceConfig, open_split
 

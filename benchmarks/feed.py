@@ -25,9 +25,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tpu
-from benchmarks.pages import print_sections
 from benchmarks.tpu_rows import Row
 from configs import base
+from docs.pages import print_sections
 from vit_jax import data, pack, sharding
 from vit_jax.data import loader, preprocess
 from vit_jax.planning.chips import CHIPS

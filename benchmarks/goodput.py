@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.hosts import ROOT
-from benchmarks.pages import print_sections
+from docs.pages import print_sections
+from tests.faults.hosts import ROOT
 from vit_jax.monitoring import LEDGER, Start, read_ledger
 from vit_jax.planning import goodput
 from vit_jax.planning.goodput import FAILURE_RATES, Restart

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks import pages
+from docs import pages
 from vit_jax.data import row_groups
 from vit_jax.data.crops import inception_box
 from vit_jax.data.images import EncodedImage, EncodeOptions, Encoding, PixelOptions, decode

@@ -23,7 +23,7 @@ from configs import cifar10
 from vit_jax import data
 from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.program import prepare
-from vit_jax.workdir import Workdir
+from vit_jax.training.workdir import Workdir
 
 
 def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pages import print_sections
+from docs.pages import print_sections
 from vit_jax.data.order import possible_readers
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import ShardRun, Shards

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.hosts import ROOT
-from benchmarks.pages import print_sections
+from docs.pages import print_sections
+from tests.faults.hosts import ROOT
 from vit_jax import pack
 from vit_jax.data.sources import SourceConfig, open_split
 

@@ -1,7 +1,7 @@
-"""Writes what `vit_jax/interop/timm_models.csv` states of timm's architectures, from the models themselves.
+"""Writes what `vit_jax/interop/timm/timm_models.csv` states of timm's architectures, from the models themselves.
 
 Example:
-  ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm_models.csv
+  ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm/timm_models.csv
 
 Runs where torch and timm are installed, which our environment does not need. The file lists the architectures; the
 other columns are written anew. Of a hybrid, width and depth are those of its Transformer.

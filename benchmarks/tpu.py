@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.pages import print_sections
 from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
+from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.planning import parse_topology, records, report
+from vit_jax.planning import parse_topology, plan_table, plan_types
 from vit_jax.planning.serialization import step_from_json
 
 KEPT = ROOT / "benchmarks" / "tpu_results"
@@ -61,12 +61,12 @@ class Result:
     """
 
     row: Row
-    step: records.StepReport | None = None
+    step: plan_types.StepReport | None = None
     macs: int = 0
     error: str | None = None
 
     @property
-    def schedule(self) -> records.StepSchedule | None:
+    def schedule(self) -> plan_types.StepSchedule | None:
         return self.step.executable.schedule if self.step and self.step.executable else None
 
     @property
@@ -87,12 +87,12 @@ class Result:
             return [self.error or "", "", "", "", ""]
         executable, schedule = self.step.executable, self.schedule
         if executable is None or schedule is None:
-            return ["", "", "", f"does not fit: {report.format_bytes(self.step.required_bytes)}", ""]
+            return ["", "", "", f"does not fit: {plan_table.format_bytes(self.step.required_bytes)}", ""]
         return [
             f"{((executable.cycles or 0) + (executable.kernel_cycles or 0)) / 1e6:.0f}",
             f"{schedule.cycles / 1e6:.1f}",
             f"{schedule.exchange_exposed / 1e6:.1f} + {schedule.exchange_hidden / 1e6:.1f}",
-            report.format_bytes(executable.peak_bytes),
+            plan_table.format_bytes(executable.peak_bytes),
             f"{self.mfu:.0%}",
         ]
 

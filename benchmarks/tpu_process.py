@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.pages import print_sections
-from vit_jax.planning import records, targets
+from docs.pages import print_sections
+from vit_jax.planning import plan_types, targets
 from vit_jax.planning.client import show_progress
 from vit_jax.planning.schedules import dump_environment
 
@@ -32,7 +32,7 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
         module: that calls `answer`.
         words: its arguments.
     """
-    request = records.Request((), target)
+    request = plan_types.Request((), target)
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
         environment = targets.compiler_environment(request) | dump_environment(folder)
         command = [sys.executable, "-m", module, *words]

@@ -50,31 +50,31 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.look": Output("out"),
     "vit_jax.measure": Output("out", bucket=True),
     "vit_jax.report": Output(),
-    "benchmarks.architecture": Output("write"),
     "benchmarks.bucket": Output(),
     "benchmarks.calibration": Output("write"),
     "benchmarks.curve_big_vision": Output("write"),
     "benchmarks.dependencies": Output("write"),
     "benchmarks.duplicates": Output("write"),
-    "benchmarks.faults": Output("write"),
     "benchmarks.feed": Output("write"),
-    "benchmarks.fields": Output("write"),
     "benchmarks.goodput": Output("write"),
     "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
     "benchmarks.neighbourhoods": Output("write"),
     "benchmarks.optimizers": Output("write"),
     "benchmarks.patterns": Output("write"),
-    "benchmarks.paper_plans": None,
-    "benchmarks.pictures": Output("write"),
-    "benchmarks.plans": Output("write"),
-    "benchmarks.small_studies": Output("write"),
-    "benchmarks.recipes": Output("write"),
-    "benchmarks.screenshots": Output("out"),
     "benchmarks.stream": Output("write"),
     "benchmarks.stream_accuracy": Output("write"),
     "benchmarks.timm_models": Output(),
     "benchmarks.tpu": Output("write"),
+    "docs.architecture": Output("write"),
+    "docs.fields": Output("write"),
+    "docs.imagenet": Output("write"),
+    "docs.paper_plans": None,
+    "docs.pictures": Output("write"),
+    "docs.plans": Output("write"),
+    "docs.screenshots": Output("out"),
+    "docs.studies": Output("write"),
+    "tests.faults.table": Output("write"),
     **dict.fromkeys([f"vit_jax.{name}" for name in ("doctor", "evaluate", "plan", "predict")]),
     **dict.fromkeys(
         [
@@ -146,14 +146,14 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
     # These import all that trains, which takes seconds; other commands do not need it.
-    from vit_jax import finetune, sharding, sweeps
+    from vit_jax import experiments, finetune, sharding
     from vit_jax.config import PATH_SOURCES, check_config, parse_command_line
     from vit_jax.data import sources
     from vit_jax.program import model_without_data
 
     argv = [name, *words]
     if name == "vit_jax.sweep":
-        configs = [combination.config for combination in sweeps.list_combinations(argv)]
+        configs = [combination.config for combination in experiments.list_combinations(argv)]
     elif name == "vit_jax.finetune":
         configs = [trial.config for trial in finetune.list_all_trials(argv)]
     else:

@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from benchmarks.hosts import QUICK
+from tests.faults.hosts import QUICK
 
 ROOT = Path(__file__).parent.parent
 

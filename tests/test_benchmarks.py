@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, feed, goodput, hosts, loader, overhead, plans, screenshots, stream_accuracy, tpu
+from benchmarks import dependencies, feed, goodput, loader, overhead, stream_accuracy, tpu
 from configs import smoke
+from docs import plans, screenshots
 from tests.conftest import ROOT, write_tfds
+from tests.faults import hosts
 from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_docs import BENCHMARKS, LINES, commands, write_photos
 from vit_jax import UserError, pack
-from vit_jax.analysis import page
+from vit_jax.analysis import html
 from vit_jax.planning.goodput import MEASURED_ON_CPU
-from vit_jax.planning.records import StepSchedule
+from vit_jax.planning.plan_types import StepSchedule
 from vit_jax.planning.serialization import step_to_json
 
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {
     "benchmarks.bucket": ["--photos=data/photos", "--copies=1", "--shards=2", "--batch=8", "--batches=2", "--rounds=1"],
     "benchmarks.calibration": ["--only=none"],
-    "benchmarks.faults": ["--only=none"],
+    "tests.faults.table": ["--only=none"],
     "benchmarks.feed": [
         "--photos=data/photos",
         "--workers=1",
@@ -32,16 +34,16 @@ SMALL = {
         "--images=64",
         "--rounds=1",
     ],
-    "benchmarks.fields": ["--write=fields.md"],
+    "docs.fields": ["--write=fields.md"],
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.neighbourhoods": ["--only=none"],
     "benchmarks.optimizers": ["--only=none"],
     "benchmarks.overhead": ["--source=digits", "--rounds=1", "--steps=1"],
     "benchmarks.patterns": ["--only=none"],
-    "benchmarks.plans": ["--only=exaflops"],
-    "benchmarks.recipes": [],
-    "benchmarks.small_studies": [f"--results={ROOT}/results"],
+    "docs.plans": ["--only=exaflops"],
+    "docs.imagenet": [],
+    "docs.studies": [f"--results={ROOT}/results"],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],
     "benchmarks.tpu": ["--only=none"],
@@ -68,15 +70,15 @@ def test_it_runs(command, tmp_path, monkeypatch):
     if name == "benchmarks.stream_accuracy":
         monkeypatch.setenv("XLA_FLAGS", hosts.QUICK)  # of its runs
         write_tfds(tmp_path / "tfds", "cifar10", "3.0.2", list("abcdefghij"), {"train": 128, "test": 16})
-    if name == "benchmarks.pictures":
+    if name == "docs.pictures":
         write_tfds(tmp_path / "tfds", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2, "test": 8})
         model = vit_jax.create("ViT-mu/8", resolution=32, num_classes=2, preprocess="resize(32)|value_range(-1,1)")
         vit_jax.save("model.npz", model, model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32)))
         words = ["model.npz", "--data-dir=tfds", "--write=drawn"]
-    if name == "benchmarks.screenshots":
+    if name == "docs.screenshots":
         if not screenshots.find_browser():
             pytest.skip("no Chromium")
-        (tmp_path / "page.html").write_text(page.document("Title", "<h1>Title</h1>"))
+        (tmp_path / "page.html").write_text(html.document("Title", "<h1>Title</h1>"))
         words = ["page.html", "--out=shots"]
     if name == "benchmarks.loader":
         pack.main(["vit_jax.pack", "folder:data/photos", "data/packed/photos"])
@@ -123,11 +125,11 @@ def test_dependencies_that_cannot_be_installed_are_a_line_of_the_table(tmp_path,
     assert "uv makes the environments: pip install uv" in capsys.readouterr().err
     (tmp_path / "uv").write_text("#!/bin/sh\necho there is no Python 3.9 >&2\nexit 2\n")
     (tmp_path / "uv").chmod(0o755)
-    page = tmp_path / "page.md"
-    page.write_text("<!-- dependencies -->\n<!-- /dependencies -->\n")
-    assert dependencies.main(["dependencies", "--python", "3.9", "--only=est", f"--write={page}"]) == 1
+    html = tmp_path / "page.md"
+    html.write_text("<!-- dependencies -->\n<!-- /dependencies -->\n")
+    assert dependencies.main(["dependencies", "--python", "3.9", "--only=est", f"--write={html}"]) == 1
     lines = [f"| 3.9 | {kind} | BROKEN: there is no Python 3.9 |\n" for kind in ("oldest", "newest")]
-    assert page.read_text().endswith("".join([*lines, "<!-- /dependencies -->\n"]))
+    assert html.read_text().endswith("".join([*lines, "<!-- /dependencies -->\n"]))
     needs = {**dependencies.NEEDS, **dependencies.NEEDS_AND_NETWORK}
     assert set(needs.values()) < set(dependencies.EXTRAS.split(","))
 
@@ -144,10 +146,10 @@ def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):
     row = tpu.Row("vit_jax", "L/16", "v5e:2x4", 64, fields=tpu.SPLIT["tensor"])
     (tmp_path / f"{row.name}.json").write_text(json.dumps(step_to_json(refused) | {"macs_per_image": 1}))
     (tmp_path / f"{tpu.Row('vit_jax', 'H/14', 'v5e:2x2', 32).name}.json").write_text('{"error": "exit code 1"}')
-    page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in tpu.SECTIONS))
-    tpu.main(["tpu", "--only=none", f"--write={page}"])
-    text = page.read_text()
+    html = tmp_path / "page.md"
+    html.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in tpu.SECTIONS))
+    tpu.main(["tpu", "--only=none", f"--write={html}"])
+    text = html.read_text()
     [line] = [line for line in text.splitlines() if line.startswith("| B/16, 128 | v5e:2x2 | 196 ")]
     ours, theirs = "200 | 100.0 | 5.0 + 0.0 | 0.00 MiB | 50%", "300 | 150.0 | 5.0 + 0.0 | 0.00 MiB | 33%"
     assert line.endswith(f"| {ours} | {theirs} | 1.50 |")

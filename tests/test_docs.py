@@ -17,12 +17,9 @@ from PIL import Image
 
 import vit_jax
 from benchmarks import (
-    architecture,
     bucket,
     calibration,
-    faults,
     feed,
-    fields,
     goodput,
     input,
     load,
@@ -31,11 +28,6 @@ from benchmarks import (
     optimizers,
     overhead,
     patterns,
-    pictures,
-    plans,
-    recipes,
-    screenshots,
-    small_studies,
     stream,
     stream_accuracy,
     tpu,
@@ -43,9 +35,11 @@ from benchmarks import (
     train_step,
 )
 from configs import base
+from docs import architecture, fields, imagenet, pictures, plans, screenshots, studies
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_array_record import SINGLE, write_set
 from tests.data.test_folder import tiny_imagenet
+from tests.faults import table as faults
 from vit_jax import (
     cli,
     convert,
@@ -118,9 +112,9 @@ OURS = {
 BENCHMARKS = {
     "benchmarks.bucket": bucket,
     "benchmarks.calibration": calibration,
-    "benchmarks.faults": faults,
+    "tests.faults.table": faults,
     "benchmarks.feed": feed,
-    "benchmarks.fields": fields,
+    "docs.fields": fields,
     "benchmarks.goodput": goodput,
     "benchmarks.input": input,
     "benchmarks.load": load,
@@ -129,11 +123,11 @@ BENCHMARKS = {
     "benchmarks.optimizers": optimizers,
     "benchmarks.overhead": overhead,
     "benchmarks.patterns": patterns,
-    "benchmarks.pictures": pictures,
-    "benchmarks.plans": plans,
-    "benchmarks.recipes": recipes,
-    "benchmarks.small_studies": small_studies,
-    "benchmarks.screenshots": screenshots,
+    "docs.pictures": pictures,
+    "docs.plans": plans,
+    "docs.imagenet": imagenet,
+    "docs.studies": studies,
+    "docs.screenshots": screenshots,
     "benchmarks.stream": stream,
     "benchmarks.stream_accuracy": stream_accuracy,
     "benchmarks.tpu": tpu,
@@ -360,13 +354,13 @@ def test_ci_runs_what_contributors_run_and_badges_are_of_what_exists():
 
 
 def test_the_picture_is_that_of_the_imports():
-    """`python -m benchmarks.architecture` draws it anew."""
+    """`python -m docs.architecture` draws it anew."""
     assert set(architecture.read_graph()) <= architecture.CAPTIONS.keys()
     assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
 
 
 def test_the_page_of_fields_is_that_of_the_rows():
-    """`python -m benchmarks.fields` writes it anew."""
+    """`python -m docs.fields` writes it anew."""
     assert fields.page() == (ROOT / "docs" / "fields.md").read_text()
 
 

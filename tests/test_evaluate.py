@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.hosts import Hosts, metrics
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.evals.helpers import make_source
+from tests.faults.hosts import Hosts, metrics
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
 from vit_jax.config import (
     EVAL_KINDS,
@@ -24,9 +24,9 @@ from vit_jax.config import (
     save_config,
 )
 from vit_jax.data import loader
-from vit_jax.eval_requests import request_evaluations
 from vit_jax.evals.outputs import read_outputs
-from vit_jax.evals.saved import write_confusion
+from vit_jax.evals.prediction_files import write_confusion
+from vit_jax.evals.requests import request_evaluations
 from vit_jax.inference import make_inference
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh

@@ -4,31 +4,28 @@ import ast
 import re
 from graphlib import TopologicalSorter
 
-from benchmarks.imports import FACES, FILES, IMPORTS, SOURCES, TREES, defined, imported
+from docs.imports import FACES, FILES, IMPORTS, SOURCES, TREES, defined, imported
 from tests.conftest import ROOT
 
 # From the bottom to the top: a file imports from its own room and from layers below. A room is a package, or a file of
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree columns compiler_options page_server kernels storage",
-    "config machine sharding depth",
-    "adapters",
+    "streams tree columns kernels storage paper",
+    "config machine sharding",
+    "data monitoring models",
     "optim",
-    "models data monitoring",
     "tasks",
-    "distributed inference step eval_requests",
-    "checkpoint program kernel_check cli",
-    "interop run_summary kernel_times",
-    "initial_weights",
-    "teacher",
-    "results workdir loaded_model",
+    "distributed inference step",
+    "checkpoint program cli",
+    "interop kernel_trials",
     "analysis",
-    "evals planning",
-    "run run_report teaching hardware",
-    "run_end",
+    "evals",
+    "training",
+    "planning",
+    "hardware",
     "train",
-    "sweeps",
+    "experiments",
     "doors",
 )
 
@@ -37,7 +34,7 @@ def room_of(module: str) -> str:
     """The room of a module: a package or a file of the root; `doors` for the package's front and the command lines."""
     parts = module.split(".")
     is_door = len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]
-    return "doors" if len(parts) == 1 or is_door or parts[1] == "config_print" else parts[1]
+    return "doors" if len(parts) == 1 or is_door else parts[1]
 
 
 # Library -> the only modules that may import it.
@@ -71,7 +68,7 @@ OWNERS = {
 # What is imported by a string: `vit_jax.train`, a library that may be absent, a recipe by its path.
 IMPORTED_BY_STRING = {
     ("vit_jax", "importlib.import_module"),
-    ("vit_jax.interop.hub", "importlib.import_module"),
+    ("vit_jax.interop.huggingface.hub", "importlib.import_module"),
     ("vit_jax.config.recipes", "importlib.util.spec_from_file_location"),
 }
 
@@ -146,8 +143,8 @@ def test_files_fit_in_a_head():
 # What is longer than the rule, and why.
 LONG = {
     "vit_jax.checkpoint.manager.Checkpoints": "one checkpoint manager, whose methods share what is being written",
-    "vit_jax.interop.layouts.infer": "one table of decisions",
-    "vit_jax.workdir.Workdir": "one folder",
+    "vit_jax.interop.google.layouts.infer": "one table of decisions",
+    "vit_jax.training.workdir.Workdir": "one folder",
 }
 
 

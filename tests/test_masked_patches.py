@@ -15,7 +15,7 @@ from vit_jax.program import make_program, prepare, program_without_data
 from vit_jax.tasks import MaskedPatches
 from vit_jax.tasks.corruption import cut_patches, draw_corruption, join_patches
 from vit_jax.tasks.patch_targets import TARGETS, Colors
-from vit_jax.workdir import load_init
+from vit_jax.training.workdir import load_init
 
 RANDOM = np.random.default_rng(0)
 LEVELS = RANDOM.integers(0, 256, (4, 8, 16, 3), dtype=np.int32)

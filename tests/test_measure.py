@@ -10,10 +10,10 @@ import time
 import jax
 import pytest
 
-from benchmarks.hosts import single
 from launch.local import process_environments
 from tests.conftest import ROOT
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.faults.hosts import single
 from tests.hardware.helpers import TINY, make_bench
 from vit_jax import UserError, cli, measure
 from vit_jax.distributed import coordination

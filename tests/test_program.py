@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, data, evals, models, optim, run_summary, sharding, tasks, tree
+from vit_jax import UserError, data, evals, models, optim, sharding, tasks, tree
 from vit_jax.config import resolve_config
 from vit_jax.program import make_program
 from vit_jax.step import TrainStep
+from vit_jax.training import run_summary
 
 
 def build(config, devices=1):

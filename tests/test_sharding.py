@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, kernels, models, run_summary, sharding, tree
+from vit_jax import UserError, kernels, models, sharding, tree
 from vit_jax.models import bit_spec, variants
 from vit_jax.models.mlp import Mlp, ShardMapMlp
 from vit_jax.planning import collectives
+from vit_jax.training import run_summary
 
 # Name -> axes of a mesh of eight devices; those left out are 1. Each pair of axes is in one of them.
 MESHES = {

@@ -16,10 +16,11 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, cli, evaluate, interop, loaded_model, models, predict, train, tree
+from vit_jax import NonFiniteLoss, UserError, cli, evaluate, interop, models, predict, train, tree
 from vit_jax import program as program_module
 from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
+from vit_jax.evals import loaded_model
 from vit_jax.monitoring import train_metrics
 
 

@@ -26,8 +26,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, data, evals, tell
 from vit_jax.columns import align
-from vit_jax.eval_requests import OUTPUTS, choose_evaluations
-from vit_jax.loaded_model import choose_batch, is_run, open_run, open_weights, rounded
+from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
 from vit_jax.machine import count_cores
 
 

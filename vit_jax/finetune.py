@@ -27,19 +27,21 @@ import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
 from vit_jax.columns import align
-from vit_jax.results import RATES, PaperNumber, find_paper_number, list_rates
-from vit_jax.storage import check_workdir, filesystem
-from vit_jax.sweeps import (
+from vit_jax.experiments import (
+    RATES,
     Combination,
     Train,
     average_seeds,
     best_combinations,
     full_split_words,
     list_combinations,
+    list_rates,
     read_outcome,
     train_combinations,
     without_seed,
 )
+from vit_jax.paper import PaperNumber, find_paper_number
+from vit_jax.storage import check_workdir, filesystem
 
 RESULT_FILE = "finetune.json"
 SEEDS = {"2": "0,1,2", "5": "0", "6": "0"}  # table -> default; the paper averages over three runs in Table 2

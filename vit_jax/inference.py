@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import models, sharding, tasks
-from vit_jax.compiler_options import choose_options
+from vit_jax.kernels import choose_options
 from vit_jax.tree import ArrayTree
 
 Batch: TypeAlias = dict[str, jax.Array]

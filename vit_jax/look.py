@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax import UserError, analysis, cli, data, user_errors
 from vit_jax.data.images import list_images
-from vit_jax.loaded_model import open_weights, rounded
+from vit_jax.evals import open_weights, rounded
 from vit_jax.models import Model
 
 

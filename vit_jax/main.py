@@ -18,8 +18,8 @@ or stuck host; see docs/reliability.md.
 
 from vit_jax import cli, ignore_closed_stdout
 from vit_jax.config import parse_command_line
-from vit_jax.config_print import print_config
 from vit_jax.train import train
+from vit_jax.training import print_config
 
 
 def main(argv: list[str]) -> None:

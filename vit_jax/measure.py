@@ -54,7 +54,7 @@ from vit_jax.hardware import (
     read_record,
     write_record,
 )
-from vit_jax.results import write_page
+from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem
 
 STEPS = 240  # as many of the longest would take all the time

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, analysis, choose, cli, models, tell, user_errors
 from vit_jax.config import get_config, parse_command_line
+from vit_jax.monitoring import read_run
 from vit_jax.planning import (
     ASSUMED_FAULTS,
     CHIPS,
@@ -39,7 +40,6 @@ from vit_jax.planning import (
     plan_to_json,
     render_plans,
 )
-from vit_jax.results import read_run
 
 
 def main(argv: list[str]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import UserError, cli, data, interop, shown
 from vit_jax.data.images import list_images
-from vit_jax.kernel_check import check_kernels
+from vit_jax.kernel_trials import check_kernels
 
 Images: TypeAlias = Sequence[str | Path | np.ndarray | data.SourceImage]
 

@@ -14,10 +14,9 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, models, optim, sharding, tasks, tree
-from vit_jax.adapters import add_adapters
 from vit_jax.config import check_config, resolve_config
-from vit_jax.depth import check_blocks
 from vit_jax.inference import Inference, make_inference
+from vit_jax.models import add_adapters, check_blocks
 from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
 from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
 from vit_jax.tree import ArrayTree

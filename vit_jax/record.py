@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, analysis, cli, user_errors
-from vit_jax.results import Record, find_runs, format_page, make_record, read_records, write_page, write_record
+from vit_jax import UserError, analysis, cli, experiments, user_errors
+from vit_jax.experiments import Record, format_page, make_record, read_records, write_record
+from vit_jax.monitoring import find_runs, write_page
 
 
 def read_evaluations(path: str | None) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def draw(folder: Path, records: Sequence[Record]) -> None:
     """
     with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in analysis.paper_figures.FIGURES.items():
+        for name, figure in experiments.paper_figures.FIGURES.items():
             path = folder / f"{name}.svg"
             path.write_bytes(analysis.plot.encode_figure(figure(records), "svg"))
             print(path)

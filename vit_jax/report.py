@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import jax
 
 from vit_jax import UserError, cli
-from vit_jax.page_server import HOST, make_server
-from vit_jax.results import RunFolder, find_runs, read_run, write_page
-from vit_jax.run_report import PAGE, make_page
+from vit_jax.analysis import HOST, PAGE, make_page, make_server
+from vit_jax.monitoring import RunFolder, find_runs, read_run, write_page
 from vit_jax.storage import filesystem
 
 REFRESH = 15  # seconds after which a browser asks for the page of a run that still trains
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `read_runs` and `vit_jax.run_report.make_page`; or the page cannot be written.
+        UserError: see `read_runs` and `vit_jax.analysis.run_report.make_page`; or the page cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -11,8 +11,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
-from vit_jax.adapters import is_adapted, merge_adapters
-from vit_jax.models import Model
+from vit_jax.models import Model, is_adapted, merge_adapters
 from vit_jax.optim import WHOLE, Adapters, Sharpness, TrainedPart
 from vit_jax.tasks import Task
 from vit_jax.tree import ArrayTree

@@ -34,8 +34,8 @@ from pathlib import Path
 import jax
 
 from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, tell, user_errors
+from vit_jax.experiments import list_combinations, make_report, scaling, train_combinations
 from vit_jax.storage import filesystem
-from vit_jax.sweeps import list_combinations, make_report, scaling, train_combinations
 
 RESULT_FILE = "sweep.json"  # of all combinations
 

@@ -8,19 +8,14 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax import evals
+from vit_jax.analysis import load_drawing
 from vit_jax.config import keep_choices
 from vit_jax.distributed import Supervisor, preflight_checks
-from vit_jax.kernel_check import check_kernels
-from vit_jax.kernel_times import settle_attention
+from vit_jax.kernel_trials import check_kernels, settle_attention
 from vit_jax.monitoring import Category
 from vit_jax.program import prepare
-from vit_jax.run import Run
-from vit_jax.run_end import report_end
-from vit_jax.run_report import load_drawing
 from vit_jax.storage import check_workdir
-from vit_jax.teacher import load_teacher
-from vit_jax.teaching import begin_teaching
-from vit_jax.workdir import Workdir
+from vit_jax.training import Run, Workdir, begin_teaching, load_teacher, report_end
 
 
 def train(

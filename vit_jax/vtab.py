@@ -27,9 +27,18 @@ from typing import Any
 
 import jax
 
-from vit_jax import UserError, choose, cli, data, evals, interop, sweeps, tell
+from vit_jax import UserError, choose, cli, data, interop, tell
 from vit_jax.data import sources
 from vit_jax.evaluate import evaluate
+from vit_jax.experiments import (
+    Outcome,
+    TaskResult,
+    Train,
+    format_tasks,
+    list_combinations,
+    summarize_tasks,
+    train_combinations,
+)
 
 # Of the classifiers on frozen features. All examples of a class are its shots.
 FROZEN = {"fewshot": "fewshot:shots=1000,seeds=1", "probe": "probe:validation=0.2"}
@@ -65,9 +74,7 @@ def recipe_words(checkpoint: str) -> list[str]:
     return ["vtab", f"--config=configs/vtab.py:{{}},model={model.name}", *words]
 
 
-def finetune(
-    task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: sweeps.Train
-) -> evals.TaskResult:
+def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: Train) -> TaskResult:
     """Returns the accuracy after fine-tuning at the rate that is best on val200; continues what was begun.
 
     Args:
@@ -81,20 +88,18 @@ def finetune(
         UserError: a flag is wrong, or a folder holds another run.
     """
 
-    def train_on(split: str, values: Sequence[str]) -> sweeps.Outcome:
+    def train_on(split: str, values: Sequence[str]) -> Outcome:
         recipe = words[1].format(f"task={task},split={split}")
         varied = [f"--sweep.base_lr={','.join(values)}", f"--workdir={posixpath.join(workdir, task, split)}"]
-        return train(sweeps.list_combinations([words[0], recipe, *words[2:], *varied]))[0]
+        return train(list_combinations([words[0], recipe, *words[2:], *varied]))[0]
 
     best = train_on("dev", rates) if len(rates) > 1 else None
     rate = best.name.partition("=")[2] if best else rates[0]
     diverged = best is not None and best.last is None
-    return evals.TaskResult(None if diverged else train_on("full", [rate]).last, f"base_lr={rate}")
+    return TaskResult(None if diverged else train_on("full", [rate]).last, f"base_lr={rate}")
 
 
-def evaluate_frozen(
-    tasks: Sequence[str], checkpoint: str, kind: str, data_dir: str | None
-) -> dict[str, evals.TaskResult]:
+def evaluate_frozen(tasks: Sequence[str], checkpoint: str, kind: str, data_dir: str | None) -> dict[str, TaskResult]:
     """Returns the accuracies of a classifier on frozen features; features that were computed before are read.
 
     Args:
@@ -118,9 +123,9 @@ def evaluate_frozen(
         tried = measure("train800", "val200", dict.fromkeys(tasks, f",l2={','.join(map(str, STRENGTHS))}"))
         chosen = {task: max(STRENGTHS, key=lambda l2: tried[f"{task}/1000shot_l2_{l2:g}"]) for task in tasks}
         metrics = measure("train800val200", "test", {task: f",l2={l2}" for task, l2 in chosen.items()})
-        return {task: evals.TaskResult(metrics[f"{task}/1000shot"], f"l2={l2:g}") for task, l2 in chosen.items()}
+        return {task: TaskResult(metrics[f"{task}/1000shot"], f"l2={l2:g}") for task, l2 in chosen.items()}
     metrics = measure("train800val200", "test", {})
-    return {task: evals.TaskResult(metrics[f"{task}/accuracy"], f"l2={metrics[f'{task}/l2']:g}") for task in tasks}
+    return {task: TaskResult(metrics[f"{task}/accuracy"], f"l2={metrics[f'{task}/l2']:g}") for task in tasks}
 
 
 def main(argv: list[str]) -> None:
@@ -142,14 +147,14 @@ def main(argv: list[str]) -> None:
     else:
         with cli.supervised() as supervisor:
             recipe = [*recipe_words(args.checkpoint), *words]
-            train = functools.partial(sweeps.train_combinations, supervisor=supervisor)
+            train = functools.partial(train_combinations, supervisor=supervisor)
             results = {}
             for number, task in enumerate(tasks, start=1):
                 tell(f"{task}, {number} of {len(tasks)}")
                 results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, train)
-    summary = evals.summarize_tasks(results, {name: task.group for name, task in sources.VTAB_TASKS.items()})
+    summary = summarize_tasks(results, {name: task.group for name, task in sources.VTAB_TASKS.items()})
     if jax.process_index() == 0:
-        print(json.dumps(summary | {"missing": missing}) if args.json else evals.format_tasks(summary))
+        print(json.dumps(summary | {"missing": missing}) if args.json else format_tasks(summary))
 
 
 def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:

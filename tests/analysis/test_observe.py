@@ -10,8 +10,8 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import kernels, look, models
 from vit_jax.analysis import measure, observe
+from vit_jax.evals.loaded_model import open_weights
 from vit_jax.inference import make_inference
-from vit_jax.loaded_model import open_weights
 
 CHECKPOINT = ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz"
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (11, 32, 32, 3)).astype(np.float32)

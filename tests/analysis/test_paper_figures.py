@@ -6,8 +6,7 @@ import pytest
 
 from configs import finetune, vtab
 from tests.conftest import ROOT
-from vit_jax.analysis import paper_figures
-from vit_jax.results import Record
+from vit_jax.experiments import Record, paper_figures
 
 FIVE = ("imagenet2012", "cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102")
 

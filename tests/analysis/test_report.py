@@ -15,14 +15,14 @@ import pytest
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
-from vit_jax import UserError, models, page_server, report, run_end, run_report, train
-from vit_jax.analysis import curves, run_checkpoints, run_page
+from vit_jax import UserError, models, report, train
+from vit_jax.analysis import curves, page_server, run_checkpoints, run_page, run_report
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
-from vit_jax.monitoring import read_metrics
-from vit_jax.results import RunFolder, read_run
+from vit_jax.monitoring import RunFolder, read_metrics, read_run
+from vit_jax.training import run_end
 
 RANDOM = np.random.default_rng(0)
 NAME = "a <b> & 'c'"

@@ -3,8 +3,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import UserError
-from vit_jax.evals.examples import Examples
 from vit_jax.evals.fewshot import evaluate_fewshot, fit_regression, measure_accuracy, summarize_fewshot
+from vit_jax.evals.labelled_features import Examples
 
 PARITY = ROOT / "tests" / "fixtures" / "parity" / "fewshot_lsr.npz"
 

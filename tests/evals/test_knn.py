@@ -3,7 +3,7 @@ import pytest
 
 from vit_jax import UserError
 from vit_jax.evals import knn
-from vit_jax.evals.examples import Examples
+from vit_jax.evals.labelled_features import Examples
 
 
 def make_examples(count, seed, classes=5, width=8):

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from vit_jax import UserError
 from vit_jax.evals import probe
-from vit_jax.evals.examples import Examples, measure_scale, permute_classes
+from vit_jax.evals.labelled_features import Examples, measure_scale, permute_classes
 from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd, select_validation
 
 

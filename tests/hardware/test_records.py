@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from benchmarks import tpu
-from benchmarks.pages import replace_section
+from docs.pages import replace_section
 from tests.conftest import ROOT
 from vit_jax import UserError, measure
 from vit_jax.hardware import (

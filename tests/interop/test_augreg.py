@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from vit_jax import UserError, models
-from vit_jax.interop import augreg
+from vit_jax.interop.google import augreg
 
 COLUMNS = [
     *("name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val", "final_test"),

@@ -23,7 +23,9 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, models
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.interop import catalog, class_names, download, timm_architectures
+from vit_jax.interop import class_names, download
+from vit_jax.interop.google import catalog
+from vit_jax.interop.timm import architectures
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
 # Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
@@ -99,7 +101,7 @@ def test_checkpoints_of_the_hub():
         assert one.address == f"hf-hub:{one.name}" and one.data in tags and one.source
         assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
         architecture = one.name.partition("/")[2].partition(".")[0]
-        named = one.layout != "timm" or "_bit" in architecture or timm_architectures.find_architecture(architecture)
+        named = one.layout != "timm" or "_bit" in architecture or architectures.find_architecture(architecture)
         assert named and models.create(one.model, resolution=one.resolution).name == one.model
         assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
         assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)

@@ -10,7 +10,11 @@ import pytest
 import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data, models
-from vit_jax.interop import archives, huggingface_config, pipes, timm_architectures, timm_config
+from vit_jax.interop import archives
+from vit_jax.interop.huggingface import config as huggingface_config
+from vit_jax.interop.pytorch import pipes
+from vit_jax.interop.timm import architectures
+from vit_jax.interop.timm import config as timm_config
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
 TIMM = {
@@ -275,7 +279,7 @@ def test_a_second_head_is_that_of_a_class_of_the_library(layout, key, stated, tm
 
 def test_a_distilled_model_has_the_nearest_architecture_of_timm():
     model = models.create("ViT-B/16", activation="gelu", registers=1, distilled_head=True, resolution=400)
-    assert timm_architectures.nearest_name(model) == "deit_base_distilled_patch16_384"
+    assert architectures.nearest_name(model) == "deit_base_distilled_patch16_384"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import vit_jax
 from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
-from vit_jax import UserError, convert, loaded_model, models
+from vit_jax import UserError, convert, models
+from vit_jax.evals import loaded_model
 from vit_jax.interop import archives
 from vit_jax.interop.archives import safetensors_files
 

@@ -12,9 +12,11 @@ import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
-from vit_jax.interop import huggingface_layout, layouts, timm_layout
 from vit_jax.interop.archives import Archive, open_archive
 from vit_jax.interop.archives.arrays import Header
+from vit_jax.interop.google import layouts
+from vit_jax.interop.huggingface import layout as huggingface_layout
+from vit_jax.interop.timm import layout as timm_layout
 
 DISTILLED = ("timm_deit_distilled", "hf_deit_distilled")  # of tests/fixtures/parity/make_distilled.py
 HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2", *DISTILLED)

@@ -60,7 +60,7 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
     [
         "python -m vit_jax.pack digits gs://b/packed",
         "python -m vit_jax.convert --layout=google ViT-B_16 /d/x.npz",
-        "python -m benchmarks.plans --write docs/plans.md",
+        "python -m docs.plans --write docs/plans.md",
         "bash -c 'python -m vit_jax.main --workdir=gs://b/r'",
         "sh -c 'cd /; true' python -m vit_jax.main --workdir=gs://b/r",
         "timeout 9h /bin/bash -c 'true' python -m vit_jax.main --workdir=gs://b/r",
@@ -72,7 +72,7 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
 )
 def test_where_a_command_writes_is_known_or_the_user_answers_for_it(command, capsys):
     assert re.fullmatch(
-        r"(it is unknown where this command writes|(vit_jax|benchmarks)\.\w+ writes to local folders only), .*"
+        r"(it is unknown where this command writes|(vit_jax|docs)\.\w+ writes to local folders only), .*"
         r"add --allow-local-output\.",
         refused(command),
     )
@@ -163,12 +163,17 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
 def test_the_output_of_every_command_of_the_project_is_listed():
     inner = {  # started by the others, or the door to them
         *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernels", "vit_jax.__main__"),
-        *("benchmarks.agreement_torch", "benchmarks.train_step_torch", "benchmarks.inject", "benchmarks.input_others"),
+        *(
+            "benchmarks.agreement_torch",
+            "benchmarks.train_step_torch",
+            "tests.faults.inject",
+            "benchmarks.input_others",
+        ),
         *("benchmarks.tpu_rows", "benchmarks.published_runs"),
     }
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for folder in ("vit_jax", "benchmarks")
+        for folder in ("vit_jax", "benchmarks", "docs", "tests/faults")
         for path in (ROOT / folder).rglob("*.py")
         if "__main__" in path.read_text()
     }
@@ -207,7 +212,14 @@ def test_misspelt_words_rent_no_machines(way, words, sentence):
 
 
 def test_modules_that_exist_or_are_the_users_own_are_accepted():
-    for name in ("vit_jax.main", "vit_jax.kernel_check", "benchmarks.load", "my_project.main", "torchrun", "main"):
+    for name in (
+        "vit_jax.main",
+        "vit_jax.kernel_trials.check",
+        "benchmarks.load",
+        "my_project.main",
+        "torchrun",
+        "main",
+    ):
         checks.check_module(make_run("python", "-m", name))
 
 

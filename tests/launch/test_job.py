@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from benchmarks.preemptions import LAUNCHERS
 from launch import clouds, job
 from tests.conftest import ROOT
+from tests.faults.preemptions import LAUNCHERS
 from tests.launch.helpers import MAINS, SLICES, make_run
 from vit_jax import UserError
 from vit_jax.planning import parse_topology

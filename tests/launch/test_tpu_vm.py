@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from benchmarks.preemptions import TAKEN, cloud_tpu
 from launch import tpu_vm
 from launch.queued_resource import STEP_NOTES, make_steps
 from tests.conftest import ROOT
+from tests.faults.preemptions import TAKEN, cloud_tpu
 from tests.launch.helpers import HOSTILE, install_programs, make_run
 from vit_jax import UserError
 from vit_jax.planning import parse_topology

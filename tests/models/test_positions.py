@@ -8,10 +8,11 @@ import scipy.special
 from tests.models.test_later_vits import norm
 from tests.models.test_models import apply, images_of, params_of, shapes_of, tiny
 from tests.test_sharding import on, trained
-from vit_jax import UserError, interop, run_summary, tree
+from vit_jax import UserError, interop, tree
 from vit_jax.models import create
 from vit_jax.models.position import relative_table
 from vit_jax.models.resampling import TABLES, resample_relative
+from vit_jax.training import run_summary
 
 GRID, SIZE = (4, 3), (32, 24)
 BASE = {"resolution": SIZE, "registers": 1, "attention": "auto"}

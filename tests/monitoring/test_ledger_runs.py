@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.hosts import Hosts, metrics, saved
+from tests.faults.hosts import Hosts, metrics, saved
 from vit_jax import evals, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import loader

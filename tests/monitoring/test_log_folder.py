@@ -12,8 +12,8 @@ import pytest
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
-from benchmarks.faults import fill
 from tests.conftest import ROOT
+from tests.faults.table import fill
 from vit_jax import UserError
 from vit_jax.analysis import plot
 from vit_jax.monitoring import Trace, log_folder, read_metrics

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import calibration as benchmark
-from vit_jax.planning import calibration, report
+from vit_jax.planning import calibration, plan_table
 from vit_jax.planning.chips import CHIPS
 
 
@@ -16,7 +16,7 @@ def measured(monkeypatch):
 def test_a_kind_with_three_runs_has_its_own_band(measured):
     band = calibration.find_band("v5e", "schedule")
     assert (band.low, band.high, band.runs, band.kinds) == (1.1, 1.3, 3, ("v5e",))
-    assert report.format_band(band) == "1.10 to 1.30 in 3 runs on v5e"
+    assert plan_table.format_band(band) == "1.10 to 1.30 in 3 runs on v5e"
 
 
 def test_other_kinds_have_that_of_all(measured):
@@ -29,7 +29,7 @@ def test_below_three_runs_nothing_is_calibrated(measured, monkeypatch):
     assert calibration.find_band("v5e", "estimate") is None
     monkeypatch.setattr(calibration, "MEASURED", {"schedule": {"v5e": (1.2, 1.1)}})
     assert calibration.find_band("v5e", "schedule") is None
-    assert report.format_band(None) == "not calibrated"
+    assert plan_table.format_band(None) == "not calibrated"
 
 
 def test_the_ratios_are_those_of_the_reports_that_are_kept():

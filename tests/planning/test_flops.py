@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.plans import JFT_IMAGES, TABLE_6, table_6_model
+from docs.plans import JFT_IMAGES, TABLE_6, table_6_model
 from vit_jax import models, program
 from vit_jax.planning import flops
 

@@ -8,9 +8,9 @@ import pytest
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, plan
 from vit_jax.monitoring import Start
-from vit_jax.planning import goodput, planner, report, serialization
+from vit_jax.planning import goodput, plan_table, planner, serialization
 from vit_jax.planning.goodput import FAILURE_RATES, Faults, Restart
-from vit_jax.planning.records import Request
+from vit_jax.planning.plan_types import Request
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
@@ -84,7 +84,7 @@ def test_a_plan_says_how_often_to_save():
     assert make_plan(save_minutes=0.0).goodput.interval_seconds == pytest.approx(1000)
     assert found.best_steps == round(goodput.daly_interval(8.0, found.failure_seconds))
     assert found.best_goodput > found.goodput
-    rows = dict(report.plan_rows(plan))
+    rows = dict(plan_table.plan_rows(plan))
     assert rows["goodput, expected"] == f"{found.goodput:.1%}, saving every 15.0 minutes"
     assert rows["  failures"] == "one in 24.7 hours: 3.79 in 1,000 host-days (Llama 3), 256 host(s)"
     assert rows["  a save, a restart"] == "8 s, 3.0 minutes (of a test)"
@@ -95,7 +95,7 @@ def test_a_plan_says_how_often_to_save():
 
 def test_without_a_time_of_a_step_nothing_is_expected():
     found = planner.make_plan(Request((), "cpu"), lambda request: make_compilation(500, target="cpu"))
-    assert found.goodput is None and "goodput" not in report.render_plans([found])
+    assert found.goodput is None and "goodput" not in plan_table.render_plans([found])
     assert "goodput" not in serialization.plan_to_json(found)
 
 

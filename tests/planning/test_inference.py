@@ -10,7 +10,7 @@ from vit_jax import UserError, models, plan
 from vit_jax.analysis import plot
 from vit_jax.config import parse_command_line
 from vit_jax.planning import inference
-from vit_jax.planning.records import Request
+from vit_jax.planning.plan_types import Request
 
 WORDS = ["--config=configs/smoke.py", "--topology=v5e:1x1", "--inference"]
 

@@ -7,9 +7,9 @@ import pytest
 from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, plan
-from vit_jax.planning import estimate, page, parts, report
-from vit_jax.planning.plan_record import Advice, LargestBatch, Plan
-from vit_jax.planning.records import EvaluationReport, Exchange, StepSchedule
+from vit_jax.planning import estimate, parts, plan_page, plan_table
+from vit_jax.planning.plan import Advice, LargestBatch, Plan
+from vit_jax.planning.plan_types import EvaluationReport, Exchange, StepSchedule
 
 
 def make_plan(required=500, **fields):
@@ -44,14 +44,14 @@ def test_the_parts_are_those_of_the_table():
 
 def test_what_limits_is_said():
     found = make_plan()
-    assert report.limit(found).startswith("compute: 0.7 of the")
+    assert plan_table.limit(found).startswith("compute: 0.7 of the")
     slow = dataclasses.replace(found.estimate, exchange_seconds=1.0)
-    assert report.limit(dataclasses.replace(found, estimate=slow)) == "exchange: 1000.0 of the 1000.7 ms of a step"
+    assert plan_table.limit(dataclasses.replace(found, estimate=slow)) == "exchange: 1000.0 of the 1000.7 ms of a step"
     run = dataclasses.replace(found.estimate.run, input_cores=300.0)
     reading = dataclasses.replace(found, estimate=dataclasses.replace(found.estimate, run=run))
-    assert report.limit(reading) == "input: reading takes 300.0 cores of 224"
-    assert report.limit(make_plan(required=2 << 30, memory_bytes=1 << 30)) == "memory: 2.00 GiB needed of 1.00 GiB"
-    assert report.limit(Plan(make_compilation(1, target="cpu"))).startswith("unknown")
+    assert plan_table.limit(reading) == "input: reading takes 300.0 cores of 224"
+    assert plan_table.limit(make_plan(required=2 << 30, memory_bytes=1 << 30)) == "memory: 2.00 GiB needed of 1.00 GiB"
+    assert plan_table.limit(Plan(make_compilation(1, target="cpu"))).startswith("unknown")
 
 
 def test_the_page_stands_alone_and_shows_what_was_found(tmp_path):
@@ -59,7 +59,7 @@ def test_the_page_stands_alone_and_shows_what_was_found(tmp_path):
     advised = dataclasses.replace(first, advice=Advice({"accum_steps": "2"}, make_plan(required=800)))
     largest = LargestBatch(make_plan(required=900, images_per_device=24), 32)
     other = dataclasses.replace(make_plan(required=700, target="v6e:2x4"), largest=largest)
-    page.write_page(tmp_path / "plan.html", [advised, other])
+    plan_page.write_page(tmp_path / "plan.html", [advised, other])
     found = check_page((tmp_path / "plan.html").read_text())
     assert len(found.all("img")) == 3 and len(found.all("source")) == 3
     columns = [attributes for attributes in found.all("th") if attributes.get("scope") == "col"]
@@ -71,11 +71,11 @@ def test_the_page_stands_alone_and_shows_what_was_found(tmp_path):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages have empty pictures, which take no time."""
-    monkeypatch.setattr(page, "_encode", lambda draw, theme: b"<?xml version='1.0'?><svg/>")
+    monkeypatch.setattr(plan_page, "_encode", lambda draw, theme: b"<?xml version='1.0'?><svg/>")
 
 
 def test_a_plan_without_times_has_a_page(undrawn, tmp_path):
-    page.write_page(tmp_path / "plan.html", [Plan(make_compilation(700, target="cpu", devices=8))])
+    plan_page.write_page(tmp_path / "plan.html", [Plan(make_compilation(700, target="cpu", devices=8))])
     found = check_page((tmp_path / "plan.html").read_text())
     assert len(found.all("img")) == 2 and "does not estimate a time" in found.text
 

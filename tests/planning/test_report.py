@@ -12,11 +12,11 @@ from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
 from vit_jax.config import parse_command_line
-from vit_jax.planning import chips, estimate, report, serialization
+from vit_jax.planning import chips, estimate, plan_table, serialization
 from vit_jax.planning.calibration import Band, find_band
 from vit_jax.planning.command import training_command
-from vit_jax.planning.plan_record import Advice, Estimate, LargestBatch, Plan, RunEstimate
-from vit_jax.planning.records import EvaluationReport, Exchange, Request, StepSchedule
+from vit_jax.planning.plan import Advice, Estimate, LargestBatch, Plan, RunEstimate
+from vit_jax.planning.plan_types import EvaluationReport, Exchange, Request, StepSchedule
 
 
 def compiled_for(tpu, cycles, collectives, **fields):
@@ -123,7 +123,7 @@ def with_evaluation(plan, peak_bytes):
 
 def cells(plan):
     """Label and value of the lines of a plan."""
-    lines = (re.split("  +", line.strip(), maxsplit=1) for line in report.render_plans([plan]).splitlines())
+    lines = (re.split("  +", line.strip(), maxsplit=1) for line in plan_table.render_plans([plan]).splitlines())
     return dict(line for line in lines if len(line) == 2)
 
 
@@ -131,7 +131,7 @@ def test_what_a_step_and_a_run_take_is_shown(plan):
     shown = cells(plan)
     assert shown["step"] == "100.0 ms = 80.0 of compute + 20.0 of exchange"
     assert (shown["run"], shown["order of magnitude"]) == ("7,000 steps", "5.0 hours, 40 chip-hours")
-    text = report.render_plans([plan])
+    text = plan_table.render_plans([plan])
     assert text.endswith("v5e:2x4, data=8, to run it; replace the words in capitals:\npython -m all")
 
 
@@ -180,11 +180,11 @@ def test_the_limit_is_shown(plan):
         "chips",
     )
     measured = "cores: 1,025 images/s a core, as measured on ImageNet's JPEGs at 224 pixels (docs/data.md)."
-    assert report.render_plans([plan, plan]).count(measured) == 1
+    assert plan_table.render_plans([plan, plan]).count(measured) == 1
     run = dataclasses.replace(plan.estimate.run, host_cores=1)
     slow = dataclasses.replace(plan, estimate=dataclasses.replace(plan.estimate, run=run))
     assert cells(slow)["limit"] == "input"
-    assert "384 pixels were not measured." in report.render_plans([with_workload(plan, resolution=384)])
+    assert "384 pixels were not measured." in plan_table.render_plans([with_workload(plan, resolution=384)])
 
 
 def test_what_is_left_of_the_memory_is_shown(plan):
@@ -196,12 +196,14 @@ def test_what_is_left_of_the_memory_is_shown(plan):
 def test_advice_and_the_largest_batch_are_shown(plan):
     first = Plan(make_compilation(2000))
     better = dataclasses.replace(plan, command=None)
-    shown = report.render_plans([dataclasses.replace(first, advice=Advice({"accum_steps": "2"}, better))])
+    shown = plan_table.render_plans([dataclasses.replace(first, advice=Advice({"accum_steps": "2"}, better))])
     assert "v5e:2x4, data=8: it fits with --config.accum_steps=2 (compiled):\n" in shown
-    assert "no change tried makes it fit" in report.render_plans([dataclasses.replace(first, advice=Advice({}, None))])
-    shown = report.render_plans([dataclasses.replace(first, largest=LargestBatch(better, 17))])
+    assert "no change tried makes it fit" in plan_table.render_plans(
+        [dataclasses.replace(first, advice=Advice({}, None))]
+    )
+    shown = plan_table.render_plans([dataclasses.replace(first, largest=LargestBatch(better, 17))])
     assert "the largest batch has 16 images a device; 17 do not fit:\n" in shown
-    shown = report.render_plans([dataclasses.replace(first, largest=LargestBatch(None, 1))])
+    shown = plan_table.render_plans([dataclasses.replace(first, largest=LargestBatch(None, 1))])
     assert shown.endswith("no batch fits; 1 do not fit.")
 
 
@@ -267,4 +269,4 @@ def test_the_command_to_run_next():
 
 
 def test_amounts_have_units():
-    assert [report.format_bytes(size) for size in (3 << 19, 15.75 * 2**30)] == ["1.50 MiB", "15.75 GiB"]
+    assert [plan_table.format_bytes(size) for size in (3 << 19, 15.75 * 2**30)] == ["1.50 MiB", "15.75 GiB"]

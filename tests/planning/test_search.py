@@ -9,7 +9,7 @@ import pytest
 from tests.planning.builders import make_compilation
 from vit_jax import UserError
 from vit_jax.planning import search
-from vit_jax.planning.records import EvaluationReport
+from vit_jax.planning.plan_types import EvaluationReport
 
 REMAT = search.REMAT_FRACTIONS  # of the activations, what is kept
 

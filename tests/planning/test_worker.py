@@ -17,9 +17,9 @@ from tests.planning.builders import make_compilation
 from tests.test_program import build
 from vit_jax import UserError, plan, tree
 from vit_jax.config import parse_command_line
-from vit_jax.planning import client, report, serialization, targets, worker
-from vit_jax.planning.plan_record import Plan
-from vit_jax.planning.records import Request
+from vit_jax.planning import client, plan_table, serialization, targets, worker
+from vit_jax.planning.plan import Plan
+from vit_jax.planning.plan_types import Request
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 WORDS += ["--config.task.mixup=0.0"]  # it takes half of the time to compile
@@ -83,7 +83,7 @@ def test_the_compiler_here_is_asked_once(cache, monkeypatch):
     _, large = compile_here([*WORDS, *FSDP, "--config.batch_eval=20000"])
     assert large.step.remembered and large.step.needed_bytes is None and not large.fits
     assert large.evaluation.needed_bytes > 2500 * 16 * 16 * 3 * 4 > large.workload.memory_bytes
-    text = report.render_plans([Plan(large)])
+    text = plan_table.render_plans([Plan(large)])
     assert re.search(r"^fits +no$", text, re.M)
     assert re.search(r"^needed, evaluation .* 2,500 images a chip$", text, re.M)
     assert re.search(r"^peak  ", text, re.M)

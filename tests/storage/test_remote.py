@@ -20,12 +20,12 @@ from orbax.checkpoint import PyTreeCheckpointer
 from PIL import Image
 
 import vit_jax
-from benchmarks.faults import SPLIT, fill
-from benchmarks.hosts import Hosts, metrics
 from tests.conftest import ROOT, bytes_in
 from tests.data.test_array_record import SINGLE, write_set
+from tests.faults.hosts import Hosts, metrics
+from tests.faults.table import SPLIT, fill
 from tests.storage import fake_gcs
-from tests.test_workdir import failing
+from tests.training.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, describe, evaluate, pack, predict, sweep, train, tree
 from vit_jax.checkpoint import directory, local_workdir, manager
 from vit_jax.config import parse_command_line

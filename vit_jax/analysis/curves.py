@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 try:
     from bokeh.embed import components

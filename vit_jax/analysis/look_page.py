@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import shown, tree
-from vit_jax.analysis import page
+from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.overlays import attended, mosaic, stretch
@@ -55,7 +55,7 @@ def write_look(
     body = [head(checkpoint, model, params, names, seen), '<div class="cards">']
     body += [card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))]
     body += ["</div>", '<div class="figures">', *parts, "</div>"]
-    files[0].write_text(page.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
+    files[0].write_text(html.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
     return files
 
 
@@ -88,7 +88,7 @@ def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
         return ""
     with theme("dark"):
         dark = encode_figure(drawing.draw(), "svg")
-    return f"<section>{title}{page.picture(light, dark, drawing.text)}{words}</section>"
+    return f"<section>{title}{html.picture(light, dark, drawing.text)}{words}</section>"
 
 
 def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
@@ -111,7 +111,7 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
     )
     if seen.saliency is not None:
         words += " Saliency: the gradient of the first class by the pixels; bright is large."
-    lines = f"<h1>Inside {escape(model.name)}</h1>{page.table(facts)}<h2>Photographs</h2><p>{words}</p>"
+    lines = f"<h1>Inside {escape(model.name)}</h1>{html.table(facts)}<h2>Photographs</h2><p>{words}</p>"
     if spec.head.kind == "patches":
         lines += (
             "<p>This model predicts masked patches. Corrupted: the image that it is given, as in an evaluation; masked "
@@ -140,7 +140,7 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
     small = max(pixels.shape) <= SMALL
     how = 'class="pixels" loading="lazy"' if small else 'loading="lazy"'
     row = "".join(
-        f"<figure>{page.image(encode_pixels(array, small), text, how)}<figcaption>{caption}</figcaption></figure>"
+        f"<figure>{html.image(encode_pixels(array, small), text, how)}<figcaption>{caption}</figcaption></figure>"
         for caption, array, text in pictures
     )
     parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', classes(model, seen.logits[number], top)]
@@ -176,7 +176,7 @@ def heads(model: Model, maps: np.ndarray, name: str) -> str:
         width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
         pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
         text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
-        drawn = page.image(encode_pixels(pixels, lossless=True), text, f'class="pixels" loading="lazy" width="{width}"')
+        drawn = html.image(encode_pixels(pixels, lossless=True), text, f'class="pixels" loading="lazy" width="{width}"')
         rows.append(f'<tr><th scope="row">{block}</th><td>{drawn}</td></tr>')
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "

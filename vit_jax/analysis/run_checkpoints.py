@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax import UserError, interop
-from vit_jax.analysis import page
+from vit_jax.analysis import html
 from vit_jax.analysis.drawings import FIXED, position_table
 from vit_jax.analysis.weight_pictures import filters_picture, positions_picture
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 PIXELS = 'class="pixels"'
 MOST = 6  # checkpoints that are shown, spread over all
@@ -48,7 +48,7 @@ def checkpoints_part(run: RunFolder) -> str:
     parts = [f"<p>{words}</p>"]
     for index, (title, caption) in enumerate(PICTURES):
         figures = [
-            f"<figure>{page.image(pictures[index], f'{title} after step {step:,}', PIXELS)}"
+            f"<figure>{html.image(pictures[index], f'{title} after step {step:,}', PIXELS)}"
             f"<figcaption>step {step:,}</figcaption></figure>"
             for step, pictures in drawn.items()
             if pictures[index]

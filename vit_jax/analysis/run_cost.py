@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.config import flatten_config
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 # What a plan says of the run that it is of -> the field of the configuration.
 PLANNED = {

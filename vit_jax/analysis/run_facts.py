@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from vit_jax import shown
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 Row = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
 SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax import UserError, shown, user_errors
-from vit_jax.analysis import page
+from vit_jax.analysis import html
 from vit_jax.analysis.plot import confusion, encode_figure, encode_pixels, theme
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
 FEW, MANY = 20, 1000  # classes: up to FEW the matrix is a table, up to MANY a picture
@@ -104,7 +104,7 @@ def matrix_picture(matrix: Int[np.ndarray, "label prediction"], names: list[str]
     with theme("dark"):
         dark = encode_figure(confusion(matrix, names), "svg")
     text = f"A confusion matrix of {len(names)} classes; below are the pairs that are confused most."
-    drawn = page.picture(light, dark, text)
+    drawn = html.picture(light, dark, text)
     return f"<figure>{drawn}<figcaption>Confusion, in per cent of each class.</figcaption></figure>"
 
 
@@ -146,7 +146,7 @@ def wrong_images(found: dict[str, Any], names: list[str]) -> str:
         name, confidence = shown(found["images"][index], 200), float(found["confidences"][index])
         text = f"{name}: {label}, taken for {guess}"
         small = max(pixels.shape) <= SMALL
-        drawn = page.image(encode_pixels(pixels, small), text, 'class="pixels"' if small else "")
+        drawn = html.image(encode_pixels(pixels, small), text, 'class="pixels"' if small else "")
         words = f"<b>{escape(guess)}</b> {confidence:.1%}<br>is {escape(label)}<br>{escape(name)}"
         figures.append(f"<figure>{drawn}<figcaption>{words}</figcaption></figure>")
     if not figures:

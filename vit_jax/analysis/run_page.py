@@ -8,12 +8,12 @@ from html import escape
 import numpy as np
 
 from vit_jax import UserError, shown
-from vit_jax.analysis import page, run_facts, run_time
+from vit_jax.analysis import html, run_facts, run_time
 from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
 from vit_jax.analysis.run_checkpoints import checkpoints_part
 from vit_jax.analysis.run_cost import WORDS, cost_part
 from vit_jax.analysis.run_mistakes import mistakes_part
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder
 
 # The browser fetches nothing, whatever the scripts in the page would like to.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -57,7 +57,7 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
         script,
     ]
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    return page.document(title, "\n".join(parts), f"{policy}<style>{STYLE}</style>{head}")
+    return html.document(title, "\n".join(parts), f"{policy}<style>{STYLE}</style>{head}")
 
 
 def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:

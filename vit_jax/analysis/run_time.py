@@ -3,8 +3,7 @@
 from html import escape
 
 from vit_jax.analysis.run_cost import show_seconds
-from vit_jax.monitoring import goodput, total_seconds
-from vit_jax.results import RunFolder
+from vit_jax.monitoring import RunFolder, goodput, total_seconds
 
 WORDS = (
     "Every second from the start of the first process to the last that is known of the run, restarts included, as the "

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.adapters import merge_adapters
 from vit_jax.checkpoint.directory import CheckpointDirectory, is_checkpoint, read_manifest
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
 from vit_jax.checkpoint.orbax_io import read_state, read_subtree
 from vit_jax.checkpoint.reader import list_others
 from vit_jax.distributed import Coordinator, run_on_all
+from vit_jax.models import merge_adapters
 from vit_jax.tree import ArrayTree
 
 Accept = Callable[[dict[str, Any]], object]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
-from vit_jax.evals.examples import Examples, check_examples, measure_scale, permute_classes
+from vit_jax.evals.labelled_features import Examples, check_examples, measure_scale, permute_classes
 
 CONSTANT = 100.0  # so large that the bias is hardly regularised
 BLOCK = 2**22  # predictions in memory at once

@@ -9,9 +9,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.evals.examples import Examples
 from vit_jax.evals.fewshot import evaluate_fewshot, summarize_fewshot
 from vit_jax.evals.knn import evaluate_knn
+from vit_jax.evals.labelled_features import Examples
 from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd
 
 Method: TypeAlias = Callable[

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Float64, Int, Int32
 
-from vit_jax.evals.examples import Examples, check_examples
+from vit_jax.evals.labelled_features import Examples, check_examples
 
 TEST_BLOCK, TRAIN_BLOCK = 1024, 65_536  # rows whose similarities are in memory at once: 256 MiB
 

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float32, Float64, Int, Int32, PRNGKeyArray
 
 from vit_jax import UserError
-from vit_jax.evals.examples import Examples, check_examples, measure_scale, permute_classes
+from vit_jax.evals.labelled_features import Examples, check_examples, measure_scale, permute_classes
 from vit_jax.machine import device_memory, host_memory
 
 TOLERANCE = 1e-6  # of the greatest element of the mean loss's gradient

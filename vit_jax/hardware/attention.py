@@ -9,8 +9,7 @@ from vit_jax import UserError, models, reason
 from vit_jax.hardware.bench import Bench
 from vit_jax.hardware.row import Row
 from vit_jax.hardware.workloads import Workload
-from vit_jax.kernel_check import TOLERANCE
-from vit_jax.kernel_times import PLAIN, AttentionTime, remember_times
+from vit_jax.kernel_trials import PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
 
 INTERPRETED = "ViT-mu/16"  # where no kernel is executed: small, since an interpreter is slow

@@ -1,12 +1,12 @@
-from .catalog import list_models as list_models
 from .class_names import class_wnids as class_wnids
 from .description import describe_model as describe_model
 from .formats import FORMATS as FORMATS
 from .formats import choose_target as choose_target
+from .google.catalog import list_models as list_models
+from .huggingface.peft import save_adapter as save_adapter
 from .locate import MODEL_FILE as MODEL_FILE
 from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
-from .peft import save_adapter as save_adapter
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order
 from .transfer import config_fields as config_fields

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import UserError, models, user_errors
 from vit_jax.config import EXECUTION
-from vit_jax.interop.published_config import stated_kind
+from vit_jax.interop.pytorch import stated_kind
 
 MAX_BYTES = 2**24  # of a JSON file
 NOTE = "vit_jax"  # key of the description in the header of a file

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax import UserError, choose
-from vit_jax.interop import google_files, own_layout, torch_files
+from vit_jax.interop import own_layout, torch_files
 from vit_jax.interop.archives import Archive
+from vit_jax.interop.google import models
 
 SUFFIXES = (".npz", ".safetensors")
 
 # In the order in which they are tried: our own layout has no form that can be told from the names alone.
 FORMATS = {
-    "google": google_files.GOOGLE,
-    "big_vision": google_files.BIG_VISION,
+    "google": models.GOOGLE,
+    "big_vision": models.BIG_VISION,
     "timm": torch_files.TIMM,
     "huggingface": torch_files.HUGGINGFACE,
     "ours": own_layout.OURS,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import UserError, checkpoint, user_errors
-from vit_jax.interop import augreg, catalog, hub, peft
+from vit_jax.interop.google import augreg, catalog
+from vit_jax.interop.huggingface import hub, peft
 from vit_jax.storage import filesystem
 
 MODEL_FILE = "model.npz"  # of a workdir

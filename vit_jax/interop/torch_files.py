@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.interop import class_names, huggingface_config, huggingface_layout, timm_config, timm_layout
+from vit_jax.interop import class_names
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import Format, ModelDescription
-from vit_jax.interop.published_config import PublishedConfig
+from vit_jax.interop.huggingface import config as huggingface_config
+from vit_jax.interop.huggingface import layout as huggingface_layout
+from vit_jax.interop.pytorch import PublishedConfig
+from vit_jax.interop.timm import config as timm_config
+from vit_jax.interop.timm import layout as timm_layout
 
 
 def describe_timm(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import UserError, models, tree
-from vit_jax.adapters import without_adapters
 from vit_jax.config import Affects, model_fields
+from vit_jax.models import without_adapters
 
 # The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
 HEAD_PREFIXES = ("head/", "distilled_head/", "pre_logits/", "mask")

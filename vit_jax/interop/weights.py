@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
-from vit_jax.interop import archives, class_names, description, formats, locate, peft, pipes, transfer
+from vit_jax.interop import archives, class_names, description, formats, locate, transfer
+from vit_jax.interop.huggingface import peft
+from vit_jax.interop.pytorch import pipes
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # by name

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from vit_jax.adapters import is_adapted, merge_adapters
 from vit_jax.kernels import Packing
+from vit_jax.models.adapters import is_adapted, merge_adapters
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm, Rows, Tokens
 from vit_jax.models.part_specs import DepthSchedule, PositionSpec, Remat

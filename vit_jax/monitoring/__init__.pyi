@@ -19,5 +19,10 @@ from .metrics_file import METRICS as METRICS
 from .metrics_file import last_logged_step as last_logged_step
 from .metrics_file import read_metrics as read_metrics
 from .profiler import Trace as Trace
+from .run_folder import RunFolder as RunFolder
+from .run_folder import fields_as_text as fields_as_text
+from .run_folder import find_runs as find_runs
+from .run_folder import read_run as read_run
+from .run_folder import write_page as write_page
 from .train_metrics import TrainMetrics as TrainMetrics
 from .wandb_run import WandbRun as WandbRun

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, tree
-from vit_jax.depth import block_name, count_blocks, is_before_blocks, is_stacked
+from vit_jax.models import block_name, count_blocks, is_before_blocks, is_stacked
 from vit_jax.tree import ArrayTree
 
 Multiplier: TypeAlias = float | Float[np.ndarray, " depth"]  # an array: of a stack whose blocks have different ones

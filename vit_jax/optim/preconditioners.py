@@ -16,7 +16,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import tree
-from vit_jax.depth import is_stacked
+from vit_jax.models import is_stacked
 
 # Last part of the name of a matrix -> its axes of inputs and of outputs, from the last; other axes number matrices.
 MATRICES = {

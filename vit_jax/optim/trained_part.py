@@ -6,8 +6,7 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from vit_jax import tree
-from vit_jax.adapters import is_factor
-from vit_jax.depth import STACK, is_before_blocks, is_head, is_stacked
+from vit_jax.models import STACK, is_before_blocks, is_factor, is_head, is_stacked
 from vit_jax.tree import ArrayTree
 
 

@@ -15,10 +15,10 @@ from .inference import MODELS as MODELS
 from .inference import InferenceFigure as InferenceFigure
 from .inference import InferencePoint as InferencePoint
 from .inference import plan_inference as plan_inference
-from .page import write_page as write_page
+from .plan_page import write_page as write_page
+from .plan_table import render_plans as render_plans
+from .plan_types import Request as Request
+from .plan_types import config_flags as config_flags
 from .planner import make_plan as make_plan
-from .records import Request as Request
-from .records import config_flags as config_flags
-from .report import render_plans as render_plans
 from .search import STRATEGIES as STRATEGIES
 from .serialization import plan_to_json as plan_to_json

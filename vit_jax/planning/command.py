@@ -5,7 +5,7 @@ import shlex
 from pathlib import PurePath
 
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.records import Request, Workload
+from vit_jax.planning.plan_types import Request, Workload
 
 BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 

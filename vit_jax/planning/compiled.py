@@ -8,7 +8,7 @@ import jax
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, schedules
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.records import Exchange, Executable
+from vit_jax.planning.plan_types import Exchange, Executable
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
 TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.compiler_options import Options
+from vit_jax.kernels import Options
 from vit_jax.planning import compiled, flops, schedules, serialization
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.records import Executable, StepReport
+from vit_jax.planning.plan_types import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
 from vit_jax.tree import ArrayTree
 

@@ -3,12 +3,12 @@
 import math
 
 from vit_jax import data
+from vit_jax.paper import read_paper_runs
 from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
-from vit_jax.planning.plan_record import Estimate, RunEstimate, ScheduleEstimate
-from vit_jax.planning.records import Compilation, Workload
-from vit_jax.results import read_paper_runs
+from vit_jax.planning.plan import Estimate, RunEstimate, ScheduleEstimate
+from vit_jax.planning.plan_types import Compilation, Workload
 
 # Images of the recipe's training split -> what they are, as in `PaperRun`.
 PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}

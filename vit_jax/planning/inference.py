@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax import models
 from vit_jax.planning.estimate import estimate_schedule, estimate_step
-from vit_jax.planning.records import Compilation, Request
+from vit_jax.planning.plan_types import Compilation, Request
 
 SIZES = (64, 128, 224, 384, 512)  # pixels, those of the figure
 MODELS = (

@@ -1,7 +1,7 @@
 """Of what memory and time of plans consist, and how much of each resource they take; all of one chip (or device)."""
 
-from vit_jax.planning.plan_record import Plan
-from vit_jax.planning.records import Compilation, Workload
+from vit_jax.planning.plan import Plan
+from vit_jax.planning.plan_types import Compilation, Workload
 
 Parts = dict[str, float]
 

@@ -6,7 +6,7 @@ The memory is extrapolated from what is known; what fits is confirmed by compili
 from collections.abc import Callable, Iterator
 
 from vit_jax import UserError
-from vit_jax.planning.records import Change, Compilation
+from vit_jax.planning.plan_types import Change, Compilation
 
 Compile = Callable[[Change], Compilation]
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from vit_jax.planning.plan_record import Plan
-from vit_jax.planning.records import (
+from vit_jax.planning.plan import Plan
+from vit_jax.planning.plan_types import (
     Compilation,
     EvaluationReport,
     Exchange,

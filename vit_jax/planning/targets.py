@@ -10,7 +10,7 @@ from jax.experimental import topologies
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.records import Request
+from vit_jax.planning.plan_types import Request
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.

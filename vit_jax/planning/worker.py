@@ -20,10 +20,10 @@ from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.planning import flops, targets
 from vit_jax.planning.compiler import Function, Measure, compile_function, device_bytes
-from vit_jax.planning.records import Compilation, EvaluationReport, Request, StepReport, Workload
+from vit_jax.planning.plan_types import Compilation, EvaluationReport, Request, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
-from vit_jax.teacher import load_teacher
+from vit_jax.training import load_teacher
 
 Report = TypeVar("Report", StepReport, EvaluationReport)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from vit_jax.planning import collectives, hlo
-from vit_jax.planning.records import StepSchedule
+from vit_jax.planning.plan_types import StepSchedule
 from vit_jax.planning.schedules.dumps import Dumps
 from vit_jax.planning.schedules.overlap import Exchange, Timeline
 

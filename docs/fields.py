@@ -1,0 +1,73 @@
+"""Writes the page of all fields of a configuration.
+
+Example:
+  python -m docs.fields --write=docs/fields.md
+"""
+
+import argparse
+import itertools
+import math
+import sys
+from pathlib import Path
+
+from vit_jax.config import FIELDS, Affects, Field
+from vit_jax.config.field import rule_of
+
+INTRODUCTION = """# Fields of a configuration
+
+All fields, as [vit_jax/config/fields.py](../vit_jax/config/fields.py) declares them. A recipe or a flag
+sets a field: `--config.base_lr=0.01`. `None` unsets a field that is unset by default. `--print` shows the fields of a
+recipe. What a resumed run may change is in [checkpoints.md](checkpoints.md).
+
+```bash
+python -m docs.fields --write=docs/fields.md
+```
+"""
+GROUPS = {
+    "": "The run",
+    "model": "The model",
+    "data": "The data",
+    "task": "The task",
+    "optim": "The optimizer",
+    "adapt": "Adapters",
+    "mesh": "The devices",
+    "evals": "Each evaluation, `evals.NAME`",
+    "checkpoint": "The checkpoints",
+}
+
+
+def accepted(field: Field) -> str:
+    """Returns what a field accepts, besides its type, in words."""
+    words = [" ".join(field.choices)] if field.choices else []
+    bounded = field.least > -math.inf, field.most < math.inf
+    if any(bounded):
+        words.append(f"{field.least} to {field.most}" if all(bounded) else f"{field.least} or more")
+    words += ["auto"] if field.auto else []
+    words += [f"of {', '.join(field.kinds)}"] if field.kinds else []
+    words += ["execution"] if field.affects is Affects.EXECUTION else []
+    words += [f"on resume: {field.rule.value}"] if field.rule is not rule_of(field.name, field.affects) else []
+    return "; ".join(words)
+
+
+def page() -> str:
+    """Returns the page."""
+    lines = [INTRODUCTION]
+    for group, fields in itertools.groupby(FIELDS.values(), lambda field: field.name.rpartition(".")[0].split(".")[0]):
+        lines += [f"## {GROUPS[group]}", "", "| field | default | meaning | accepts |", "| --- | --- | --- | --- |"]
+        for field in fields:
+            default = "unset" if field.default is None else str(field.default) or "''"
+            meaning, default = (text.replace("|", r"\|").replace("<", r"\<") for text in (field.meaning, default))
+            lines.append(f"| `{field.name}` | `{default}` | {meaning} | {accepted(field)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, default=Path("docs/fields.md"), help="[docs/fields.md]")
+    parser.parse_args(argv[1:]).write.write_text(page())
+
+
+if __name__ == "__main__":
+    main(sys.argv)

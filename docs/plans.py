@@ -1,0 +1,102 @@
+"""Plans the paper's models on TPU slices that are not here and counts the FLOPs of Table 6, for docs/plans.md.
+
+Example:
+  python -m docs.plans --write=docs/plans.md
+
+Takes hours the first time on two cores. What was compiled is remembered, so the same command continues where it
+stopped.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from docs.pages import print_sections
+from vit_jax import analysis, cli, models
+from vit_jax.paper import read_paper_runs
+from vit_jax.plan import plan_models
+from vit_jax.planning import STRATEGIES, Request, compile_in_subprocess, config_flags, flops, make_plan, plan_table
+from vit_jax.planning.inference import SIZES, InferenceFigure
+from vit_jax.planning.plan import Plan
+
+TABLE_6 = [run for run in read_paper_runs() if run.exaflops]
+# Each takes ten compilations.
+FIGURE_12 = ("ViT-B/16", "ViT-B/32", "ViT-L/32", "ViT-L/16", "ViT-H/14", "BiT-R50x1", "BiT-R50x2")
+NOT_COMPILED = ("BiT-R152x4",)  # the figure's other one
+JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
+
+
+def table_6_model(name: str) -> models.Model:
+    """Returns a model of Table 6 with the head of its pre-training, in the form that is traced the soonest."""
+    fields = {} if name.startswith("BiT") else {"pre_logits": True, "scan": True}
+    return models.create(name, num_classes=JFT_CLASSES, **fields)
+
+
+def exaflops() -> list[str]:
+    """Returns the rows of Table 6."""
+    lines = ["| model | epochs | GMACs an image | exaFLOPs, ours | paper | |", "|---|---|---|---|---|---|"]
+    for run in TABLE_6:
+        name, epochs, paper = run.model, run.epochs or 0, run.exaflops or 0
+        model = table_6_model(name)
+        ours, macs = flops.training_exaflops(model, JFT_IMAGES * epochs), flops.macs_per_image(model)
+        lines.append(f"| {name} | {epochs} | {macs / 1e9:.2f} | {ours:,.1f} | {paper:,} | {ours / paper - 1:+.1%} |")
+    return lines
+
+
+def plan_recipe(recipe: str, target: str, *words: str) -> Plan:
+    """Returns the plan of a recipe with some flags."""
+    return make_plan(Request((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
+
+
+def first() -> list[str]:
+    """Returns the plan of the recipe with which the page begins."""
+    return ["```", plan_table.render_plans([plan_recipe("vit_l16_jft", "v5e:16x16")]), "```"]
+
+
+def misfit() -> list[str]:
+    """Returns a plan that does not fit, with its advice."""
+    words = config_flags(STRATEGIES["replicated"])
+    return ["```", plan_table.render_plans([plan_recipe("vit_h14_jft", "v5e:2x4", *words)]), "```"]
+
+
+@functools.cache
+def plan_figure12() -> InferenceFigure:
+    """Returns speed and largest batch of predictions on one chip."""
+    return plan_models(
+        Request(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True), FIGURE_12
+    )
+
+
+def figure12() -> list[str]:
+    """Returns both halves of Figure 12 as a table, in which the lines of models that were not compiled are empty."""
+    return [plan_figure12().render(), *(f"| {name} |{' |' * len(SIZES)}" for name in NOT_COMPILED)]
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    "exaflops": exaflops,
+    "first": first,
+    "misfit": misfit,
+    "figure12": figure12,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"sections to compute, of {','.join(SECTIONS)} [all]")
+    parser.add_argument(
+        "--write", type=Path, help="Markdown file in which to replace the sections; beside it, figure12.svg"
+    )
+    args = parser.parse_args(argv[1:])
+    jax.config.update("jax_platforms", "cpu")  # the compilers run in processes of their own
+    for name in args.only.split(",") if args.only else SECTIONS:
+        print_sections([(name, SECTIONS[name]())], args.write)
+        if args.write and name == "figure12":
+            analysis.plot.inference(plan_figure12().points).savefig(args.write.with_name("figure12.svg"))
+
+
+if __name__ == "__main__":
+    cli.run(main)

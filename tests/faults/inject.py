@@ -1,0 +1,113 @@
+"""Trains as `vit_jax.main`, with faults put into it: `python -m tests.faults.inject FAULT:WHEN,... <flags>`."""
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import cli, main, program
+from vit_jax.checkpoint import manager
+from vit_jax.data import loader
+from vit_jax.distributed import monitor
+from vit_jax.evals import classify
+
+FOR_EVER = 3600
+
+
+def stuck_loader(when: str) -> None:
+    """The loader of training gives `when` batches, and no more."""
+    make = loader.local_train_batches
+
+    class Stuck(loader.LocalBatches):
+        given = 0
+
+        def __next__(self) -> Any:
+            self.given += 1
+            if self.given > int(when):
+                time.sleep(FOR_EVER)
+            return super().__next__()
+
+    def stuck(*args: Any, **options: Any) -> Any:
+        batches = make(*args, **options)
+        batches.__class__ = Stuck
+        return batches
+
+    loader.local_train_batches = stuck
+
+
+def slow_restore(when: str) -> None:
+    """Restoring takes for ever."""
+    manager.Checkpoints.restore = lambda *args: time.sleep(FOR_EVER)  # type: ignore[method-assign,assignment]
+
+
+def nan(when: str) -> None:
+    """The images of steps FIRST-LAST are not numbers."""
+    first, last = map(int, when.split("-"))
+
+    def poison(step: int, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"image": batch["image"] * jnp.nan} if first <= step <= last else batch
+
+    _before_steps(poison)
+
+
+def slow_steps(seconds: str) -> None:
+    """Every step takes some seconds more, so that a run is disturbed where it should be, on any machine."""
+
+    def wait(step: int, batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(float(seconds))
+        return batch
+
+    _before_steps(wait)
+
+
+def slow_evaluation(seconds: str) -> None:
+    """Every batch of an evaluation takes some seconds more."""
+    evaluate = classify.evaluate
+
+    def slowly(sums: Any, batches: Any, name: str, weights: Any, tick: Callable[[], None]) -> dict[str, float]:
+        return evaluate(sums, batches, name, weights, lambda: (time.sleep(float(seconds)), tick())[0])
+
+    classify.evaluate = slowly
+
+
+def large_evaluation(when: str) -> None:
+    """The devices have no memory for an evaluation."""
+
+    def fail(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.")
+
+    classify.evaluate = fail
+
+
+def many_hosts(count: str) -> None:
+    """The hosts exchange messages as seldom as so many would."""
+    monitor.MANY = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.MANY / int(count)  # type: ignore[assignment]
+
+
+def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+    make = program.make_program
+
+    def changed(*args: Any) -> Any:
+        made = make(*args)
+
+        def train_step(state: Any, batch: Any, *teacher_params: Any) -> Any:
+            return made.train_step(state, change(int(state.step) + 1, batch), *teacher_params)
+
+        return dataclasses.replace(made, train_step=train_step)
+
+    program.make_program = changed
+
+
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts)
+FAULTS = {fault.__name__: fault for fault in KNOWN}
+
+if __name__ == "__main__":
+    for word in sys.argv.pop(1).split(","):
+        name, _, when = word.partition(":")
+        FAULTS[name](when)
+    cli.run(main.main)

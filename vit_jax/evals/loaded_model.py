@@ -1,0 +1,139 @@
+"""A model to evaluate: from a run, a checkpoint folder, a file or the catalogue, with the functions that use it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, checkpoint, data, interop, nearest_path
+from vit_jax.config import get_config, load_config
+from vit_jax.inference import Inference, make_inference
+from vit_jax.kernel_trials import check_kernels
+from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
+from vit_jax.tree import ArrayTree
+
+LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
+PRODUCTS = ("dot_general", "conv_general_dilated")
+IMAGES = 128  # per evaluation step and device, of a model without a run
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model on the devices of this machine.
+
+    Attributes:
+        config: of its run, for these devices; or the defaults, without evaluations.
+        program: the functions that use its weights.
+        read: returns the weights, as NumPy arrays.
+        batch: images per evaluation step, if they fit.
+        digest: returns `interop.digest_weights` of them.
+        step: of the checkpoint, or None.
+    """
+
+    config: ConfigDict
+    program: Inference
+    read: Callable[[], ArrayTree]
+    batch: int
+    digest: Callable[[], str]
+    step: int | None = None
+
+
+def is_run(path: str | Path) -> bool:
+    """Returns whether a path is a run's folder, and not a file of weights, a checkpoint of a run or a name.
+
+    Raises:
+        UserError: it is remote and cannot be read; or there is no such file, folder or name.
+    """
+    if str(path).endswith((".npz", ".safetensors", ".safetensors.index.json")) or interop.is_download_name(str(path)):
+        return False
+    folder = checkpoint.local_workdir(path)
+    if not folder.exists():
+        near = nearest_path(folder)
+        raise UserError(f"there is no folder {path}{f'; did you mean {str(near)!r}?' if near else '.'}")
+    # Folders of timm and transformers have a config.json too, but no checkpoints.
+    is_published = any(folder.glob("*.safetensors*")) and not (folder / "checkpoints").is_dir()
+    return (folder / "config.json").is_file() and not is_published
+
+
+def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> LoadedModel:
+    """Opens a run's newest or best checkpoint.
+
+    Args:
+        workdir: the run's folder, local or remote.
+        best: the best checkpoint kept instead of the newest.
+        fsdp: devices to split the weights over.
+        source: where the data lie now, as `config.data.source`, if they have moved.
+
+    Raises:
+        UserError: there is no such checkpoint yet, or the weights cannot be split so.
+    """
+    path = checkpoint.local_workdir(workdir, best)
+    folder = checkpoint.find_checkpoint(path, best)
+    if folder is None:
+        raise UserError(f"{workdir} contains no checkpoint{' with a metric' if best else ''} yet.")
+    config = load_config(path / "config.json")
+    config.data.source = source or config.data.source
+    wanted = data.eval_batch_size(config)
+    program = make_inference_program(config, fsdp, check_kernels)
+    names = checkpoint.read_about(folder)["model"]["class_names"]
+    program = describe_program(program, None, tuple(names) if names else None)
+    read, digest = (functools.partial(function, folder) for function in (_read_weights, interop.digest_weights))
+    return LoadedModel(config, program, read, wanted, digest, int(folder.name))
+
+
+def _read_weights(folder: Path) -> ArrayTree:
+    return checkpoint.read_weights(folder)[0]
+
+
+def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel:
+    """Opens weights of any form that `vit_jax.load` reads.
+
+    Args:
+        path: of the weights, or their name in the catalogue.
+        fsdp: devices to split the weights over.
+        source: of evaluations that name none.
+
+    Raises:
+        UserError: they cannot be read, or cannot be split so.
+    """
+    devices = jax.devices()
+    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
+    model, params = interop.load(path, dtype=dtype)
+    config, height = get_config(), model.image_size[0]
+    mesh = make_inference_mesh(config, fsdp)
+    with config.unlocked():
+        config.resolution, config.data.num_classes = height, model.field("num_classes") or None
+        config.data.source, config.evals = source or "", ConfigDict()
+    first = mesh.local_devices[0]
+    model = check_kernels(model.for_device(first.device_kind, 1), first)
+    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
+    digest = functools.partial(interop.digest_weights, path)
+    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices), digest)
+
+
+def choose_batch(program: Inference) -> int:
+    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
+    image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
+    traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
+    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
+
+
+def largest_product(jaxpr: Jaxpr) -> int:
+    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += map(largest_product, jaxprs_in_params(equation.params))
+        if equation.primitive.name in PRODUCTS:
+            sizes += [out.aval.size * out.aval.dtype.itemsize for out in equation.outvars]
+    return max(sizes)
+
+
+def rounded(batch: int) -> int:
+    """Returns a batch rounded up to a multiple of the devices."""
+    devices = jax.device_count()
+    return -(-batch // devices) * devices

@@ -1,0 +1,175 @@
+"""The figures and tables of the paper, in its order: what each needs, its commands, and what was run here."""
+
+import csv
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit_jax.experiments.markdown import format_table
+from vit_jax.experiments.paper_tables import LAYOUTS, format_paper_table, is_recorded
+from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.studies import study_tables
+
+ITEMS = Path(__file__).with_name("paper_items.toml")
+PLANS = Path(__file__).with_name("paper_plans.csv")
+PRICE = 1.2  # dollars of a chip-hour of a v5e, assumed
+
+# Name in paper_items.toml -> the data, where they are from, how they are prepared.
+DATA: Mapping[str, tuple[str, str, str]] = {
+    "jft": ("JFT-300M", "not public", "ArrayRecord files with the splits train and test ([data](data.md#pack))"),
+    "imagenet21k": (
+        "ImageNet-21k",
+        "its archives; no prepared copy is public",
+        "`python -m vit_jax.pack`: ArrayRecord files of one split, train ([data](data.md#pack))",
+    ),
+    "imagenet2012": (
+        "ImageNet",
+        "its archives, after registration",
+        "`tfds build imagenet2012 --file_format=array_record --manual_dir=DOWNLOADS`, or as a folder "
+        "([imagenet](imagenet.md))",
+    ),
+    "small": (
+        "CIFAR-10, CIFAR-100, Pets, Flowers",
+        "TFDS",
+        "by the first run, or by the command that it prints ([data](data.md))",
+    ),
+    "vtab": (
+        "the 16 data sets of VTAB's 19 tasks",
+        "TFDS; Resisc45 and Diabetic Retinopathy by hand",
+        "by the commands that `vit_jax.vtab` prints ([finetune](finetune.md#vtab-1k))",
+    ),
+    "real": ("ReaL's labels", "`real.json` of google-research/reassessed-imagenet", "none"),
+    "objectnet": (
+        "ObjectNet",
+        "its authors",
+        "unpacked, as a folder ([evaluation](evaluation.md#imagenets-other-test-sets))",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperItem:
+    """A figure, a table or a section of the paper.
+
+    Attributes:
+        name: as in the paper, such as Figure 5.
+        title: what it shows.
+        data: names in `DATA`.
+        recipes: of pre-training, whose plans are shown.
+        commands: that make it.
+        picture: of it, from docs/; empty: there is none.
+        note: in Markdown.
+        table: in `LAYOUTS`; empty: there is none.
+        study: whose recorded runs are shown; empty: there is none.
+    """
+
+    name: str
+    title: str
+    data: Sequence[str] = ()
+    recipes: Sequence[str] = ()
+    commands: Sequence[str] = ()
+    picture: str = ""
+    note: str = ""
+    table: str = ""
+    study: str = ""
+
+
+@functools.cache
+def read_items() -> tuple[PaperItem, ...]:
+    """Returns the items of paper_items.toml, in the paper's order."""
+    return tuple(PaperItem(**fields) for fields in tomllib.loads(ITEMS.read_text())["item"])
+
+
+def read_plans() -> dict[str, dict[str, Any]]:
+    """Returns recipe -> what `docs.paper_plans` found for it."""
+    with PLANS.open() as file:
+        return {row["recipe"]: row for row in csv.DictReader(file)}
+
+
+def format_data() -> str:
+    """Returns a table of the data that the paper needs."""
+    return format_table([("data", "from", "prepared"), *DATA.values()])
+
+
+def format_overview(records: Sequence[Record]) -> str:
+    """Returns a table with a line for each item."""
+    lines = [("in the paper", "what it shows", "data", "ours")]
+    for item in read_items():
+        data = ", ".join(DATA[name][0] for name in item.data)
+        lines.append((f"[{item.name}](#{anchor(item)})", item.title, data, describe_ours(item, records)))
+    return format_table(lines)
+
+
+def anchor(item: PaperItem) -> str:
+    """Returns where the heading of an item is on the page."""
+    kept = "".join(letter for letter in heading(item).lower() if letter.isalnum() or letter in " -")
+    return kept.replace(" ", "-")
+
+
+def heading(item: PaperItem) -> str:
+    """Returns the heading of an item."""
+    return f"{item.name}: {item.title}"
+
+
+def describe_ours(item: PaperItem, records: Sequence[Record]) -> str:
+    """Returns what was run here of an item; empty: nothing."""
+    folders = study_tables(records, item.study)
+    if folders:
+        return ", ".join(title.rpartition(": ")[2] for title in folders)
+    return "in part" if item.table and is_recorded(item.table, records) else ""
+
+
+def format_items(records: Sequence[Record]) -> str:
+    """Returns a section for each item."""
+    return "\n".join(format_item(item, records) for item in read_items())
+
+
+def format_item(item: PaperItem, records: Sequence[Record]) -> str:
+    """Returns the section of an item: note, plans, commands, picture, table, recorded runs."""
+    parts = [f"### {heading(item)}\n"]
+    if item.note:
+        parts.append(f"{item.note}\n")
+    if item.data:
+        parts.append(f"Data: {', '.join(DATA[name][0] for name in item.data)}.\n")
+    if item.recipes:
+        parts.append(format_plans(item.recipes))
+    if item.commands:
+        parts.append("```bash\n" + "\n".join(item.commands) + "\n```\n")
+    if item.picture:
+        small = ", ours in small" if item.picture.startswith("studies/") else ""
+        parts.append(f"![{item.title}{small}]({item.picture})\n")
+    if item.table:
+        parts.append(f"Table {item.table}: {LAYOUTS[item.table].title}.\n\n{format_paper_table(item.table, records)}")
+    for title, lines in study_tables(records, item.study).items():
+        parts.append(f"#### {title}\n\n{format_table(lines)}")
+    return "\n".join(parts)
+
+
+def format_plans(recipes: Sequence[str]) -> str:
+    """Returns what one pre-training by each of some recipes costs by their plans, and which were not planned."""
+    costs = {recipe: dollars(row) for recipe, row in read_plans().items() if recipe in recipes}
+    planned = [f"{recipe} {costs[recipe]:,.0f}" for recipe in recipes if recipe in costs]
+    others = [recipe for recipe in recipes if recipe not in costs]
+    lines = [f"[One pre-training](#pre-training-by-plan) of each, dollars: {', '.join(planned)}."] if planned else []
+    lines += [f"Not planned: {', '.join(others)}."] if others else []
+    return " ".join(lines) + "\n"
+
+
+def format_pretrainings() -> str:
+    """Returns a table of all pre-trainings that were planned, in the order of the items."""
+    lines = [("recipe", "slice", "chips", "steps", "hours", "chip-hours", "dollars", "by")]
+    plans = read_plans()
+    for recipe in dict.fromkeys(recipe for item in read_items() for recipe in item.recipes):
+        if row := plans.get(recipe):
+            numbers = f"{int(row['steps']):,}", f"{float(row['hours']):,.1f}", f"{float(row['chip_hours']):,.0f}"
+            how = f"operations, from {row['like']}" if row["like"] else "compilation"
+            lines.append((recipe, row["topology"], row["chips"], *numbers, f"{dollars(row):,.0f}", how))
+    return format_table(lines)
+
+
+def dollars(plan: Mapping[str, str]) -> float:
+    """Returns what a line of paper_plans.csv costs."""
+    return PRICE * float(plan["chip_hours"])

@@ -1,0 +1,169 @@
+"""The paper's Tables 2, 5, 6 and 9, with our numbers beside the paper's."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vit_jax.data.sources import VTAB_TASKS
+from vit_jax.experiments.markdown import format_table
+from vit_jax.experiments.protocols import is_of_paper
+from vit_jax.experiments.run_record import Record
+from vit_jax.paper import PaperNumber, PaperRun, read_paper_numbers, read_paper_runs
+
+DATASETS = {
+    "imagenet2012": "ImageNet",
+    "imagenet2012_real": "ImageNet ReaL",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "oxford_iiit_pet": "Pets",
+    "oxford_flowers102": "Flowers",
+    "vtab": "VTAB (19 tasks)",
+}
+FIVE = [name for name in DATASETS if name not in ("imagenet2012_real", "vtab")]  # of which Figure 5 has the mean
+PRETRAINING = {
+    "jft": "JFT",
+    "imagenet21k": "ImageNet-21k",
+    "imagenet2012": "ImageNet",
+    "noisy_student": "Noisy Student",
+}
+OTHERS = ("BiT-L", "EfficientNet-L2")  # models that the paper compares itself with: no columns of ours
+
+
+class Layout(NamedTuple):
+    """Where the numbers of a table stand.
+
+    Attributes:
+        title: of the table.
+        corner: headings of the first columns.
+        row: those columns of a number.
+        column: the heading of its column.
+    """
+
+    title: str
+    corner: tuple[str, ...]
+    row: Callable[[PaperNumber], tuple[str, ...]]
+    column: Callable[[PaperNumber], str]
+
+
+def weights_of(number: PaperNumber | PaperRun) -> str:
+    """Returns the model and its pre-training as a heading."""
+    return f"{number.model}, {PRETRAINING[number.pretraining]}"
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "2": Layout(
+        "fine-tuned, mean and standard deviation", ("",), lambda number: (DATASETS[number.dataset],), weights_of
+    ),
+    "5": Layout(
+        "fine-tuned at 384 pixels",
+        ("pre-trained on", ""),
+        lambda number: (PRETRAINING[number.pretraining], DATASETS[number.dataset]),
+        lambda number: number.model,
+    ),
+    "6": Layout(
+        "pre-trained on JFT, fine-tuned",
+        ("model", "epochs"),
+        lambda number: (number.model, str(number.epochs)),
+        lambda number: DATASETS[number.dataset],
+    ),
+    "9": Layout(
+        "the tasks of VTAB-1k",
+        ("group", "task"),
+        lambda number: (VTAB_TASKS[number.dataset.removeprefix("vtab:")].group or "", number.dataset[5:]),
+        weights_of,
+    ),
+}
+
+
+def format_paper_table(table: str, records: Sequence[Record]) -> str:
+    """Returns a table of the paper, in which a column of ours follows each of the paper's."""
+    layout, numbers = LAYOUTS[table], [number for number in read_paper_numbers() if number.table == table]
+    columns = {layout.column(number): number.model in OTHERS for number in numbers}
+    head = [*layout.corner, *(word for name, others in columns.items() for word in _beside(others, name, "ours"))]
+    lines = [head]
+    for row in dict.fromkeys(layout.row(number) for number in numbers):
+        cells = {layout.column(one): one for one in numbers if layout.row(one) == row}
+        line = [*row]
+        for name, others in columns.items():
+            number = cells.get(name)
+            line += _beside(others, str(number), format_ours(number, records)) if number else _beside(others, "", "")
+        lines.append(line)
+    if table == "2":
+        days = {weights_of(run): f"{run.core_days:,}" for run in read_paper_runs() if run.core_days}
+        lines.append(
+            ["TPUv3-core-days", *(word for name, others in columns.items() for word in _beside(others, days[name], ""))]
+        )
+    if table == "6":
+        lines = [[*line, *more] for line, more in zip(lines, _table6_ends(records), strict=True)]
+    return format_table(lines)
+
+
+def _beside(others: bool, paper: str, ours: str) -> list[str]:
+    return [paper] if others else [paper, ours]
+
+
+def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
+    """Returns the head and the lines of what Figure 5 draws beside the columns of Table 6."""
+    ends = [["mean of the five data sets", "ours", "exaFLOPs"]]
+    for run in read_paper_runs():
+        if run.exaflops:
+            ours = our_mean_of_five(run, records)
+            ends.append([f"{mean_of_five(run):.2f}", "" if ours is None else f"{ours:.2f}", f"{run.exaflops:,}"])
+    return ends
+
+
+def is_recorded(table: str, records: Sequence[Record]) -> bool:
+    """Returns whether a number of a table has runs of ours."""
+    return any(our_accuracies(number, records) for number in read_paper_numbers() if number.table == table)
+
+
+def numbers_of_run(run: PaperRun) -> dict[str, PaperNumber]:
+    """Returns data set -> the number of Table 6 for a pre-training."""
+    wanted = ("6", run.model, run.epochs)
+    return {one.dataset: one for one in read_paper_numbers() if (one.table, one.model, one.epochs) == wanted}
+
+
+def mean_of_five(run: PaperRun) -> float:
+    """Returns the paper's mean over ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, in percent."""
+    numbers = numbers_of_run(run)
+    return statistics.mean(numbers[dataset].accuracy for dataset in FIVE)
+
+
+def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
+    """Returns ours; None: on one of them nothing was run."""
+    numbers = numbers_of_run(run)
+    means = [our_mean(numbers[dataset], records) for dataset in FIVE]
+    known = [mean for mean in means if mean is not None]
+    return statistics.mean(known) if len(known) == len(FIVE) else None
+
+
+def our_mean(number: PaperNumber, records: Sequence[Record]) -> float | None:
+    """Returns the mean over the runs that a number of the paper is about, in percent; None: there is none."""
+    values = our_accuracies(number, records)
+    return statistics.mean(values) if values else None
+
+
+def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
+    """Returns the mean over the runs that a number of the paper is about, with the standard deviation of several."""
+    values = our_accuracies(number, records)
+    if not values:
+        return ""
+    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{std} ({len(values)} run{'s' if len(values) > 1 else ''})"
+
+
+def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
+    """Returns the accuracies, in percent, of the runs that a number of the paper is about, or of VTAB the mean.
+
+    `protocols.is_of_paper` tells which they are.
+    """
+    metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
+    found: dict[str, list[float]] = {}
+    for record in records:
+        value = record.metrics.get(metric)
+        if value is not None and is_of_paper(record, number):
+            found.setdefault(record.config["data"]["source"], []).append(100 * value)
+    if number.dataset != "vtab":
+        return [value for values in found.values() for value in values]
+    tasks = [task for task in VTAB_TASKS.values() if task.group]
+    return [statistics.mean(map(statistics.mean, found.values()))] if len(found) == len(tasks) else []

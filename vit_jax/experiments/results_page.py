@@ -1,0 +1,95 @@
+"""The page of results: the paper's figures and tables with our numbers beside the paper's, then each run."""
+
+import re
+from collections.abc import Sequence
+
+from vit_jax.experiments.markdown import format_table
+from vit_jax.experiments.paper_items import PRICE, format_data, format_items, format_overview, format_pretrainings
+from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.studies import without_studies
+from vit_jax.experiments.transfer import HEADINGS, frozen_metrics, transfer_lines
+
+HEAD = """# Results
+
+This page leads from each number of the paper to its command, with our number beside it. It also lists every run that
+was recorded here. `python -m vit_jax.record` writes this page from [results/](../results/); nothing is typed by hand.
+
+```bash
+python -m vit_jax.record workdirs/digits
+```
+
+adds the record of a finished run, or of all runs in a folder: configuration, metrics at the end, how long it took (with
+compiling and evaluations), on what hardware, and the commit. `--evaluations=FILE` adds what `vit_jax.evaluate --json`
+printed of its last checkpoint. Ours stands beside a number of the paper if every field that decides what is computed is
+as in the recipe of the paper's run, but for the seed and for the learning rate, which is one of the paper's.
+
+What others have reached on ImageNet with recipes that are here: [imagenet.md](imagenet.md).
+"""
+PAPER = """## The paper
+
+Every figure and table in the paper's order, with what it needs and the command that makes it; ours is empty where
+nothing was run. The studies have small forms for two CPU cores ([studies](studies.md)).
+"""
+PRETRAINING = f"""### Pre-training by plan
+
+What `vit_jax.plan` predicts ([how far to trust it](plans.md#how-far-to-trust-it)), an order of magnitude, at an assumed
+{PRICE:.2f} dollars a chip-hour. By compilation: the step was compiled for the slice, as `python -m vit_jax.plan
+--config=configs/RECIPE.py --topology=v5e:16x16 --price=PRICE` does. By operations: it was not, nor whether it fits was
+asked; it is taken to execute as many operations a second as the other recipe. Where both are known, this gives 0.78
+(vit_b16_imagenet21k) and 0.89 (vit_b32_imagenet2012) of the compiled time from the same model's recipe for JFT, which
+has no dropout; between models it is worse: 1.17 for H/14 from L/16, 0.37 for B/32 from B/16, 3.05 for R50+B/16 from
+R50x1. The paper states neither chips nor hours but for Table 2.
+"""
+TRANSFER = """## Frozen features beside fine-tuning
+
+Test accuracy in percent on data other than the run's. 1- to 25-shot is the mean over draws of that many images of each
+class; neighbours, probes and training use all training images.
+
+"""
+FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
+
+
+def format_page(records: Sequence[Record]) -> str:
+    """Returns the page in Markdown."""
+    needs = ["### Data\n", format_data(), PRETRAINING, format_pretrainings()]
+    paper = [PAPER, format_overview(records), *needs, format_items(records)]
+    runs = ["## Runs\n", format_runs(without_studies(records))]
+    transfer = TRANSFER + format_table([HEADINGS, *transfer_lines(records)])
+    return "\n".join([HEAD, *paper, *runs, transfer])
+
+
+def format_runs(records: Sequence[Record]) -> str:
+    """Returns a table with a line for each run."""
+    lines = [("run", "model", "data", "results", "steps", "time", "hardware", "version")]
+    for record in records:
+        config = record.config
+        lines.append(
+            (
+                f"[{record.name}](../results/{record.name}.json)",
+                config["model"]["name"],
+                config["data"]["source"],
+                "<br>".join(format_metrics(record)),
+                f"{record.steps:,}",
+                format_time(record.seconds),
+                "<br>".join(record.distinct("hardware")),
+                "<br>".join([*record.distinct("vit_jax"), *record.distinct("commit")]),
+            )
+        )
+    return format_table(lines)
+
+
+def format_metrics(record: Record) -> list[str]:
+    """Returns a text for each accuracy of a run but those of frozen features; top-5 only with more than ten classes."""
+    few = record.config["data"]["num_classes"] <= 10
+    elsewhere = frozen_metrics(record)
+    shown = [name for name in record.metrics if FRACTION.search(name) and name not in elsewhere]
+    shown = [name for name in shown if not (few and name.endswith("/top5"))]
+    values = {name: record.metrics[name] for name in shown}
+    return [f"{name} {100 * value:.2f} %" for name, value in values.items() if value is not None]
+
+
+def format_time(seconds: float) -> str:
+    """Returns seconds, minutes or hours, whichever is the largest unit of which there are two."""
+    units = {"h": 3600, "min": 60}
+    unit, size = next(((unit, size) for unit, size in units.items() if seconds >= 2 * size), ("s", 1))
+    return f"{seconds / size:.3g} {unit}" if size > 1 else f"{seconds:.0f} s"

@@ -1,0 +1,178 @@
+"""The record of a finished run: its configuration, metrics at the end, time, hardware and commit, as a JSON file."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, checkpoint, data, interop
+from vit_jax.config import parse_config, source_label
+from vit_jax.monitoring import RunFolder, read_run, total_seconds
+from vit_jax.storage import filesystem
+
+UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
+HARDWARE = "hardware"  # the folder of the records of vit_jax.measure
+FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # of an absolute local path, also after `folder:`
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a run was and what came of it.
+
+    Attributes:
+        name: of its folder, or the path from a folder of several runs.
+        config: its configuration, as in config.json, with local paths shortened to their last part.
+        steps: of the training.
+        metrics: the last value of each.
+        processes: that trained it, see `vit_jax.monitoring.read_history`.
+        evaluations: name of an evaluation that was made later -> `data.identify_evals`.
+        ledger: seconds of each category, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
+        curve: the metrics of the evaluations at each `step` that has some; empty likewise.
+    """
+
+    name: str
+    config: dict[str, Any]
+    steps: int
+    metrics: dict[str, float | None]
+    processes: list[dict[str, Any]]
+    evaluations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    ledger: dict[str, float] = dataclasses.field(default_factory=dict)
+    curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Returns how long the processes trained, up to their last saves, compiling and evaluations included."""
+        return sum(process["seconds"] for process in self.processes)
+
+    @property
+    def dataset(self) -> str:
+        """Returns the data that it was trained on, as names of evaluations have it."""
+        return source_label(self.config["data"]["source"])
+
+    def as_run(self, place: str) -> RunFolder:
+        """Returns the run as if it were read from a folder, with the metrics of its evaluations and the last of others.
+
+        Args:
+            place: of the record, for messages.
+        """
+        metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
+        earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
+        rows = [*earlier, (self.steps, metrics)]
+        config = parse_config(json.dumps(self.config).encode(), place)  # perhaps of an earlier version
+        return RunFolder(self.name, place, config, rows, self.processes, None, {})
+
+    def stopped_by(self, metric: str) -> dict[str, float | None]:
+        """Returns the metrics where one was largest during the training; without a curve, the last."""
+        rows = [row for row in self.curve if metric in row]
+        return self.metrics | (max(rows, key=lambda row: row[metric]) if rows else {})
+
+    def distinct(self, field: str) -> list[str]:
+        """Returns the values that a field has in the processes, each once."""
+        return list(dict.fromkeys(str(process[field]) for process in self.processes if process.get(field)))
+
+
+def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | None = None) -> Record:
+    """Returns the record of a finished run.
+
+    Args:
+        workdir: its folder, local or remote.
+        name: of the record.
+        evaluations: of its last checkpoint, as `vit_jax.evaluate --json` prints them; their metrics are added.
+
+    Raises:
+        UserError: there is no run, it is not finished, or an evaluation is of other weights, or has the name of an
+            evaluation of the run that is of other images.
+    """
+    run = read_run(workdir, name)
+    config, step = run.config, run.step
+    metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.last.items()}
+    if step < config.total_steps or not metrics:
+        raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
+    if not run.processes:
+        raise UserError(f"{workdir} contains no history.json: an earlier version trained it; train it again.")
+    later: dict[str, dict[str, str]] = {}
+    for row in evaluations or []:
+        check_evaluation(row, workdir, step, config)
+        later |= {key: evaluation for key, evaluation in row["evals"].items() if key not in config.evals}
+        metrics |= {key: value for key, value in row.items() if "/" in key}
+    kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
+    ledger = {str(category): round(spent, 1) for category, spent in total_seconds(run.starts).items() if spent}
+    curve = [{"step": at} | row for at, metrics in run.metrics if (row := evaluated(metrics, config))]
+    fields = without_folders(config.to_dict())
+    return Record(name, fields, step, kept, run.processes, without_folders(later), ledger, curve)
+
+
+def evaluated(metrics: dict[str, float], config: ConfigDict) -> dict[str, float]:
+    """Returns those of the metrics of a step that are of an evaluation of the run and finite."""
+    own = {key: value for key, value in metrics.items() if key.partition("/")[0] in config.evals}
+    return {key: value for key, value in own.items() if math.isfinite(value)}
+
+
+def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:
+    """Compares what `vit_jax.evaluate --json` printed with the run that it is to be recorded with.
+
+    Raises:
+        UserError: it is of other weights than those at the end of the run, or has the name of an evaluation of the run
+            and is of other images, or prepares them in another way.
+    """
+    again = f"python -m vit_jax.evaluate {workdir} --json"
+    if not {"weights", "evals"} <= row.keys():
+        raise UserError(f"an evaluation does not state its weights: an earlier version wrote it; run {again}.")
+    if row.get("step") != step:
+        raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}; run {again}.")
+    last = checkpoint.find_checkpoint(checkpoint.local_workdir(workdir))
+    if last is None or int(last.name) != step:
+        raise UserError(f"{workdir} has no checkpoint of step {step}, to which the evaluation could be compared.")
+    if row["weights"] != interop.digest_weights(last):
+        raise UserError(f"an evaluation is of other weights than those of {workdir} at step {step}; run {again}.")
+    own = without_folders(data.identify_evals(config))
+    for name, evaluation in without_folders(row["evals"]).items():
+        if changed := [field for field in own.get(name, ()) if own[name][field] != evaluation.get(field)]:
+            found, wanted = ({field: one.get(field) for field in changed} for one in (evaluation, own[name]))
+            raise UserError(
+                f"the evaluation {name} is of {_as_words(found)}, but the run's own is of {_as_words(wanted)}; give it "
+                f"another name, such as --evals=other={name}:FIELD=VALUE."
+            )
+
+
+def _as_words(fields: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def without_folders(value: Any) -> Any:
+    """Returns fields with absolute local paths shortened to their last part: where data lie is no part of a result."""
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Writes a record to a folder, replacing an earlier one of that name, and returns the file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = folder / f"{record.name}.json"
+    text = json.dumps(dataclasses.asdict(record), indent=2) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    filesystem.write_bytes(str(path), text.encode())
+    return path
+
+
+def read_records(folder: Path) -> dict[Path, Record]:
+    """Returns the records of a folder and those below it, but for hardware: file -> record, sorted by file.
+
+    Raises:
+        UserError: a file is not a record.
+    """
+    records = {}
+    for path in sorted(set(folder.rglob("*.json")) - set((folder / HARDWARE).glob("*.json"))):
+        try:
+            records[path] = Record(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"cannot read {path}: it is not the record of a run; remove it.") from error
+    return records

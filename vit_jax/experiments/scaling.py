@@ -1,0 +1,226 @@
+"""Accuracy against the compute of pre-training, or against a field, of any runs: the form of the paper's Figure 5."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from vit_jax import UserError, choose, user_errors
+from vit_jax.columns import align
+from vit_jax.config import flatten_config
+from vit_jax.experiments.run_record import read_records
+from vit_jax.monitoring import RunFolder, find_runs, read_run
+from vit_jax.planning import run_exaflops
+from vit_jax.storage import filesystem
+
+COMPUTE = "compute"  # instead of a field
+BASE = "base"  # name of the line whose points belong to all other lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be plotted.
+
+    Attributes:
+        metric: plotted upwards; None: each run's `checkpoint.best_metric`.
+        against: a field, or `COMPUTE`.
+        stop: metric whose largest value during the training decides which step counts (early stopping); None: the last.
+    """
+
+    metric: str | None = None
+    against: str = COMPUTE
+    stop: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Runs that differ in the seed only.
+
+    Attributes:
+        line: of which it is a point: the first part of the path of the runs in a folder of several studies, else the
+            family of the model.
+        name: of the folder of the first run, without its seed where there are several.
+        model: its name.
+        place: on the horizontal axis: exaFLOPs or the value of a field.
+        metric: the name of what is plotted upwards.
+        mean: of the metric over the runs.
+        std: of the sample, with n - 1 in the denominator; None: a single run.
+        runs: their number.
+    """
+
+    line: str
+    name: str
+    model: str
+    place: float
+    metric: str
+    mean: float
+    std: float | None
+    runs: int
+
+
+def read_points(folders: list[str], request: Request) -> tuple[list[Point], list[str]]:
+    """Returns the points of the runs or records in some folders, and a sentence on each that has none.
+
+    Raises:
+        UserError: there is no run in a folder, a field or a metric is unknown, or no run has a point.
+    """
+    groups: dict[tuple[str, str], list[tuple[RunFolder, float]]] = {}
+    notes = []
+    for folder in folders:
+        top = filesystem.absolute_path(folder).rstrip("/")
+        for place, read in find_readers(folder, request).items():
+            try:
+                run = read()
+                value = measured(run, request)
+            except UserError as error:
+                notes.append(str(error))
+                continue
+            line = place[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
+            alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))  # of the weights' run too
+            groups.setdefault(alike, []).append((run, value))
+    points = []
+    for (line, _), runs in groups.items():
+        try:
+            points.append(make_point(line, runs, request))
+        except UserError as error:
+            notes.append(str(error))
+    if not points:
+        raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
+    return sorted(points, key=lambda point: (point.line, point.place)), notes
+
+
+def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
+    """Returns the images a second of the models of all points, as `vit_jax.plan --inference --json` printed them.
+
+    Raises:
+        UserError: the file cannot be read, or has not one speed of each of these models.
+    """
+    with user_errors(f"cannot read {file}"):
+        lines = Path(file).read_text().splitlines()
+    rows = []
+    with contextlib.suppress(ValueError):  # the sentence below says what to do
+        rows = [json.loads(line) for line in lines]
+    known = [(row["model"], row["images_per_second"]) for row in rows if row.get("images_per_second")]
+    speeds = dict(known)
+    missing = sorted({point.model for point in points} - speeds.keys())
+    if missing or len(known) > len(speeds):
+        models = ",".join(missing or sorted(speeds))
+        raise UserError(
+            f"{file} must have one speed of each model; write it by vit_jax.plan --inference --sizes=224 "
+            f"--models={models} --topology=v5e:1x1 --json."
+        )
+    return speeds
+
+
+def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFolder]]:
+    """Returns place -> what reads it, of the runs in a folder, or of their records in one such as results/.
+
+    Raises:
+        UserError: there is neither a run nor a record, or a step is to be chosen of records of the last step alone.
+    """
+    try:
+        return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
+    except UserError:
+        records = {}
+        with contextlib.suppress(UserError):  # its files are others
+            records = {} if filesystem.is_remote(folder) else read_records(Path(filesystem.absolute_path(folder)))
+        if not records:
+            raise
+        if request.stop and not all(record.curve for record in records.values()):
+            raise UserError(f"the records in {folder} hold the last step alone: leave out --stop.") from None
+        places = {str(path.with_suffix("")): record for path, record in records.items()}
+        return {place: functools.partial(record.as_run, place) for place, record in places.items()}
+
+
+def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
+    """Returns the point of runs, each with its metric, that differ in the seed only; raises as `find_place`."""
+    first, values = runs[0][0], [value for _, value in runs]
+    config, name = first.config, first.place.rpartition("/")[2]
+    return Point(
+        line=line,
+        name=re.sub(r",seed=\d+", "", name) if len(values) > 1 else name,
+        model=config.model.name,
+        place=find_place(first, request.against),
+        metric=request.metric or config.checkpoint.best_metric,
+        mean=statistics.mean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        runs=len(values),
+    )
+
+
+def measured(run: RunFolder, request: Request) -> float:
+    """Returns the metric of a run at its end, or where another one was largest.
+
+    Raises:
+        UserError: the run has not finished, or has no such metric.
+    """
+    if not run.is_complete:
+        raise UserError(f"{run.place} is at step {run.step:,} of {run.config.total_steps:,}.")
+    metric = request.metric or run.config.checkpoint.best_metric
+    rows = [row | {"step": step} for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    stop = request.stop or "step"
+    if not rows or not all(math.isfinite(row.get(stop, math.nan)) for row in rows):
+        raise UserError(f"{run.place} has no metric {stop if rows else metric}.")
+    return max(rows, key=lambda row: row[stop])[metric]
+
+
+def find_place(run: RunFolder, against: str) -> float:
+    """Returns where a run lies on the horizontal axis.
+
+    Its compute is that of the run from whose weights it started, with what went before; without one, its own.
+
+    Raises:
+        UserError: the field is unknown or is no number, or nothing is known of the weights that the run started from.
+    """
+    if against != COMPUTE:
+        fields = flatten_config(run.config)
+        value = fields[choose("config field", against, fields)]
+        if not isinstance(value, int | float):
+            raise UserError(f"{run.place} has {against}={value}, which is not a number.")
+        return float(value)
+    own = 0.0 if run.config.init_from else run_exaflops(run.config)
+    start = run.config.init_from
+    while start:
+        if not filesystem.exists(filesystem.join_path(start, "config.json")):
+            raise UserError(
+                f"{run.place} started from {start}, which is not the folder of a run: its compute is unknown."
+            )
+        before = read_run(start, "").config
+        own, start = own + run_exaflops(before), before.init_from
+    return own
+
+
+def family(name: str) -> str:
+    """Returns what Figure 5 calls a model: Transformer, Hybrid or ResNet."""
+    return (
+        "ResNet (BiT)" if name.startswith(("BiT", "AxialResNet")) else "Hybrid" if "+" in name else "Transformer (ViT)"
+    )
+
+
+def lines_of(points: list[Point]) -> dict[str, list[Point]]:
+    """Returns the points of each line; those of the line `base` belong to every line, if there are others."""
+    names = list(dict.fromkeys(point.line for point in points))
+    if len(names) > 1 and BASE in names:
+        names.remove(BASE)
+    return {name: [point for point in points if point.line in (name, BASE)] for name in names}
+
+
+def are_lines(points: list[Point]) -> bool:
+    """Returns whether the lines are those of studies, not families of models."""
+    return not {point.line for point in points} & {family(point.model) for point in points}
+
+
+def format_points(points: list[Point], against: str) -> str:
+    """Returns a table of the points."""
+    head = "exaFLOPs" if against == COMPUTE else against
+    rows = [("", "", "", head, "mean", "std", "runs")]
+    for point in points:
+        std = "-" if point.std is None else f"{point.std:.4f}"
+        numbers = f"{point.place:.4g}", f"{point.mean:.4f}", std, f"{point.runs:,}"
+        rows.append((point.line, point.name, point.model, *numbers))
+    return "\n".join(align(rows, right=range(3, 7)))

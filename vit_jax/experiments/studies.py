@@ -1,0 +1,68 @@
+"""The studies of configs/studies/: means over the seeds of the recorded runs, beside what the paper states."""
+
+import csv
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.experiments.run_record import Record
+
+PAPER = Path(__file__).with_name("studies.csv")
+HEADINGS = ("run", "ours, %", "metric", "steps", "runs", "paper")
+
+
+def read_paper_rows() -> list[dict[str, str]]:
+    """Returns the lines of studies.csv; those with a title introduce a study."""
+    with PAPER.open() as file:
+        return list(csv.DictReader(file))
+
+
+def without_studies(records: Sequence[Record]) -> list[Record]:
+    """Returns the records that are no runs of a study."""
+    studies = "|".join({row["study"] for row in read_paper_rows()})
+    return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
+
+
+def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[str, ...]]]:
+    """Returns title -> lines of `HEADINGS`, for each folder of recorded runs of a study.
+
+    A record belongs to a study by its name, which is that of the sweep's folder, of the run and of its seed:
+    `pooling/token/0.0003,seed=1`, or `cifar10_pooling/...` for a form on other data. Where only the seed was swept, it
+    is `masked_patches/scratch/all/seed=1`.
+    """
+    rows = [row for row in read_paper_rows() if row["study"] == study]
+    stated = {row["run"]: row["paper"] for row in rows}
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
+        if rows and (found := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name)):
+            groups.setdefault((found[1], found[2]), []).append(record)
+    tables = {}
+    for folder in dict.fromkeys(folder for folder, _ in groups):
+        runs = {run: group for (of, run), group in groups.items() if of == folder}
+        names = sorted(runs, key=natural_order)
+        lines = [(name, *averages(runs[name]), stated.get(name, "")) for name in names]
+        tables[f"{rows[0]['title']}: {folder}"] = [HEADINGS, ("", "", "", "", "", stated.get("", "")), *lines]
+    return tables
+
+
+def averages(records: Sequence[Record]) -> tuple[str, ...]:
+    """Returns the columns of `HEADINGS` between the first and the last, of runs that differ in the seed only.
+
+    The metric is that which decides between checkpoints, in percent, with the standard deviation of several runs. Where
+    it is of `val`, the metric is of the test images, at the step that it chooses (early stopping).
+    """
+    chooses = records[0].config["checkpoint"]["best_metric"]
+    metric = re.sub(r"^val/", "test/", chooses)
+    rows = [record.metrics if metric == chooses else record.stopped_by(chooses) for record in records]
+    values = [100 * value for row in rows if (value := row.get(metric)) is not None]
+    if not values:
+        return "", metric, "", ""
+    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{std}", metric, f"{records[0].steps:,}", str(len(values))
+
+
+def natural_order(name: str) -> list[str | float]:
+    """Returns a key by which numbers in names are sorted by their value."""
+    return [float(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]

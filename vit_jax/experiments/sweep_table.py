@@ -1,0 +1,109 @@
+"""The report of a sweep: outcomes, and their means and deviations over the seeds."""
+
+import dataclasses
+import statistics
+
+from vit_jax.columns import align
+from vit_jax.experiments.combinations import Combination, full_split_command
+from vit_jax.experiments.outcomes import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Average:
+    """The metric at the end over the seeds of a combination of the other fields.
+
+    Attributes:
+        name: that of the outcomes without the seed; empty: nothing but the seed was varied.
+        mean: of the outcomes; None: at least one diverged.
+        std: of the sample, with n - 1 in the denominator (the paper does not state which); None: there is no mean, or
+            only one seed.
+        runs: number of outcomes.
+    """
+
+    name: str
+    mean: float | None
+    std: float | None
+    runs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepReport:
+    """What a sweep prints and writes.
+
+    Attributes:
+        metric: the name of the metric that is compared.
+        runs: the outcomes, best first.
+        averages: over the seeds, best first.
+        best: the name of the best of them.
+        workdir: its folder; with several seeds, that of the best of them.
+        command: that trains with it on the whole training split; None: no part of the split was held out.
+    """
+
+    metric: str
+    runs: list[Outcome]
+    averages: list[Average]
+    best: str
+    workdir: str
+    command: str | None
+
+    def render(self) -> str:
+        """Returns a table of the outcomes, and one of the means over several seeds."""
+        return f"{self.metric}\n{format_table(self.runs)}{format_averages(self.averages)}"
+
+
+def average_name(name: str) -> str:
+    """Returns the name of a combination without the seed."""
+    return ",".join(pair for pair in name.split(",") if not pair.startswith("seed="))
+
+
+def average_seeds(outcomes: list[Outcome]) -> list[Average]:
+    """Returns mean and standard deviation over the seeds, best first."""
+    groups: dict[str, list[float | None]] = {}
+    for outcome in outcomes:
+        groups.setdefault(average_name(outcome.name), []).append(outcome.last)
+    averages = []
+    for name, values in groups.items():
+        whole = [value for value in values if value is not None]
+        complete = len(whole) == len(values)
+        mean = statistics.mean(whole) if complete else None
+        std = statistics.stdev(whole) if complete and len(whole) > 1 else None
+        averages.append(Average(name, mean, std, len(values)))
+    return sorted(averages, key=lambda average: (average.mean is None, -(average.mean or 0.0)))
+
+
+def best_combinations(averages: list[Average], combinations: list[Combination]) -> list[Combination]:
+    """Returns the combination with the largest mean, once with each seed."""
+    return [combination for combination in combinations if average_name(combination.name) == averages[0].name]
+
+
+def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> SweepReport:
+    """Returns the report of a sweep, whose outcomes are given best first."""
+    averages = average_seeds(outcomes)
+    first, *others = best = best_combinations(averages, combinations)
+    command = full_split_command(first, [one.config.seed for one in best] if others else [])
+    folders = {one.name: one.folder for one in best}
+    folder = next(folders[outcome.name] for outcome in outcomes if outcome.name in folders)
+    return SweepReport(first.config.checkpoint.best_metric, outcomes, averages, averages[0].name, folder, command)
+
+
+def format_averages(averages: list[Average]) -> str:
+    """Returns a line for each mean over several seeds; nothing if there is none."""
+    if not any(average.runs > 1 for average in averages):
+        return ""
+    rows = [("", "mean", "std", "seeds")]
+    for average in averages:
+        rows.append((average.name, _number(average.mean, "diverged"), _number(average.std), f"{average.runs:,}"))
+    return "\n".join(["\n", *align(rows, right=range(1, 4))])
+
+
+def format_table(outcomes: list[Outcome]) -> str:
+    """Returns a line for each outcome."""
+    rows = [("", "at the end", "best", "steps", "seconds")]
+    for outcome in outcomes:
+        last, best = _number(outcome.last, "diverged"), _number(outcome.best)
+        rows.append((outcome.name, last, best, f"{outcome.steps:,}", f"{outcome.seconds:,.1f}"))
+    return "\n".join(align(rows, right=range(1, 5)))
+
+
+def _number(value: float | None, otherwise: str = "-") -> str:
+    return otherwise if value is None else f"{value:.4f}"

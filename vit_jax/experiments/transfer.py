@@ -1,0 +1,58 @@
+"""What the features of a run are worth on other data: frozen, beside fine-tuning and training from scratch."""
+
+import posixpath
+import re
+import statistics
+from collections.abc import Sequence
+
+from vit_jax.experiments.run_record import Record
+
+# Heading -> pattern of the metric, with the data set as its group.
+FROZEN = {f"{shots}-shot": rf"fewshot_(\w+)/{shots}shot" for shots in (1, 5, 10, 25)}
+FROZEN |= {f"{k} neighbour{'s' if k > 1 else ''}": rf"knn_(\w+)/{k}nn" for k in (1, 5, 20)}
+FROZEN |= {"probe": r"probe_(?!sgd_)(\w+)/accuracy", "probe by SGD": r"probe_sgd_(\w+)/accuracy"}
+HEADINGS = ("weights", "data", *FROZEN, "trained from scratch", "fine-tuned")
+
+
+def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Returns a line of `HEADINGS` for each data set on which the features of a run were evaluated."""
+    lines = []
+    for record in records:
+        frozen = {key: record.metrics[name] for name, key in frozen_metrics(record).items()}
+        for data in sorted({data for data, _ in frozen}):
+            tuned = [run for run in _trained(records, data) if _weights(run) == record.name]
+            alike = [_without_weights(run) for run in tuned]
+            scratch = [run for run in _trained(records, data) if not _weights(run) and run.config in alike]
+            values = [frozen.get((data, heading)) for heading in FROZEN]
+            values += [_mean_accuracy(scratch), _mean_accuracy(tuned)]
+            cells = ["" if value is None else f"{100 * value:.2f}" for value in values]
+            lines.append((f"[{record.name}](../results/{record.name}.json)", data, *cells))
+    return lines
+
+
+def frozen_metrics(record: Record) -> dict[str, tuple[str, str]]:
+    """Returns name -> (data set, heading) of the accuracies of frozen features on other data."""
+    return {
+        name: (found[1], heading)
+        for name in record.metrics
+        for heading, pattern in FROZEN.items()
+        if (found := re.fullmatch(pattern, name))
+    }
+
+
+def _trained(records: Sequence[Record], data: str) -> list[Record]:
+    return [record for record in records if record.dataset == data]
+
+
+def _weights(record: Record) -> str:
+    """Returns the name of the run from whose weights a run started; empty: from none."""
+    return posixpath.basename((record.config["init_from"] or "").rstrip("/"))
+
+
+def _without_weights(record: Record) -> dict:
+    return record.config | {"init_from": None}
+
+
+def _mean_accuracy(runs: Sequence[Record]) -> float | None:
+    known = [value for run in runs if (value := run.metrics.get("test/accuracy")) is not None]
+    return statistics.mean(known) if known else None

@@ -1,0 +1,165 @@
+"""The checkpoints that the authors published: their names, accuracies and addresses.
+
+`published.csv` lists those of google-research/vision_transformer, big_vision and big_transfer (BiT), and those of timm
+and of Google on the Hugging Face hub, with the source of each row. One on the hub has the name that it has there. The
+name of another is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
+
+  ViT-B/16-imagenet21k              of the paper, pre-trained: with `pre_logits` and 21,843 classes, at 224 px
+  ViT-B/16-imagenet2012-384         of the paper, then fine-tuned on ImageNet
+  ViT-B/16-augreg-imagenet21k       of "How to train your ViT?" (arXiv 2106.10270), the recommended one of many
+  ViT-B/16-augreg-imagenet2012-384  the same, fine-tuned; those at 224 px are the ones that timm offers
+  ViT-B/16-augreg-1k-...            trained without ImageNet-21k; likewise `deit3-1k`
+  ViT-B/16-sam-..., -gsam-...       with sharpness-aware optimizers (arXiv 2106.01548, 2203.08065), ImageNet alone
+  ViT-S/16-plain-90ep-...           big_vision's baseline (arXiv 2205.01580), ImageNet alone
+  ViT-B/16-deit3-...                DeiT III (arXiv 2204.07118), converted by big_vision
+  ViT-B/16-flexibase-...            the baselines of FlexiViT (arXiv 2212.08013); the files have larger patches
+  BiT-R50x1-s-..., -m-...           pre-trained on ImageNet and ImageNet-21k (BiT-S and BiT-M of arXiv 1912.11370)
+  timm/NAME.TAG, google/NAME        on the hub
+
+An accuracy is the one that the authors report, not one that we measured. A field is empty if no value was found.
+"""
+
+import csv
+import dataclasses
+import difflib
+import fnmatch
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+from vit_jax import choose
+from vit_jax.interop import download
+from vit_jax.interop.google import augreg
+from vit_jax.interop.table import Table
+
+CATALOG_FILE = Path(__file__).with_name("published.csv")
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogEntry:
+    """A published checkpoint.
+
+    Attributes:
+        name: of the checkpoint.
+        model: as `vit_jax.create` takes it; `R+ViT-Ti/16` has only the root of a ResNet as its stem.
+        layout: of the file: `google`, `big_vision`, `timm` or `huggingface`.
+        data: the data sets that it was trained on.
+        resolution: of the images that it was last trained on.
+        head: number of classes; 0 means no head.
+        accuracy: in percent, as its authors report it.
+        of: what the accuracy refers to; "in the paper" is the paper's run, which need not be this file.
+        size: as published, `393.69 MiB`, rounded to its last digit.
+        address: of the file, or `hf-hub:OWNER/NAME`.
+        source: of the address and the figures.
+        flexi: the patches and positions in the file have other sizes and are resized when it is loaded.
+        preprocess: the pipe of operations with which the accuracy was measured; without one, the authors' usual pipe.
+        preprocess_source: the source of that pipe.
+        loss: that the head was last trained with, softmax or sigmoid; empty: not known.
+        loss_source: the source of that.
+    """
+
+    COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")
+
+    name: str
+    model: str
+    layout: str
+    data: str
+    resolution: int
+    head: int
+    accuracy: float | None
+    of: str
+    size: str
+    address: str
+    source: str
+    flexi: bool
+    preprocess: str
+    preprocess_source: str
+    loss: str
+    loss_source: str
+
+
+def list_models(pattern: str = "*", source: str = "published", **query: Any) -> Table:
+    """Returns the checkpoints whose names match a shell pattern, which is case-sensitive.
+
+    Examples: `list_models("ViT-B/16*384")`, `list_models(source="augreg", model="ViT-B/16", best=True)`.
+
+    Args:
+        pattern: of the name.
+        source: published, the catalog of this file; or augreg, some 51,000 checkpoints whose index is downloaded.
+        **query: of augreg, see `augreg.list_checkpoints`.
+
+    Raises:
+        UserError: the source or a keyword is unknown, or the index cannot be downloaded.
+    """
+    search = SOURCES[choose("source", source, SOURCES)]
+    known = set(inspect.signature(search).parameters) - {"pattern"}
+    for keyword in query:
+        choose("keyword", keyword, known, f"the help of list_models(source={source!r})")
+    return search(pattern, **query)
+
+
+def _list_published(pattern: str) -> Table:
+    return Table(entry for entry in _entries().values() if fnmatch.fnmatchcase(entry.name, pattern))
+
+
+SOURCES: dict[str, Callable[..., Table]] = {"published": _list_published, "augreg": augreg.list_checkpoints}
+
+
+def find_entry(path: str) -> CatalogEntry | None:
+    """Returns the published checkpoint of the catalog with this name, this name in AugReg's index, or this address,
+    https:// or gs://, if there is one.
+    """
+    place = augreg.address(path) if augreg.is_name(path) else path
+    address = unquote(re.sub("^gs://", f"https://{download.GOOGLE_STORAGE}/", place))
+    by_address = (entry for entry in _entries().values() if unquote(entry.address) == address)
+    return _entries().get(path) or next(by_address, None)
+
+
+def is_published(name: str) -> bool:
+    """Returns whether this is the name of a checkpoint of the catalog or of AugReg's index."""
+    return name in _entries() or augreg.is_name(name)
+
+
+def suggest_name(name: str) -> str:
+    """Returns a hint for a name that no published checkpoint has."""
+    folded = {known.lower(): known for known in _entries()}
+    near = [known for known in folded if known.startswith(f"{name.lower()}-")]
+    near = near or difflib.get_close_matches(name.lower(), folded, n=1)
+    return f"did you mean {folded[near[0]]!r}?" if near else "vit_jax.list_models() lists the published ones"
+
+
+def download_entry(name: str) -> Path | None:
+    """Returns the local file of a published checkpoint or of an https address, downloaded if necessary; None if the
+    name is neither.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    known = _entries().get(name)
+    if known:
+        return download.download_file(known.address, known.size or None)
+    if augreg.is_name(name):
+        return download.download_file(augreg.address(name))
+    is_address = name.lower().startswith(("https://", "http://"))
+    return download.download_file(name, may_change=True) if is_address else None
+
+
+def _entries() -> dict[str, CatalogEntry]:
+    return read_entries(CATALOG_FILE)
+
+
+@functools.cache
+def read_entries(path: Path) -> dict[str, CatalogEntry]:
+    """Returns the entries of a catalog file by name."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["name"]: _parse_entry(row) for row in csv.DictReader(file)}
+
+
+def _parse_entry(row: dict[str, str]) -> CatalogEntry:
+    accuracy = float(row["accuracy"]) if row["accuracy"] else None
+    numbers = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
+    return CatalogEntry(**(row | numbers | {"flexi": row["flexi"] == "yes"}))  # type: ignore[arg-type]

@@ -1,0 +1,45 @@
+"""The models of the published .npz files: each layout has one table for ViTs and one for BiTs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.description import Format, ModelDescription
+from vit_jax.interop.google import bit_layouts, layouts
+from vit_jax.models import BitSpec, ModelSpec, model_name
+
+Form: TypeAlias = layouts.Layout | bit_layouts.BitLayout
+TABLES: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_layouts}  # by the form of a file
+
+
+def make_format(layout: layouts.Layout) -> Format:
+    """Returns the layout with this name, of ViTs and of BiTs."""
+
+    def detect(archive: Archive) -> Form | None:
+        return layouts.detect_form(layout, archive) or bit_layouts.detect_form(layout.name, archive)
+
+    def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
+        if isinstance(spec, BitSpec):
+            return bit_layouts.to_layout(params, spec, layout.name)
+        return layouts.to_layout(params, spec, layout)
+
+    return Format(suffixes=(".npz",), detect=detect, describe=describe_file, read=read_layout, write=write)
+
+
+def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, Any]) -> tuple[Form, ModelDescription]:
+    """Returns the form, complete, and the model of a file; raises as `infer_fields` of its table."""
+    form, fields = TABLES[type(form)].infer_fields(archive, form, given.get("resolution"))
+    return form, ModelDescription(model_name(fields), fields, **layouts.infer_use(fields, form.name))
+
+
+def read_layout(
+    archive: Archive, form: Form, spec: ModelSpec | BitSpec, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Returns the parameters of a file; raises as `read_layout` of its table."""
+    return TABLES[type(form)].read_layout(archive, form, spec, shapes)
+
+
+GOOGLE, BIG_VISION = make_format(layouts.GOOGLE), make_format(layouts.BIG_VISION)

@@ -1,0 +1,236 @@
+"""transformers' `config.json` and `preprocessor_config.json`: what they state of a model, and those of a model of ours.
+
+Keys and defaults: huggingface/transformers 5.23, models/{vit,deit,dinov2,dinov2_with_registers,siglip}, their
+configuration_*.py and image_processing_*.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError, shown
+from vit_jax.interop.huggingface import layout
+from vit_jax.interop.pytorch import (
+    CONFIG_FILE,
+    PublishedConfig,
+    colours,
+    json_text,
+    loss_key,
+    name_list,
+    number,
+    pipes,
+    read_json,
+    read_loss,
+    whole,
+    word,
+)
+from vit_jax.models import Model
+
+PREPROCESSOR_FILE = "preprocessor_config.json"
+# hidden_act -> our activation
+ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}  # SwiGLU has a key of its own
+# model_type -> epsilon and activation where a configuration has none
+DEFAULTS = {
+    "vit": (1e-12, "gelu"),
+    "deit": (1e-12, "gelu"),
+    "dinov2": (1e-6, "gelu"),
+    "dinov2_with_registers": (1e-6, "gelu"),
+    "siglip_vision_model": (1e-6, "gelu_pytorch_tanh"),
+}
+CLASSES = {  # model_type -> class without a classifier, with one, with a second one
+    "vit": ("ViTModel", "ViTForImageClassification"),
+    "deit": ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+    "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
+    "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
+}
+# What arrays tell too: our field -> the key
+SIZES = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "mlp_dim": "intermediate_size",
+    "patch_size": "patch_size",
+    "registers": "num_register_tokens",
+}
+HEADS, RESCALE = 12, 1 / 255  # where a configuration has none
+STANDARD = (0.5, 0.5, 0.5)
+
+
+def read_folder(folder: Path) -> PublishedConfig:
+    """Returns what the configurations in a folder state: nothing if there are none, or if they are not transformers'.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    content = read_json(folder / CONFIG_FILE)
+    if not isinstance(content.get("model_type"), str):
+        return PublishedConfig({})
+    return read_config(content, read_json(folder / PREPROCESSOR_FILE))
+
+
+def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PublishedConfig:
+    """Returns what a configuration states.
+
+    Args:
+        content: of the model's configuration.
+        preprocessor: that of its images'; empty if there is none.
+
+    Raises:
+        UserError: a value has another type, or the model is one that vit_jax does not compute.
+    """
+    labels = content
+    if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
+        content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in DEFAULTS:
+        raise UserError(f"it is a {shown(kind, 60)} of transformers, of which vit_jax reads {', '.join(DEFAULTS)}")
+    epsilon, activation = DEFAULTS[kind]
+    activation = ACTIVATIONS[word(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
+    word(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
+    fields: dict[str, Any] = {
+        "num_heads": whole(content.get("num_attention_heads", HEADS), "num_attention_heads"),
+        "norm_epsilon": number(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
+        "activation": "swiglu" if content.get("use_swiglu_ffn") is True else activation,
+    }
+    size = content.get("image_size", 224)
+    sides = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    height, width = (whole(side, "image_size") for side in sides)
+    names = labels.get("id2label")
+    listed = name_list(names, len(names)) if isinstance(names, Mapping) else None
+    sizes = _read_sizes(content, (height, width))
+    if isinstance(names, Mapping) and names:
+        sizes["num_classes"] = "the number of classes in id2label", len(names)
+    several = labels.get("problem_type") == "multi_label_classification"  # then transformers trains with a sigmoid
+    loss = read_loss(labels) or ("sigmoid" if several else "")
+    if not preprocessor:
+        return PublishedConfig(fields, (height, width), None, listed, loss, sizes)
+    normalises = preprocessor.get("do_normalize", True)
+    fields["image_mean"] = colours(preprocessor.get("image_mean", STANDARD), "image_mean") if normalises else (0.0,) * 3
+    fields["image_std"] = colours(preprocessor.get("image_std", STANDARD), "image_std") if normalises else (1.0,) * 3
+    return PublishedConfig(fields, (height, width), _read_pipe(preprocessor), listed, loss, sizes)
+
+
+def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str, tuple[str, Any]]:
+    """Returns what a configuration states of the shapes of arrays."""
+    sizes = {name: (key, content[key]) for name, key in SIZES.items() if content.get(key) is not None}
+    if "mlp_ratio" in content:  # then another key means nothing
+        sizes.pop("mlp_dim", None)
+    patch_size = content.get("patch_size")
+    if "image_size" in content and type(patch_size) is int and patch_size > 0:
+        sizes["resolution"] = "image_size", tuple(side // patch_size * patch_size for side in sides)
+    return sizes
+
+
+def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
+    """Returns the pipe of a processor; None for one that no pipe of ours equals."""
+    kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type") or "")
+    plain = kind.startswith(("ViT", "Siglip"))
+    method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
+    factor = preprocessor.get("rescale_factor", RESCALE)
+    scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
+    if type(method) is not int or not 0 <= method < len(pipes.FILTERS) or not scaled:
+        return None
+    resize = crop = None
+    if preprocessor.get("do_resize", True):
+        resize = _size(preprocessor.get("size", 224), square=not kind.startswith("Bit"))
+    if preprocessor.get("do_center_crop", not plain):
+        found = _size(preprocessor.get("crop_size", 224), square=True)
+        crop = found if isinstance(found, tuple) else None
+    if resize is None and crop is None:
+        return None
+    return pipes.write_pipe(pipes.Preparation(resize, crop, pipes.FILTERS[method]))
+
+
+def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
+    """Returns the shorter side or (height, width) of a size in one of its forms; None for other ones."""
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        return whole(size["shortest_edge"], "size")
+    if isinstance(size, Mapping) and {"height", "width"} <= set(size):
+        return whole(size["height"], "size"), whole(size["width"], "size")
+    if type(size) is int:
+        return (whole(size, "size"), size) if square else whole(size, "size")
+    return None
+
+
+def describing_files(name: str, model: Model) -> dict[str, str]:
+    """Returns the content of both files for a model that `huggingface_layout` can write.
+
+    Raises:
+        UserError: the layout cannot express the model or its preprocessing.
+    """
+    value, kind = model.field, layout.choose_form(model.spec).family
+    height, width = model.image_size
+    classes = value("num_classes")
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[kind][bool(classes) + value("distilled_head")]],
+        "model_type": kind,
+        "hidden_size": value("width"),
+        "num_hidden_layers": value("depth"),
+        "num_attention_heads": value("num_heads"),
+        "intermediate_size": value("mlp_dim"),
+        "hidden_act": WORDS[value("activation")],
+        "layer_norm_eps": value("norm_epsilon"),
+        "image_size": height if height == width else [height, width],
+        "patch_size": value("patch_size"),
+        "num_channels": 3,
+        "qkv_bias": True,
+        "dtype": "float32",
+        **loss_key(model),
+    }
+    if value("pre_logits"):
+        config["pooler_output_size"] = value("representation_size") or value("width")
+    if kind.startswith("dinov2"):
+        config |= _dinov2_keys(model)
+    if classes:
+        names = model.class_names or [f"LABEL_{index}" for index in range(classes)]
+        config["id2label"] = {str(index): name for index, name in enumerate(names)}
+        config["label2id"] = {name: index for index, name in enumerate(names)}
+    return {"config.json": json_text(config), PREPROCESSOR_FILE: json_text(_preprocessor(model))}
+
+
+def _dinov2_keys(model: Model) -> dict[str, Any]:
+    value = model.field
+    width, mlp_dim, swiglu = value("width"), value("mlp_dim"), value("activation") == "swiglu"
+
+    def hidden(ratio: int) -> int:  # of the model's code
+        return (width * ratio * 2 // 3 + 7) // 8 * 8 if swiglu else width * ratio
+
+    ratios = [ratio for ratio in range(1, 17) if hidden(ratio) == mlp_dim]
+    if not ratios:
+        raise UserError(f"the huggingface layout has no mlp_dim {mlp_dim} for width {width}; use --layout=ours")
+    keys = {"mlp_ratio": ratios[0], "use_swiglu_ffn": swiglu, "layerscale_value": value("layer_scale")}
+    return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
+
+
+def _preprocessor(model: Model) -> dict[str, Any]:
+    height, width = model.image_size
+    prepared = pipes.Preparation((height, width), None, "bicubic")
+    if model.preprocess is not None:
+        prepared = pipes.read_pipe(model.preprocess)
+    mean, std = pipes.combine_range(prepared.values, model.field("image_mean"), model.field("image_std"))
+    shorter = isinstance(prepared.resize, int)
+    # These classes differ in what they do; the keys alone do not tell them to crop.
+    kind = "BitImageProcessor" if shorter else "DeiTImageProcessor" if prepared.crop else "ViTImageProcessor"
+    result: dict[str, Any] = {
+        "image_processor_type": kind,
+        "do_resize": prepared.resize is not None,
+        "do_center_crop": prepared.crop is not None,
+        "do_rescale": True,
+        "rescale_factor": RESCALE,
+        "do_normalize": True,
+        "resample": pipes.FILTERS.index(prepared.method),
+        "image_mean": mean,
+        "image_std": std,
+    }
+    if prepared.resize is not None:
+        result["size"] = (
+            {"shortest_edge": prepared.resize} if isinstance(prepared.resize, int) else _sides(prepared.resize)
+        )
+    if prepared.crop is not None:
+        result["crop_size"] = _sides(prepared.crop)
+    return result
+
+
+def _sides(size: tuple[int, int]) -> dict[str, int]:
+    return {"height": size[0], "width": size[1]}

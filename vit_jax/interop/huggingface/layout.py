@@ -1,0 +1,249 @@
+"""The layouts of transformers' vision models: one table, by which files are both read and written.
+
+Families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip, each as the bare model or
+with a classifier, DeiT also with two. Numbers that no array states (heads, epsilon, activation) are in the file's
+`config.json`. The names are in `huggingface_families`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.interop import mapping
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.huggingface.families import (
+    CLASSIFIERS,
+    CLS,
+    DEIT,
+    DINOV2,
+    DINOV2_WITH_REGISTERS,
+    FAMILIES,
+    IN_MEMORY,
+    MASK_TOKEN,
+    POOLER,
+    SIGLIP,
+    VIT,
+    Family,
+)
+from vit_jax.interop.mapping import Leaf, ParameterTable, Stack
+from vit_jax.interop.pytorch import (
+    RenamedArchive,
+    dense_leaves,
+    flat,
+    linear,
+    merging_leaves,
+    norm_leaves,
+    patch_leaves,
+    torch_fields,
+)
+from vit_jax.models import BitSpec, Model, ModelSpec, image_size
+
+
+class Form(NamedTuple):
+    """Which of the layouts a file has."""
+
+    family: str  # of FAMILIES: the model_type of config.json
+    prefix: str  # of all arrays but the classifier's
+    in_memory: bool = False  # the names are those of a model in memory, which `save_pretrained` changes
+
+    @property
+    def names(self) -> Family:
+        """The names of the family's arrays."""
+        return (IN_MEMORY if self.in_memory else FAMILIES)[self.family]
+
+
+def detect_form(names: Mapping[str, Any]) -> Form | None:
+    """Returns the form of a file whose arrays have these names, or None."""
+    for name in names:
+        if name.endswith(f"{SIGLIP.patches}weight") and not name.startswith("text_model."):
+            return Form("siglip_vision_model", name.removesuffix(f"{SIGLIP.patches}weight"))
+    for name in names:
+        if name.endswith(f"{VIT.patches}weight"):
+            prefix = name.removesuffix(f"{VIT.patches}weight")
+            if f"{prefix}{DINOV2.blocks}0.{DINOV2.norms[0]}weight" in names:
+                registers = f"{prefix}{DINOV2_WITH_REGISTERS.registers}" in names
+                family = "dinov2_with_registers" if registers else "dinov2"
+            else:
+                family = "deit" if f"{prefix}{DEIT.registers}" in names else "vit"
+            other = IN_MEMORY[family]
+            return Form(family, prefix, f"{prefix}{other.blocks}0.{other.attention[0]}weight" in names)
+    return None
+
+
+def choose_form(spec: ModelSpec | BitSpec) -> Form:
+    """Returns the form in which a model is written: the first family to which it belongs.
+
+    Raises:
+        UserError: it belongs to none; names what the nearest family lacks.
+    """
+    if isinstance(spec, BitSpec):
+        raise UserError(f"the huggingface layout does not support a BiT; {mapping.OTHER_LAYOUT}")
+    value = Model("", spec).field
+    differ = {
+        family: [f"{field} {value(field)}" for field, allowed in rules.requires.items() if value(field) not in allowed]
+        for family, rules in FAMILIES.items()
+    }
+    family = min(differ, key=lambda family: len(differ[family]))
+    unsupported = dict.fromkeys(differ[family], True)
+    classes, pooling = bool(spec.head.num_classes), spec.head.pooling
+    unsupported["a head of patches"] = spec.head.kind == "patches"
+    if family in ("vit", "deit"):
+        unsupported["a tanh layer before a classifier"] = classes and spec.head.pre_logits
+    if family.startswith("dinov2"):
+        unsupported["a classifier of the class token alone after LayerScale"] = classes and pooling == "token"
+        unsupported["class token and mean without a classifier"] = not classes and pooling == "token_gap"
+        unsupported[f"layer_scale 0 in a {family}"] = not spec.block.layer_scale
+    if family not in ("vit", "deit"):  # whose code takes positions to be those of a square grid
+        height, width = spec.position.image_size
+        unsupported[f"images of {height}x{width} pixels in a {family}"] = height != width
+    mapping.refuse("huggingface", unsupported)
+    return Form(family, FAMILIES[family].prefix if classes or family == "siglip_vision_model" else "")
+
+
+def infer_fields(
+    file: Archive, form: Form, resolution: Any = None, stated: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
+
+    Args:
+        file: of this form.
+        form: as detected.
+        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
+        stated: (height, width) of the images in the configuration beside the file.
+
+    Raises:
+        UserError: an array is missing that determines a field, or the positions are not those of square images.
+    """
+    archive, gated = renamed(file, form), _is_gated(form, file)
+    distilled = CLASSIFIERS[True]["distilled_head"] + "weight" in archive
+    names = _names(form, gated, distilled)
+    if f"{form.prefix}pre_layrnorm.weight" in archive:
+        raise UserError(
+            "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
+            "and whose files vit_jax does not read"
+        )
+    fields = torch_fields.infer_fields(archive, names) | ({"activation": "swiglu"} if gated else {})
+    fields["distilled_head"] = distilled
+    given = None if resolution is None else image_size(resolution)
+    class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
+    if pooler in archive:
+        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, pooler)[0]}
+    dinov2 = form.family.startswith("dinov2")
+    both = dinov2 and fields["num_classes"]
+    fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"
+    return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
+
+
+def _is_gated(form: Form, file: Archive) -> bool:
+    """Tells whether the MLPs of a file have SwiGLU."""
+    first = f"{form.prefix}{form.names.blocks}0."
+    return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
+
+
+def _names(form: Form, gated: bool, distilled: bool) -> torch_fields.Names:
+    family, prefix = form.names, form.prefix
+    widening, narrowing = (family.gated[0][0], family.gated[1]) if gated else family.dense
+    return torch_fields.Names(
+        patches=f"{prefix}{family.patches}",
+        cls=prefix + CLS,
+        registers=f"{prefix}{family.registers}",
+        position=f"{prefix}{family.position}",
+        blocks=f"{prefix}{family.blocks}",
+        layer_scale="layer_scale1.lambda1",
+        widening=f"{widening}weight",
+        narrowing=f"{narrowing}weight",
+        head=CLASSIFIERS[distilled]["head"],
+    )
+
+
+def renamed(file: Archive, form: Form) -> RenamedArchive:
+    """Returns a file's arrays by the names of the table, without those that the model does not need."""
+    unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
+    if any(f"{names['head']}weight" in file for names in CLASSIFIERS.values()):
+        unused.append(rf"{form.prefix}{POOLER}(weight|bias)")
+    return RenamedArchive(file, (), "|".join(unused))
+
+
+def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+    """Returns the parameters of a model by our names; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    return mapping.read_parameters(renamed(file, form), parameter_table(spec, form), shapes, prefix="")
+
+
+def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in the layout of the family to which the model belongs.
+
+    Raises:
+        UserError: no family computes the model.
+    """
+    form = choose_form(spec)
+    if spec.class_rows and spec.position.rows == "patches":  # then the class token's position is zero
+        params = params | {"position": np.pad(np.asarray(params["position"]), ((1, 0), (0, 0)))}
+    arrays = mapping.file_views(parameter_table(spec, form), params, prefix="")
+    if form.family.startswith("dinov2"):  # whose classes have it, though only their training uses it
+        arrays[f"{form.prefix}{MASK_TOKEN}"] = np.zeros((1, spec.width), np.float32)
+    return arrays
+
+
+def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
+    """Returns the arrays of the layout that the parameters of a model consist of."""
+    family, prefix = form.names, form.prefix
+    table = patch_leaves(f"{prefix}{family.patches}", bias=True)
+    if spec.class_rows:
+        table["cls"] = Leaf(prefix + CLS, ones=2)
+    if spec.prefix.registers:
+        table["registers"] = Leaf(f"{prefix}{family.registers}", ones=1)
+    table["position"] = Leaf(f"{prefix}{family.position}", ones=0 if family is SIGLIP else 1)
+    blocks = [f"{prefix}{family.blocks}{index}." for index in range(spec.depth)]
+    parts = _block_table(spec, family)
+    table |= {f"encoder/blocks/{name}": mapping.of_blocks(part, blocks) for name, part in parts.items()}
+    table |= norm_leaves("encoder/norm", f"{prefix}{family.norm}")
+    if spec.head.pooling == "map":
+        table |= _map_table(f"{prefix}head.")
+    if spec.head.pre_logits:
+        table |= dense_leaves("pre_logits", f"{prefix}{POOLER}")
+    if spec.head.num_classes:
+        for ours, theirs in CLASSIFIERS[spec.head.distilled].items():
+            table |= dense_leaves(ours, theirs)
+    return table
+
+
+def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
+    """Returns the arrays of one block."""
+    table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
+    table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
+    if spec.block.layer_scale:
+        table |= {f"layer_scale{number}": Leaf(f"layer_scale{number}.lambda1") for number in (1, 2)}
+    if spec.block.activation != "swiglu":
+        return table | dense_leaves("mlp/dense1", family.dense[0]) | dense_leaves("mlp/dense2", family.dense[1])
+    parts, narrowing = family.gated
+    one_array = len(parts) == 1
+    table |= dense_leaves("mlp/dense1_gated", *parts) if one_array else _stacked_leaves("mlp/dense1_gated", parts)
+    return table | dense_leaves("mlp/dense2", narrowing)
+
+
+def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
+    """Returns the arrays of several linear layers of the same inputs, which are one of ours."""
+    table: ParameterTable = {}
+    for kind, axis, name, arrange in (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat)):
+        # The axis is counted with the layers.
+        table[f"{ours}/{kind}"] = Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
+    return table
+
+
+def _map_table(prefix: str) -> ParameterTable:
+    """Returns the arrays of attention pooling; queries, keys and values are one array of the file."""
+    table: ParameterTable = {"map_head/probe": Leaf(f"{prefix}probe", ones=2)}
+    for part in ("query", "key", "value"):
+        table[f"map_head/attention/{part}/kernel"] = Leaf(f"{prefix}attention.in_proj_weight", arrange=linear)
+        table[f"map_head/attention/{part}/bias"] = Leaf(f"{prefix}attention.in_proj_bias", arrange=flat)
+    table |= merging_leaves("map_head/attention/out", f"{prefix}attention.out_proj.")
+    table |= norm_leaves("map_head/norm", f"{prefix}layernorm.")
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"{prefix}mlp.fc{number}.")
+    return table

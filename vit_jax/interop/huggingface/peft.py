@@ -1,0 +1,347 @@
+"""Adapters as a file by the names of PEFT (github.com/huggingface/peft), for the model of transformers.
+
+Where transformers has no such model, the layers have our names, with the number of the block and a part each of
+`query`, `key` and `value`.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax import UserError, shown, tree, user_errors
+from vit_jax.interop import archives, description
+from vit_jax.interop.huggingface import hub, layout
+from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY
+from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
+from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
+from vit_jax.storage import atomic_write
+from vit_jax.tree import ArrayTree
+
+CONFIG, WEIGHTS = hub.ADAPTER_FILES
+PREFIX = "base_model.model."  # of all names
+ENDS = (".lora_A.weight", ".lora_B.weight")
+HEADS = ("head", "distilled_head")
+# Fields of a configuration that change what an adapter computes -> the values that are supported.
+SUPPORTED = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the weights that are adapted
+}
+UNSUPPORTED = [  # the same, of which none is supported
+    "alpha_pattern",
+    "arrow_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "loftq_config",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+]
+METHOD = "resample"  # key of the note that says how learned positions were resampled
+
+
+class Adapter(NamedTuple):
+    """A folder with adapters that PEFT or `save_adapter` wrote.
+
+    Attributes:
+        folder: with `adapter_model.safetensors` and `adapter_config.json`.
+        base: path or name of the weights that they adapt, as the configuration states it.
+        revision: of weights of the hub; empty: the newest.
+        alpha: their factor is alpha / rank,
+        rank_scaled: or alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+    """
+
+    folder: Path
+    base: str
+    revision: str
+    alpha: float
+    rank_scaled: bool
+
+    def read(self) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
+        """Returns the arrays by the names of the layers, and the notes of the file.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        with archives.open_archive(self.folder / WEIGHTS) as archive:
+            arrays = {name.removeprefix(PREFIX): _read(archive, name) for name in archive}
+            return arrays, dict(archive.notes)
+
+
+def find_adapter(folder: Path) -> Adapter | None:
+    """Returns the adapters in a folder; None: there are none.
+
+    Raises:
+        UserError: the configuration cannot be read, is of another kind of adapters, or names no model.
+    """
+    if not (folder / WEIGHTS).is_file():
+        return None
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{WEIGHTS} lacks {CONFIG} beside it, which names the weights that it adapts")
+    errors = OSError, ValueError, TypeError, AttributeError, KeyError
+    with user_errors(f"{CONFIG} does not describe adapters", *errors):
+        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        unsupported = {field: described[field] for field in UNSUPPORTED if described.get(field)}
+        unsupported |= {
+            field: described[field]
+            for field, values in SUPPORTED.items()
+            if described.get(field, values[0]) not in values
+        }
+        if unsupported:
+            field, value = next(iter(unsupported.items()))
+            raise UserError(f"{CONFIG} states {field}={shown(value)}, which is not supported")
+        base, revision = described.get("base_model_name_or_path"), described.get("revision")
+        if not base:
+            raise UserError(
+                f"it has adapters without the model that they adapt; write the path or the name of its weights into "
+                f"base_model_name_or_path of {CONFIG}"
+            )
+        alpha, rank_scaled = float(described["lora_alpha"]), bool(described.get("use_rslora"))
+        return Adapter(folder, str(base), str(revision or ""), alpha, rank_scaled)
+
+
+def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the fields in which the model of a file by PEFT differs from that of the weights: those of its head."""
+    heads = _head_names(arrays)
+    if "head" not in heads:
+        return {}
+    fields: dict[str, Any] = {
+        "num_classes": len(arrays[f"{heads['head']}.weight"]),
+        "class_names": None,
+        "pre_logits": False,
+    }
+    fields |= {"representation_size": 0, "distilled_head": len(heads) == 2}
+    if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
+        fields["pooling"] = "token_gap"  # which its classifier reads
+    return fields
+
+
+def add_adapter(
+    adapter: Adapter, arrays: dict[str, np.ndarray], model: Model, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the parameters with the adapters added to the kernels, and with the adapter's heads.
+
+    Args:
+        adapter: see there.
+        arrays: what its `read` returns.
+        model: with the adapter's heads.
+        params: its parameters, those of the heads may be missing.
+
+    Raises:
+        UserError: the file contains what the model does not have, or of other sizes.
+    """
+    left = dict(arrays)
+    params = params | _adapted_kernels(adapter, left, model.vit, params)
+    for head, linear in _head_names(left).items():
+        params[f"{head}/kernel"] = left.pop(f"{linear}.weight").T
+        params[f"{head}/bias"] = left.pop(f"{linear}.bias", np.zeros(params[f"{head}/kernel"].shape[1], np.float32))
+    if left:
+        raise UserError(f"{WEIGHTS} has {shown(next(iter(left)))}, which cannot be added to {model.name}")
+    return params
+
+
+def has_head(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether there is a head among the arrays of a file."""
+    return bool(_head_names(arrays))
+
+
+def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns our name of each head in a file -> the name of the linear layer."""
+    names = {"head": ["head"], "distilled_head": ["distilled_head"]}
+    for classifiers in CLASSIFIERS.values():
+        for head, linear in classifiers.items():
+            names[head].append(linear.removesuffix("."))
+    found = {head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()}
+    return {head: name for head, name in found.items() if name is not None}
+
+
+def _adapted_kernels(
+    adapter: Adapter, arrays: dict[str, np.ndarray], spec: ModelSpec, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the kernels to which adapters were added, and takes their arrays away.
+
+    Raises:
+        UserError: the sizes of an adapter are not those of its kernel.
+    """
+    linears = {name.removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])}
+    linears = {linear for linear in linears if linear + ENDS[1] in arrays}
+    tables = (_kernel_parts(table, params, spec.depth) for table in _tables(spec))
+    parts = max(tables, key=lambda parts: len(parts.keys() & linears))
+    kernels = dict[str, np.ndarray]()
+    for linear in linears & parts.keys():
+        name, index = parts[linear]
+        a, b = (arrays.pop(linear + end) for end in ENDS)
+        if name not in kernels:
+            kernels[name] = np.array(params[name])
+        kernel, rank = kernels[name], len(a)
+        inputs = 2 if name.endswith("attention/out/kernel") else 1  # dimensions of the kernel: heads and channels
+        sides = [math.prod(side) for side in (kernel[index].shape[:inputs], kernel[index].shape[inputs:])]
+        if (b.shape[1], a.shape[1], len(b)) != (rank, *sides):
+            raise UserError(f"{WEIGHTS}: {linear} is adapted by {[*b.shape]} times {[*a.shape]}, which does not fit")
+        factor = adapter.alpha / (math.sqrt(rank) if adapter.rank_scaled else rank)
+        kernel[index] += factor * (b @ a).T.reshape(kernel[index].shape)
+    return kernels
+
+
+def _read(archive: archives.Archive, name: str) -> np.ndarray:
+    array: np.ndarray = np.empty(archive[name].shape, np.float32)
+    archive.read_array(name, array)
+    return array
+
+
+def _kernel_parts(
+    table: ParameterTable | None, params: dict[str, np.ndarray], depth: int
+) -> dict[str, tuple[str, tuple]]:
+    """Returns linear layer by its name in a table -> our kernel, and the index of the layer in it."""
+    parts = {}
+    for kernel in params:
+        layer = kernel.removesuffix("/kernel")
+        if layer == kernel or not is_stacked(kernel) or not layer.endswith(tuple(KERNELS)):
+            continue
+        for block in range(depth):
+            linears = _linear_names(table, layer, block)
+            for number, linear in enumerate(linears):
+                parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
+    return parts
+
+
+def save_adapter(
+    folder: Path,
+    model: Model,
+    trained: ArrayTree,
+    rank: int,
+    alpha: float,
+    base: str | None = None,
+    resample: str = "linear",
+) -> None:
+    """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
+
+    Args:
+        folder: an existing one.
+        model: the model that they adapt.
+        trained: the factors and the heads, as NumPy arrays.
+        rank: of the adapters.
+        alpha: their factor is alpha / rank.
+        base: path or name of the weights that they adapt, by which PEFT and `weights.load` find them; None: unknown.
+        resample: how their learned positions were resampled to the model's resolution.
+
+    Raises:
+        UserError: the files cannot be written.
+    """
+    arrays = adapter_arrays(model.vit, trained)
+    layers = [name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])]
+    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in arrays if not name.endswith(ENDS)}
+    name, revision = _state_base(base) if base else (None, "")
+    described = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": layers,
+        "modules_to_save": sorted(saved),
+        "base_model_name_or_path": name,
+        "revision": revision or None,
+        "task_type": None,
+    }
+    with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
+        notes = description.header_notes(model) | {METHOD: resample}
+        file = files.enter_context(atomic_write(folder / WEIGHTS))
+        archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
+        text = json.dumps(described, indent=2) + "\n"
+        files.enter_context(atomic_write(folder / CONFIG)).write_text(text, encoding="utf-8")
+
+
+def _state_base(base: str) -> tuple[str, str]:
+    """Returns how a configuration states weights: of the hub OWNER/NAME and a revision; a local path is absolute."""
+    if hub.is_hub_name(base):
+        name, _, revision = base.removeprefix(hub.PREFIX).partition("@")
+        return name, revision
+    local = Path(base).expanduser()
+    return (str(local.resolve()) if local.exists() else base), ""
+
+
+def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]:
+    """Returns the arrays of the file: of each linear layer A [rank, inputs] and B [outputs, rank], and the heads'.
+
+    Args:
+        spec: of the model.
+        trained: the factors and the heads.
+    """
+    leaves, arrays = tree.flatten(trained), {}
+    for name, downs in leaves.items():
+        layer, _, part = name.rpartition("/lora/")
+        if part != "down":
+            continue
+        gated = "g" in factors_of(layer).up
+        for block, (down, up) in enumerate(zip(downs, leaves[f"{layer}/lora/up"], strict=True)):
+            linears = _linear_names(_tables(spec)[0], layer, block)
+            for index, linear in enumerate(linears):
+                a, b = down, up
+                if layer.endswith("qkv"):
+                    a, b = down[:, index], up[index]
+                elif gated and len(linears) > 1:
+                    b = up[:, index]
+                rank = down.shape[-1]
+                arrays[f"{PREFIX}{linear}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
+                arrays[f"{PREFIX}{linear}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+    table = _tables(spec)[0]
+    for head in HEADS:
+        if f"{head}/kernel" in leaves:
+            linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")
+            arrays[f"{PREFIX}{linear}.weight"] = np.ascontiguousarray(leaves[f"{head}/kernel"].T)
+            arrays[f"{PREFIX}{linear}.bias"] = leaves[f"{head}/bias"]
+    return arrays
+
+
+@functools.lru_cache(maxsize=1)
+def _tables(spec: ModelSpec) -> tuple[Any, ...]:
+    """Returns the tables of the model of transformers by our names; None stands for ours, and is the last one.
+
+    The first has the names of transformers 5 in memory, which PEFT adapts; then come those in files, which transformers
+    4 also has in memory; then both of the model without a classifier.
+    """
+    try:
+        form = layout.choose_form(spec)
+    except UserError:
+        return (None,)  # there is no such model
+    places = itertools.product((form.prefix, ""), (form.family in IN_MEMORY, False))
+    forms = dict.fromkeys(form._replace(prefix=prefix, in_memory=in_memory) for prefix, in_memory in places)
+    return (*(layout.parameter_table(spec, each) for each in forms), None)
+
+
+def _family(spec: ModelSpec) -> str:
+    """Returns the family of transformers to which a model belongs; empty: none."""
+    try:
+        return layout.choose_form(spec).family
+    except UserError:
+        return ""
+
+
+def _linear_names(table: ParameterTable | None, layer: str, block: int) -> list[str]:
+    """Returns the names of the linear layers of which one of our layers consists, in a block."""
+    if table is not None:
+        blocks = table[f"{layer}/kernel"]
+        assert isinstance(blocks, Stack)
+        return [name.removesuffix(".weight") for name in _leaf_names(blocks.parts[block])]
+    ours = block_name(layer, block).replace("/", ".")
+    return [ours.removesuffix("qkv") + part for part in ("query", "key", "value")] if ours.endswith("qkv") else [ours]
+
+
+def _leaf_names(part: Part) -> list[str]:
+    return [part.name] if isinstance(part, Leaf) else [name for inner in part.parts for name in _leaf_names(inner)]

@@ -1,0 +1,2 @@
+from . import config as config
+from . import layout as layout

@@ -1,0 +1,233 @@
+"""timm's `config.json`: what it states of a model, and the one of a model of ours.
+
+Keys: huggingface/pytorch-image-models, timm/models/_hub.py (save_config_for_hf), timm/data/config.py and
+timm/data/transforms_factory.py.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax import UserError, models
+from vit_jax.interop.pytorch import (
+    CONFIG_FILE,
+    PublishedConfig,
+    colours,
+    json_text,
+    loss_key,
+    name_list,
+    number,
+    pipes,
+    read_json,
+    read_loss,
+    whole,
+    word,
+)
+from vit_jax.interop.timm.architectures import find_architecture, nearest_name
+from vit_jax.models import Model
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
+POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration has none
+DEFAULT_CROP = 0.875
+STANDARD = (0.5, 0.5, 0.5)  # mean and std of a model without such fields
+FIRST = {"resnet": "patch_embed.backbone.stem.conv", "patches": "patch_embed.proj", None: "stem.conv"}
+# Architectures of the hybrids, by the units of the ResNet's stages; other arguments are stated.
+HYBRIDS = {(3, 4, 9): "vit_base_r50_s16_224", (2, 2, 2, 2): "vit_small_r26_s32_224", (): "vit_tiny_r_s16_p8_224"}
+HYBRIDS |= {(3, 4, 6, 3): "vit_large_r50_s32_224"}
+BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
+GATED = "vit_giant_patch14_dinov2"  # the class of its MLP cannot be stated
+
+
+def read_folder(folder: Path) -> PublishedConfig:
+    """Returns what the configuration in a folder states: nothing if there is none, or if it is not timm's.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    content = read_json(folder / CONFIG_FILE)
+    return read_config(content) if isinstance(content.get("architecture"), str) else PublishedConfig({})
+
+
+def read_config(content: Mapping[str, Any]) -> PublishedConfig:
+    """Returns what a configuration states.
+
+    Raises:
+        UserError: a value has another type, or the model is one that vit_jax does not compute.
+    """
+    source, args = _dict(content.get("pretrained_cfg")), _dict(content.get("model_args"))
+    architecture = find_architecture(str(content["architecture"]))
+    fields = architecture.unseen_fields if architecture else {}
+    if "num_heads" in args:
+        fields["num_heads"] = whole(args["num_heads"], "num_heads")
+    if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
+        act_layer = word(args["act_layer"], ACTIVATIONS, "act_layer")
+        fields["activation"] = ACTIVATIONS[act_layer]
+    pooling = args.get("global_pool") or content.get("global_pool") or ""
+    if pooling:
+        fields["pooling"] = POOLINGS[word(pooling, POOLINGS, "global_pool")]
+    fields["image_mean"] = colours(source.get("mean") or IMAGENET_MEAN, "mean")
+    fields["image_std"] = colours(source.get("std") or IMAGENET_STD, "std")
+    size = source.get("input_size") or (3, 224, 224)
+    if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
+        raise UserError(f"input_size in its configuration must be [3, height, width], not {size!r}")
+    height, width = (whole(side, "input_size") for side in size[1:])
+    sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
+    sizes |= _read_sizes(content, args)
+    pipe, loss = _read_pipe(source, height, width), read_loss(content)
+    return PublishedConfig(fields, (height, width), pipe, _read_names(content), loss, sizes)
+
+
+def read_name(path: Path, width: int) -> PublishedConfig:
+    """Returns what the name of a file or of its folder states, if it is that of an architecture of this width."""
+    for name in (path.name, path.parent.name):
+        architecture = find_architecture(name)
+        if architecture and architecture.width == width:
+            return PublishedConfig(architecture.unseen_fields)
+    return PublishedConfig({})
+
+
+def _read_sizes(content: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Returns what a configuration states of the shapes of arrays."""
+    keys = {"width": "embed_dim", "depth": "depth", "patch_size": "patch_size", "registers": "reg_tokens"}
+    sizes = {name: (key, args[key]) for name, key in keys.items() if args.get(key) is not None}
+    if isinstance(args.get("patch_size"), list) and len(set(args["patch_size"])) == 1:
+        sizes["patch_size"] = "patch_size", args["patch_size"][0]
+    return sizes | ({"num_classes": ("num_classes", content["num_classes"])} if "num_classes" in content else {})
+
+
+def _dict(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None:
+    """Returns the pipe of an evaluation; None for one that no pipe of ours equals (borders around the image)."""
+    crop = number(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
+    method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
+    if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
+        return None
+    rows, columns = (math.floor(side / crop) for side in (height, width))
+    resize: int | tuple[int, int] = (rows, columns) if mode == "squash" else rows
+    if mode not in ("squash", "center") or (mode == "center" and rows != columns):
+        return None
+    return pipes.write_pipe(pipes.Preparation(resize, (height, width), method))
+
+
+def _read_names(content: Mapping[str, Any]) -> list[str] | None:
+    """Returns the descriptions of the classes where each has another one, else their names."""
+    count = content.get("num_classes")
+    names = content.get("label_names") or _dict(content.get("pretrained_cfg")).get("label_names")
+    listed = name_list(names, count) if isinstance(count, int) else None
+    words = _dict(content.get("label_descriptions"))
+    if not listed or not all(isinstance(words.get(name), str) for name in listed):
+        return listed
+    described = [words[name] for name in listed]
+    return described if len(set(described)) == len(described) else listed
+
+
+def describing_files(name: str, model: Model) -> dict[str, str]:
+    """Returns the content of `config.json` for a model that `timm_layout` can write.
+
+    Raises:
+        UserError: timm has no architecture like the model, or cannot state its preprocessing.
+    """
+    value = model.field
+    if not value("num_heads"):
+        return _bit_files(model)
+    height, width = model.image_size
+    swiglu = value("activation") == "swiglu"
+    pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
+    args: dict[str, Any] = {
+        "img_size": [height, width],
+        "patch_size": model.vit.stem.kernel_size,  # of a hybrid in features
+        "embed_dim": value("width"),
+        "depth": value("depth"),
+        "num_heads": value("num_heads"),
+        # timm rounds the product down.
+        "mlp_ratio": (value("mlp_dim") * (2 if swiglu else 1) + 0.5) / value("width"),
+        "class_token": value("pooling") == "token" or value("class_token") == "always",
+        "global_pool": pooling,
+        "fc_norm": value("final_norm") == "pooled",
+        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
+        "pos_embed": "none" if value("position") == "none" else "learn",
+        "qk_norm": value("qk_norm"),
+        "init_values": value("layer_scale") or None,
+    }
+    if not value("distilled_head"):  # whose class has the distillation token besides
+        args["reg_tokens"] = value("registers")
+    if not swiglu:
+        args["act_layer"] = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[value("activation")]
+    architecture = GATED if swiglu else nearest_name(model)
+    if value("stem") == "resnet":
+        if value("stages") not in HYBRIDS or value("stem_width") != 64:
+            size = f"ResNet stages {value('stages')} and stem_width {value('stem_width')}"
+            raise UserError(f"timm has no hybrid with {size}; use --layout=ours")
+        architecture = HYBRIDS[value("stages")]
+    return _files(model, architecture, pooling, args, value("width"))
+
+
+def _bit_files(model: Model) -> dict[str, str]:
+    name = models.model_name(model.values)  # of these sizes, which the model's own name may not be
+    if name not in BITS:
+        raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
+    return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
+
+
+def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
+    value = model.field
+    config: dict[str, Any] = {
+        "architecture": architecture,
+        "num_classes": value("num_classes"),
+        "num_features": features,
+        "global_pool": pooling,
+        "model_args": args,
+        "pretrained_cfg": _pretrained_cfg(model),
+        **loss_key(model),
+    }
+    if model.class_names:
+        config["label_names"] = list(model.class_names)
+    return {"config.json": json_text(config)}
+
+
+def _pretrained_cfg(model: Model) -> dict[str, Any]:
+    height, width = model.image_size
+    prepared = pipes.Preparation((height, width), None, "bicubic")
+    if model.preprocess is not None:
+        prepared = pipes.read_pipe(model.preprocess)
+    mean, std = pipes.combine_range(prepared.values, *_colours(model))
+    cropped = prepared.crop or (height, width)
+    size = prepared.resize if prepared.resize is not None else cropped
+    squash = isinstance(size, tuple)
+    side, target = (size[0], cropped[0]) if isinstance(size, tuple) else (size, min(cropped))
+    if cropped != (height, width) or (isinstance(size, tuple) and size[0] * width != size[1] * height):
+        raise UserError(f"this layout cannot state the preprocessing {model.preprocess!r}; use --layout=ours")
+    return {
+        "custom_load": False,
+        "input_size": [3, height, width],
+        "fixed_input_size": bool(model.field("num_heads")),  # a BiT takes images of any size
+        "interpolation": prepared.method,
+        "crop_pct": _crop_share(target, side),
+        "crop_mode": "squash" if squash else "center",
+        "mean": mean,
+        "std": std,
+        "num_classes": model.field("num_classes"),
+        "first_conv": FIRST[model.field("stem")],
+        "classifier": _classifier(model),
+    }
+
+
+def _classifier(model: Model) -> str | list[str]:
+    if not model.field("stem"):
+        return "head.fc"
+    return ["head", "head_dist"] if model.field("distilled_head") else "head"
+
+
+def _colours(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return model.field("image_mean") or STANDARD, model.field("image_std") or STANDARD
+
+
+def _crop_share(target: int, side: int) -> float:
+    """Returns the share of `side` that `target` is, such that timm's division gives `side` again."""
+    share = target / side
+    return share if math.floor(target / share) == side else target / (side + 0.5)

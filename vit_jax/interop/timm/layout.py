@@ -1,0 +1,290 @@
+"""The layout of timm's VisionTransformer, with its hybrids and DeiT's second head: one table, by which files are both
+read and written.
+
+Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
+vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
+"""
+
+import collections
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax import UserError
+from vit_jax.interop import mapping
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.mapping import Leaf, ParameterTable
+from vit_jax.interop.pytorch import (
+    RenamedArchive,
+    convolution,
+    dense_leaves,
+    merging_leaves,
+    norm_leaves,
+    patch_leaves,
+    rename,
+    torch_fields,
+)
+from vit_jax.interop.timm import bit_layout
+from vit_jax.models import BitSpec, Model, ModelSpec, image_size, resnet_stride
+
+NAMES = torch_fields.Names(
+    patches="patch_embed.proj.",
+    cls="cls_token",
+    registers="reg_token",
+    position="pos_embed",
+    blocks="blocks.",
+    layer_scale="ls1.gamma",
+    widening="mlp.fc1.weight",
+    narrowing="mlp.fc2.weight",
+    head="head.",
+)
+BACKBONE = "patch_embed.backbone."
+DISTILLATION_TOKEN, DISTILLED_HEAD = "dist_token", "head_dist."  # of VisionTransformerDistilled
+# What that class computes of what a VisionTransformer does: our field -> values.
+DISTILLED = {
+    "registers": (1,),
+    "position": ("learned",),
+    "position_rows": ("all",),
+    "final_norm": ("tokens",),
+    "stem": ("patches",),
+    "activation": ("gelu", "gelu_tanh"),
+}
+
+OLDER_NAMES = (
+    (r"^module\.", ""),  # of a model trained on several devices
+    (r"^(blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),  # DeiT-III
+    (r"^register_tokens$", "reg_token"),  # DINOv2
+    (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
+    (r"^(blocks\.\d+\.mlp\.)w3\.", r"\1fc2."),
+)
+IGNORED = "mask_token"  # of DINOv2's training
+
+# What the arrays or the configuration state, or `_unsupported` judges; a model is refused if another field differs.
+STATED = (
+    *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
+    *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
+    *("activation", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
+    *("stem", "stem_epsilons", "stages", "distilled_head"),
+)
+
+# Of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
+DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
+
+
+def detect_form(names: Mapping[str, Any]) -> str | None:
+    """Returns "vit" or "bit", the kind of model whose arrays have these names in the layout, or None."""
+    return "bit" if bit_layout.detect_layout(names) else "vit" if detect_layout(names) else None
+
+
+def detect_layout(names: Mapping[str, Any]) -> bool:
+    """Tells whether names of arrays belong to the layout of ViTs."""
+    wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
+    return wanted <= {rename(name, OLDER_NAMES) for name in names}
+
+
+def width_of(file: Archive) -> int:
+    """Returns the width of a file of a ViT."""
+    return torch_fields.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
+
+
+def infer_fields(
+    file: Archive,
+    form: str = "vit",
+    resolution: Any = None,
+    num_heads: int | None = None,
+    stated: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes.
+
+    What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
+
+    Args:
+        file: with timm's names, current or older.
+        form: as detected.
+        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
+        num_heads: as the user states it; a file only tells it where queries are normalised.
+        stated: (height, width) of the images in the configuration beside the file.
+
+    Raises:
+        UserError: the number of heads is not known, an array is missing that determines a field, the positions are not
+            those of square images, or a distillation token has no head.
+    """
+    if form == "bit":
+        return bit_layout.infer_fields(file, stated if resolution is None else image_size(resolution))
+    archive = renamed(file)
+    if "norm_pre.weight" in archive:
+        raise UserError(
+            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
+        )
+    distilled = DISTILLATION_TOKEN in archive
+    if distilled and f"{DISTILLED_HEAD}weight" not in archive:
+        raise UserError(
+            "its distillation token has no head (head_dist): then timm averages the representations of both tokens, "
+            "which vit_jax does not"
+        )
+    names = NAMES._replace(registers=DISTILLATION_TOKEN) if distilled else NAMES
+    fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, names) | _stem_fields(archive)
+    fields["distilled_head"] = distilled
+    if "pre_logits.fc.weight" in archive:
+        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, "pre_logits.fc.weight")[0]}
+    given = None if resolution is None else image_size(resolution)
+    class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
+    fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
+    fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
+    fields["qk_norm"] = f"{NAMES.blocks}0.attn.q_norm.weight" in archive
+    if fields["qk_norm"]:
+        head_dim = math.prod(archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape)
+        num_heads = fields["width"] // max(head_dim, 1)
+    if not num_heads:
+        raise UserError(
+            "a timm file does not state the number of attention heads, and neither its name nor its folder's is that "
+            f"of an architecture of timm of width {fields['width']}; give num_heads= to vit_jax.load, or --num-heads= "
+            "to vit_jax.convert, which writes a file that states it"
+        )
+    return fields | torch_fields.infer_positions(archive, NAMES, fields, given, stated) | {"num_heads": num_heads}
+
+
+def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a hybrid's ResNet; none for other models."""
+    root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
+    if not root:
+        return {}
+    units = {re.match(rf"{BACKBONE}stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", name) for name in archive}
+    found = {match.groups() for match in units if match}
+    counts = collections.Counter(int(stage) for stage, _ in found)
+    stages = tuple(counts[stage] for stage in sorted(counts))
+    size = archive[f"{NAMES.patches}weight"].shape[2]
+    width = torch_fields.shape_of(archive, root[0])[0]
+    fields = {"stem": "resnet", "stages": stages, "stem_width": width, "stem_epsilons": "timm"}
+    return fields | {"patch_size": size * resnet_stride(stages)}
+
+
+def renamed(file: Archive) -> RenamedArchive:
+    """Returns a file's arrays by their current names."""
+    return RenamedArchive(file, OLDER_NAMES, IGNORED)
+
+
+def read_layout(file: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+    """Returns the parameters of a ViT or of a BiT by our names; `shapes` are theirs.
+
+    Raises:
+        UserError: names every array that is missing, unexpected, or of another shape or type.
+    """
+    if isinstance(spec, BitSpec):
+        return bit_layout.read_layout(file, spec, shapes)
+    return mapping.read_parameters(renamed(file), parameter_table(spec), shapes, prefix="")
+
+
+def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in this layout, of a ViT or of a BiT.
+
+    Raises:
+        UserError: the layout cannot express the model.
+    """
+    if isinstance(spec, BitSpec):
+        return bit_layout.to_layout(params, spec)
+    mapping.refuse("timm", _unsupported(spec) | _unsupported_beside_two_heads(spec))
+    if spec.position_rows and spec.position_rows < spec.prefix_rows:
+        # The class token has a position, the registers have none: a model only ever uses the sum.
+        first, rest = np.split(np.asarray(params["position"]), [1])
+        params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
+    return mapping.file_views(parameter_table(spec), params, prefix="")
+
+
+def _unsupported(spec: ModelSpec) -> dict[str, bool]:
+    """Returns what timm's model does not compute, and whether this model does."""
+    return mapping.unstated_values(spec, STATED) | {
+        f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
+        f"positions with position_place {spec.position.place}": spec.position.place != "stem",
+        f"{spec.block.kind} blocks": spec.block.kind != "standard",
+        "rotary positions": spec.position.rotary != "none",
+        "a head of patches": spec.head.kind == "patches",
+        "class token and mean pooled together": spec.head.pooling == "token_gap",
+        "a tanh layer (pre_logits)": spec.head.pre_logits,
+        f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],
+        "patches projected without a bias": not spec.stem.bias,
+        "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
+        "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
+        "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
+    }
+
+
+def _unsupported_beside_two_heads(spec: ModelSpec) -> dict[str, bool]:
+    """Returns what the class with a second head does not compute, and whether this model, if it has one, does."""
+    value = Model("", spec).field
+    return {
+        f"{name} {value(name)} with a second head": spec.head.distilled and value(name) not in computed
+        for name, computed in DISTILLED.items()
+    }
+
+
+def parameter_table(spec: ModelSpec) -> ParameterTable:
+    """Returns the arrays of the layout that the parameters of a model consist of."""
+    table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
+    table |= patch_leaves(NAMES.patches, spec.stem.bias)
+    if spec.class_rows:
+        table["cls"] = Leaf(NAMES.cls, ones=2)
+    if spec.prefix.registers:
+        table["registers"] = Leaf(DISTILLATION_TOKEN if spec.head.distilled else NAMES.registers, ones=1)
+    if spec.position.kind == "learned":
+        table["position"] = Leaf(NAMES.position, ones=1)
+    blocks = [f"{NAMES.blocks}{index}." for index in range(spec.depth)]
+    table |= {f"encoder/blocks/{name}": mapping.of_blocks(part, blocks) for name, part in _block_table(spec).items()}
+    table |= norm_leaves(
+        *(("pooled_norm", "fc_norm.") if spec.head.final_norm == "pooled" else ("encoder/norm", "norm."))
+    )
+    if spec.head.pooling == "map":
+        table |= _map_table()
+    if spec.head.pre_logits:
+        table |= dense_leaves("pre_logits", "pre_logits.fc.")
+    if spec.head.num_classes:
+        table |= dense_leaves("head", NAMES.head)
+    if spec.head.distilled:
+        table |= dense_leaves("distilled_head", DISTILLED_HEAD)
+    return table
+
+
+def _block_table(spec: ModelSpec) -> ParameterTable:
+    """Returns the arrays of one block."""
+    table = norm_leaves("norm1", "norm1.") | norm_leaves("norm2", "norm2.")
+    table |= dense_leaves("attention/qkv", "attn.qkv.") | merging_leaves("attention/out", "attn.proj.")
+    if spec.attention.qk_norm:
+        table |= norm_leaves("attention/query_norm", "attn.q_norm.") | norm_leaves("attention/key_norm", "attn.k_norm.")
+    if spec.block.layer_scale:
+        table |= {f"layer_scale{number}": Leaf(f"ls{number}.gamma") for number in (1, 2)}
+    widening = "dense1_gated" if spec.block.activation == "swiglu" else "dense1"
+    return table | dense_leaves(f"mlp/{widening}", "mlp.fc1.") | dense_leaves("mlp/dense2", "mlp.fc2.")
+
+
+def _map_table() -> ParameterTable:
+    """Returns the arrays of attention pooling; keys and values are one array of the file."""
+    table: ParameterTable = {"map_head/probe": Leaf("attn_pool.latent", ones=2)}
+    for ours, theirs in {"query": "q", "key": "kv", "value": "kv"}.items():
+        table |= dense_leaves(f"map_head/attention/{ours}", f"attn_pool.{theirs}.")
+    table |= merging_leaves("map_head/attention/out", "attn_pool.proj.") | norm_leaves(
+        "map_head/norm", "attn_pool.norm."
+    )
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"attn_pool.mlp.fc{number}.")
+    return table
+
+
+def _stem_table(spec: ModelSpec) -> ParameterTable:
+    stages = spec.stem.stages
+    table = _conv_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            ours, theirs = f"stem/stage{stage + 1}/unit{unit + 1}", f"{BACKBONE}stages.{stage}.blocks.{unit}."
+            for number in "123":
+                table |= _conv_leaves(ours, theirs, number, f"conv{number}", f"norm{number}")
+            if unit == 0:
+                table |= _conv_leaves(ours, theirs, "_proj", "downsample.conv", "downsample.norm")
+    return table
+
+
+def _conv_leaves(ours: str, theirs: str, suffix: str, conv: str, norm: str) -> ParameterTable:
+    kernel = Leaf(f"{theirs}{conv}.weight", arrange=convolution)
+    return {f"{ours}/conv{suffix}/kernel": kernel} | norm_leaves(f"{ours}/norm{suffix}", f"{theirs}{norm}.")

@@ -1,0 +1,6 @@
+from .check import TOLERANCE as TOLERANCE
+from .check import check_kernels as check_kernels
+from .times import PLAIN as PLAIN
+from .times import AttentionTime as AttentionTime
+from .times import remember_times as remember_times
+from .times import settle_attention as settle_attention

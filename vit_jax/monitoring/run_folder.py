@@ -1,0 +1,130 @@
+"""What lies in the folder of a run, finished or not: its configuration, metrics, processes, plan and saved outputs."""
+
+import dataclasses
+import functools
+import json
+import posixpath
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, user_errors
+from vit_jax.config import flatten_config, parse_config
+from vit_jax.monitoring.history import read_history
+from vit_jax.monitoring.ledger_file import LEDGER, Start, read_ledger
+from vit_jax.monitoring.metrics_file import METRICS, read_metrics
+from vit_jax.storage import filesystem
+
+CONFIG, HISTORY, PLAN, MISTAKES = "config.json", "history.json", "plan.json", ".mistakes.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """A run as its folder tells it.
+
+    Attributes:
+        name: of the run.
+        place: the folder, local or remote.
+        config: the configuration.
+        metrics: each step that has metrics, once and in order, with its metrics.
+        processes: that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
+        plan: plan.json, which `vit_jax.plan --json` printed there, or None.
+        mistakes: name of a file that `vit_jax.evaluate --save=mistakes` wrote there -> its content.
+        starts: where its time went, see `vit_jax.monitoring.read_ledger`; none if an earlier version trained it.
+    """
+
+    name: str
+    place: str
+    config: ConfigDict
+    metrics: list[tuple[int, dict[str, float]]]
+    processes: list[dict[str, Any]]
+    plan: bytes | None
+    mistakes: dict[str, bytes]
+    starts: list[Start] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def fields(self) -> dict[str, str]:
+        """The fields of the configuration by dotted name, their values as text."""
+        return fields_as_text(self.config)
+
+    @property
+    def step(self) -> int:
+        """The last step that has metrics."""
+        return self.metrics[-1][0] if self.metrics else 0
+
+    @functools.cached_property
+    def last(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return {name: value for _, metrics in self.metrics for name, value in metrics.items()}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the training and its last evaluation have ended."""
+        evaluated = not self.step or self.config.checkpoint.best_metric in self.metrics[-1][1]
+        return self.step >= self.config.total_steps and evaluated
+
+
+def find_runs(folder: str) -> dict[str, str]:
+    """Returns folder -> name of the run in a folder, local or remote, or of all runs below it: the path from there.
+
+    Raises:
+        UserError: there is none.
+    """
+    top = filesystem.absolute_path(folder).rstrip("/")
+    if filesystem.exists(filesystem.join_path(top, CONFIG)):
+        return {top: posixpath.basename(top)}
+    remote = filesystem.is_remote(top)
+    files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
+    found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
+    if not found:
+        raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
+    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}/{run}" for run in found}
+
+
+def read_run(place: str, name: str) -> RunFolder:
+    """Returns what lies in the folder of a run.
+
+    Raises:
+        UserError: there is no run, or a file cannot be read.
+    """
+    paths = {file: filesystem.join_path(place, file) for file in (CONFIG, METRICS, HISTORY, PLAN, LEDGER)}
+    text = {file: filesystem.read_bytes(path) for file, path in paths.items() if filesystem.exists(path)}
+    saved = filesystem.expand_pattern(filesystem.join_path(place, f"*{MISTAKES}"))
+    if CONFIG not in text:
+        raise UserError(f"{place} is not the folder of a run: it contains no {CONFIG}.")
+    config = parse_config(text[CONFIG], paths[CONFIG])
+    if "total_steps" not in config:
+        raise UserError(f"{place} is not the folder of a run: its {CONFIG} is of another program.")
+    return RunFolder(
+        name,
+        place,
+        config,
+        read_metrics(text.get(METRICS, b""), paths[METRICS]),
+        read_history(text[HISTORY], paths[HISTORY]) if HISTORY in text else [],
+        text.get(PLAN),
+        {path.rpartition("/")[2]: filesystem.read_bytes(path) for path in sorted(saved)},
+        read_ledger(text.get(LEDGER, b"[]")),
+    )
+
+
+def fields_as_text(config: ConfigDict) -> dict[str, str]:
+    """Returns the fields of a configuration by dotted name, their values as text."""
+    return {name: _as_text(value) for name, value in flatten_config(config).items()}
+
+
+def _as_text(value: Any) -> str:
+    return "unset" if value is None else value if isinstance(value, str) else json.dumps(value, default=list)
+
+
+def write_page(path: str, content: str) -> str:
+    """Writes a page, local or remote, and returns its path.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if not filesystem.is_remote(path):
+        with user_errors(f"cannot write {path}"):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+    filesystem.write_bytes(path, content.encode())
+    return path

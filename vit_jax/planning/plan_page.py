@@ -1,0 +1,106 @@
+"""The page that `vit_jax.plan --html` writes: memory, cycles and limits of plans side by side."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from vit_jax import analysis
+from vit_jax.planning import plan_table
+from vit_jax.planning.parts import cycle_parts, memory_parts, used_shares
+from vit_jax.planning.plan import Plan
+
+GIB, MILLION = 2**30, 10**6
+LIMITS = (
+    "How much the plan takes of what there is. With more than 100 % of the memory it does not fit; with more than "
+    "100 % of the cores the chips wait for images. Below that the chips limit: MFU is the share of their peak speed "
+    "that the model itself uses, and exchange is the share of a step in which they wait for each other."
+)
+MEMORY = (
+    "What a chip holds when the program needs the most memory, and what it has for programs. Evaluation keeps the "
+    "whole training state."
+)
+CYCLES = (
+    "Cycles of a chip for one of its images. The compiler's estimate is pessimistic for all but matrix products; the "
+    "schedules (--schedule) are optimistic, since operations wait for nothing in them. Exchange is what no operation "
+    "hides. Clocks differ between kinds of chips."
+)
+
+
+def write_page(path: Path, plans: Sequence[Plan]) -> None:
+    """Writes plans, and those with the changes that were found for them, as a page that needs no other file.
+
+    Args:
+        path: of the page; its folder exists.
+        plans: of one recipe, 1 or more.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    found = dict(_list_plans(plans))
+    workload = plans[0].compilation.workload
+    title = f"Plan of {workload.model}"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        analysis.html.table((name, plan_table.limit(plan)) for name, plan in found.items()),
+    ]
+    body += ['<div class="figures">', *_figures(found), "</div>", "<h2>Side by side</h2>"]
+    rows = [{label: text for label, text in plan_table.plan_rows(plan) if label} for plan in found.values()]
+    body.append(analysis.html.columns(list(found), rows))
+    body += [f'<p class="faint">{escape(line)}</p>' for line in plan_table.footnotes(list(found.values()))]
+    notes = [f"<p>{escape(text)}.</p>" for plan in plans for text, _ in plan_table.alternatives(plan)]
+    body += ["<h2>What to change</h2>", *notes] if notes else []
+    commands = [(plan_table.run_sentence(plan), plan.command) for plan in plans if plan.command]
+    body += ["<h2>To run it</h2>"] if commands else []
+    body += [f"<p>{escape(text)}:</p><pre>{escape(command)}</pre>" for text, command in commands]
+    path.write_text(analysis.html.document(title, "\n".join(body)), encoding="utf-8")
+
+
+def _list_plans(plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:
+    """Yields each plan with its name, and after it those that the searches found for it."""
+    for plan in plans:
+        name, advice, largest = plan_table.plan_name(plan), plan.advice, plan.largest
+        yield name, plan
+        if advice and advice.plan:
+            yield f"{name} with {', '.join(f'{key}={value}' for key, value in advice.change.items())}", advice.plan
+        if largest and largest.plan:
+            yield f"{name}, largest batch", largest.plan
+
+
+def _figures(plans: dict[str, Plan]) -> Iterator[str]:
+    """Yields a section for each figure that the plans have."""
+    shares = {
+        name: {resource: {"used": 100 * share} for resource, share in used_shares(plan).items()}
+        for name, plan in plans.items()
+    }
+    style: dict[str, Any] = {"label": "%", "total": "{:.0f} %", "limits": [100] * len(shares)}
+    yield _section("What limits", LIMITS, shares, **style)
+    programs = {name: memory_parts(plan.compilation) for name, plan in plans.items()}
+    memory = {name: _scaled(bars, 1 / GIB) for name, bars in programs.items()}
+    granted = [plan.compilation.workload.memory_bytes / GIB for plan in plans.values()]
+    style = {"label": "GiB", "total": "{:.3g}", "limits": granted, "limit_name": "chip's limit"}
+    yield _section("Memory", MEMORY, memory, **style)
+    cycles = {name: _scaled(cycle_parts(plan), 1 / MILLION) for name, plan in plans.items() if cycle_parts(plan)}
+    if cycles:
+        yield _section("Cycles", CYCLES, cycles, label="million cycles an image", total="{:.3g}")
+
+
+def _scaled(bars: dict[str, dict[str, float]], factor: float) -> dict[str, dict[str, float]]:
+    return {bar: {part: size * factor for part, size in parts.items()} for bar, parts in bars.items()}
+
+
+def _section(title: str, caption: str, groups: analysis.bars.Groups, **style: Any) -> str:
+    draw = functools.partial(analysis.bars.stacked_bars, groups, **style)
+    text = f"{title}, in {style['label']}. " + " ".join(
+        f"{name}, {bar}: {', '.join(f'{part} {size:.3g}' for part, size in parts.items())}."
+        for name, bars in groups.items()
+        for bar, parts in bars.items()
+    )
+    drawn = analysis.html.picture(_encode(draw, "light"), _encode(draw, "dark"), text)
+    return f"<section><h2>{escape(title)}</h2>{drawn}<p>{escape(caption)}</p></section>"
+
+
+def _encode(draw: Callable[[], Any], theme: analysis.plot.Theme) -> bytes:
+    with analysis.plot.theme(theme):
+        return analysis.plot.encode_figure(draw(), "svg")

@@ -1,5 +1,0 @@
-"""Records of runs, the paper's numbers, and the page that shows them side by side."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,0 @@
-"""Sweeps: many trainings one after the other, and what became of them."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,226 @@
+"""A training run under way: its state, and what is done beside the training steps."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+import jax
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+from vit_jax import Preempted, UserError, data, evals
+from vit_jax.distributed import Supervisor, run_on_all
+from vit_jax.monitoring import Category, MetricWriter, Trace, TrainMetrics, ledger_lines
+from vit_jax.step import Batch, StepMetrics, TrainState
+from vit_jax.training.workdir import Workdir
+
+
+class Run:
+    """The steps of a run, its logs, saves and evaluations; in a `with`, which ends its data and its trace.
+
+    Attributes:
+        state: the training state after `step` updates.
+        step: updates made.
+        metrics: of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        batch_sharding: NamedSharding,
+        info: data.DataInfo,
+        folder: Workdir,
+        log: MetricWriter,
+        evaluators: dict[str, evals.Evaluator],
+        supervisor: Supervisor,
+        state: TrainState,
+    ):
+        """Opens the batches from the step on at which `folder` starts, with the state restored or initialised there."""
+        self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
+        self._config, self._folder, self._log = config, folder, log
+        self._evaluators, self._supervisor = evaluators, supervisor
+        self._failure: Exception | None = None  # of this host's data, for which all hosts end
+        self._batches = data.train_batches(config, batch_sharding, folder.start, info.opened)
+        self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
+        self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
+        supervisor.enter_phase("beginning")
+        supervisor.set_save_interval(config.checkpoint_every_minutes * 60)
+
+    def __enter__(self) -> "Run":
+        """Returns the run."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Ends the trace and the data; saves what was learnt if the run is preempted."""
+        self._supervisor.ledger.enter(Category.SAVING if isinstance(error, Preempted) else Category.UNKNOWN)
+        with contextlib.closing(self._batches), contextlib.closing(self._trace):
+            if isinstance(error, Preempted):
+                self._save_preempted()
+
+    def steps(self) -> Iterator[tuple[int, Batch]]:
+        """Iterates over the steps that are left, and their batches.
+
+        Raises:
+            UserError: the data cannot be read; what was learnt is saved.
+        """
+        for step in range(self.step + 1, self._config.total_steps + 1):
+            self._trace.before(step)
+            with self._supervisor.phase(f"data of step {step}", Category.DATA):
+                batch = self._next_batch(step)
+            self._supervisor.enter_phase(f"step {step}", self._folder.ledger.category(step))
+            yield step, batch
+
+    def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
+        """Takes what a step returned: the state and its metrics, still on the devices.
+
+        Raises:
+            NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
+            Preempted: the hosts have agreed to end here.
+            UserError: the checkpoint before could not be written.
+        """
+        self.state, self.step = state, step
+        self._folder.ledger.count_step(step, values)
+        self._train_metrics(step, values)
+        self._trace.after(step, state)
+        self._supervisor.count_step()
+        self._supervisor.raise_pending()
+        self._folder.poll()
+
+    def save_due(self) -> bool:
+        """Returns whether the state is to be saved now: every `checkpoint_every` steps, every
+        `checkpoint_every_minutes` minutes, and before each evaluation.
+        """
+        by_clock = self._supervisor.save_due()
+        return by_clock or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
+
+    def evaluation_due(self) -> bool:
+        """Returns whether any evaluation is due now."""
+        return bool(evals.due_evaluators(self._config, self._evaluators, self.step))
+
+    def save(self) -> None:
+        """Starts to save the state.
+
+        Raises:
+            UserError: the disk or store refuses it, or refused the one before.
+            NonFiniteLoss: the state is not finite; nothing is written.
+        """
+        self._train_metrics.flush()
+        with self._log.paused(), self._supervisor.phase(f"saving step {self.step}", Category.SAVING):
+            self._folder.save(self.state, self.step)
+            self._supervisor.note_save()
+
+    def evaluate(self) -> None:
+        """Evaluates the state, which is saved, and adds the metrics to its checkpoint.
+
+        Raises:
+            UserError: an evaluation failed; the message says from where the same command continues.
+        """
+        with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}", Category.EVALUATING):
+            with saved_before(self.step):
+                due = evals.due_evaluators(self._config, self._evaluators, self.step)
+                self.metrics = evals.run_evaluators(due, self.state.eval_params, self._supervisor.count_step)
+            self._supervisor.raise_pending()
+            self._log.write_metrics(self.step, self.metrics)
+            self._folder.add_metrics(self.metrics)
+
+    def evaluate_restored(self) -> None:
+        """Evaluates the restored state, if an evaluation is due at its step and was not made before the run ended."""
+        if self.step and not self._folder.evaluated and self.evaluation_due():
+            self.evaluate()
+
+    def finish(self) -> dict[str, float]:
+        """Exports the model and returns the metrics of the last evaluation."""
+        self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
+        if self._folder.start == self._config.total_steps and not self.metrics:
+            self._log.write_text(describe_end(self.step))
+            self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
+            if not self.step:
+                self._log.write_metrics(0, self.metrics)
+        if self._batches.replaced:
+            self._log.write_text(describe_replaced(self._batches.replaced))
+        self._supervisor.raise_pending()
+        self._supervisor.ledger.enter(Category.SAVING)
+        model = self._folder.export(self.state)
+        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._folder.ledger.starts)]))
+        return self.metrics
+
+    def _next_batch(self, step: int) -> Batch:
+        batches, hosts = self._batches, self._supervisor.hosts
+        try:
+            batch = next(batches)
+        except Exception:  # an unreadable image, for example: what was learnt until then is kept
+            if self.step == self._folder.start or hosts > 1:
+                raise
+            self.save()
+            with saved_before(self.step):
+                raise
+        if batches.failure and agrees_to_end(self._supervisor, self._config.total_steps - step - batches.ready):
+            self._failure = batches.failure
+        return batch
+
+    def _save_preempted(self) -> None:
+        self._supervisor.raise_pending()  # another run may have taken the workdir
+        if self.step > self._folder.start:
+            self.save()
+        self._log.write_text("\n".join(ledger_lines(self._folder.ledger.starts)))
+        if self.step:
+            end_together(self._supervisor, self._folder, self.step, self._failure)
+
+
+def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
+    """Has all hosts save the same step and end, as this host gets no more batches; returns whether they will.
+
+    The hosts agree on the step while this host still has batches to reach it; `left` steps have none.
+    """
+    return supervisor.hosts > 1 and left > 0 and supervisor.stop_all()
+
+
+def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
+    """Waits until all hosts have saved `step`, then raises why they end: the `failure` of one host's data, or a stop.
+
+    Raises:
+        UserError: the save was refused; or the data of a host cannot be read.
+        Preempted: otherwise.
+    """
+
+    def fail() -> None:
+        if failure:
+            raise failure
+
+    run_on_all(supervisor, "the last save", folder.wait)
+    with saved_before(step):
+        run_on_all(supervisor, "the reason for the end", fail)
+    raise Preempted(
+        f"preempted; the state after step {step} is saved. Run the same command again to continue."
+    ) from None
+
+
+def describe_replaced(images: int) -> str:
+    """Returns what to say of images that could not be read."""
+    return f"Unreadable images, each replaced by the next readable one: {images:,}."
+
+
+def describe_end(step: int) -> str:
+    """Returns what to say of a run that has no steps to make."""
+    if not step:
+        return "Nothing to train: total_steps is 0."
+    advice = "To train again, choose another --workdir; to train longer, raise total_steps."
+    return f"This run is complete ({step:,} of {step:,} steps). {advice}"
+
+
+@contextlib.contextmanager
+def saved_before(step: int) -> Iterator[None]:
+    """Adds to errors inside that they cost no training: the state after `step` is saved."""
+    words = f"step {step} is saved; run the same command again to continue from that step"
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{str(error).rstrip('.')}; {words}.") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        what = f"an evaluation needs more memory than the devices have ({str(error).splitlines()[0]})"
+        raise UserError(f"{what}; lower --config.batch_eval; {words}.") from error
+    except Exception as error:
+        error.add_note(f"{words}.")
+        raise

@@ -1,0 +1,73 @@
+"""What a run writes at its end: its mistakes, and its page."""
+
+import dataclasses
+import functools
+import logging
+import posixpath
+from collections.abc import Callable
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, evals
+from vit_jax.analysis import PAGE, make_page
+from vit_jax.distributed import Supervisor
+from vit_jax.inference import Inference
+from vit_jax.monitoring import Category, MetricWriter, read_run, write_page
+from vit_jax.training.workdir import Workdir
+from vit_jax.tree import ArrayTree
+
+
+def report_end(
+    config: ConfigDict,
+    program: Inference,
+    folder: Workdir,
+    log: MetricWriter,
+    supervisor: Supervisor,
+    params: ArrayTree,
+) -> None:
+    """Writes the mistakes of a run that has ended, if one host has trained it, and its page, if `config.report` is set;
+    the log says so.
+
+    The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
+
+    Args:
+        config: of the run.
+        program: of its model.
+        folder: of the run.
+        log: of the run.
+        supervisor: of the run.
+        params: to evaluate, on the devices.
+    """
+    if config.report:
+        with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
+            log.write_text("\n".join(_write_report(config, program, folder, params)))
+
+
+def _write_report(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
+    lines = []
+    if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
+        work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})
+        lines += attempt("the report has no mistakes", lambda: work(config.total_steps))
+    if jax.process_index() == 0:
+        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.place}/{PAGE}"]
+    return lines
+
+
+def write_run_page(folder: Workdir) -> None:
+    """Writes the page of one run into its folder; raises UserError if it cannot be written."""
+    name = posixpath.basename(folder.place)
+    run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
+    write_page(str(folder.path / PAGE), make_page([run]))
+
+
+def attempt(otherwise: str, work: Callable[[], object]) -> list[str]:
+    """Does some work; if it fails, returns a line that says so. The traceback of a bug goes to the log."""
+    try:
+        work()
+    except UserError as error:
+        return [f"{otherwise}: {error}"]
+    except Exception as error:
+        logging.getLogger(__name__).warning("%s", otherwise, exc_info=True)
+        return [f"{otherwise}: {type(error).__name__}: {error}"]
+    return []

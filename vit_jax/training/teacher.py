@@ -1,0 +1,96 @@
+"""The frozen model from which a student learns besides its labels: how it is loaded, checked, placed and named."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, interop, models, tree
+from vit_jax.config import check_config
+from vit_jax.inference import Inference
+from vit_jax.program import image_size_without_data
+from vit_jax.training.initial_weights import check_range
+from vit_jax.tree import ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A teacher in the memory of this host.
+
+    Attributes:
+        source: what `task.teacher` names.
+        model: for images of the size that the student is given.
+        params: NumPy arrays.
+        resample: how its positions were resampled.
+    """
+
+    source: str
+    model: models.Model
+    params: ArrayTree
+    resample: str
+
+    @functools.cached_property
+    def identity(self) -> dict[str, str]:
+        """What makes it this teacher, wherever its weights lie."""
+        return {"weights": interop.digest_weights(self.source), "resample": self.resample}
+
+    def place(self, inference: Inference) -> ArrayTree:
+        """Returns the parameters on the devices."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index]),
+            jax.tree.map(np.asarray, self.params),
+            inference.params_shardings,
+        )
+
+    def describe(self) -> str:
+        """Returns a line for the summary of a run."""
+        model, weights = self.model, self.identity["weights"]
+        return f"Teacher: {self.source}, {model.name}, {tree.count(self.params):,} parameters, weights {weights}"
+
+
+def load_teacher(config: ConfigDict) -> Teacher | None:
+    """Returns the teacher that a configuration names, its positions resampled to the student's images; None: it names
+    none.
+
+    Raises:
+        UserError: the configuration is wrong, or the weights cannot be loaded.
+    """
+    source, resample = config.task.teacher, config.resample
+    if source is None:
+        return None
+    check_config(config)  # before anything is loaded
+    size = image_size_without_data(config)
+    try:
+        model, params = interop.load(source, resolution=size, resample=resample)
+        check_range(model, config, uses_head=True)
+    except UserError as error:
+        raise UserError(f"task.teacher={source}: {str(error).removeprefix(f'{source}: ')}") from error
+    return Teacher(source, model, params, resample)
+
+
+def check_teacher(teacher: Teacher, identity: dict[str, str] | None, place: str) -> None:
+    """Compares the teacher of a resumed run with that of its checkpoint.
+
+    Args:
+        teacher: of the run now.
+        identity: of the one before, and its `source`.
+        place: the workdir.
+
+    Raises:
+        UserError: it is another one.
+    """
+    before = dict(identity or {})
+    source = before.pop("source", "no teacher")
+    if before != teacher.identity:
+        old, new = _in_words(source, before), _in_words(teacher.source, teacher.identity)
+        raise UserError(
+            f"{place} has learnt from {old}, not from {new}; set --config.task.teacher and --config.resample as they "
+            "were, or choose a new --workdir."
+        )
+
+
+def _in_words(source: str, identity: dict[str, str]) -> str:
+    words = ", ".join(f"{name} {value}" for name, value in identity.items())
+    return f"{source} ({words})" if words else source

@@ -1,0 +1,363 @@
+"""The folder of a run: its configuration, checkpoints, logs and, at the end, the exported model."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, data, interop, monitoring, user_errors
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.config import check_data, check_resumes, load_config, save_config
+from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
+from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
+from vit_jax.program import Program
+from vit_jax.step import TrainState
+from vit_jax.storage import check_init_from, check_workdir, open_mirror
+from vit_jax.training import run_summary
+from vit_jax.training.initial_weights import load_init
+from vit_jax.training.teacher import Teacher, check_teacher
+
+LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # which a resumed run continues
+
+
+class Workdir:
+    """A run's folder, open for writing: a local one, gs:// or s3://. In a `with`, which finishes what is being saved.
+
+    Attributes:
+        place: the folder.
+        path: the folder itself, or one here whose files are uploaded.
+        start: steps that the run has behind it.
+        evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
+        ledger: where the time of the run goes, once the log is open.
+    """
+
+    ledger: LedgerFile
+
+    def __init__(
+        self,
+        folder: str | Path,
+        config: ConfigDict,
+        program: Program,
+        info: data.DataInfo,
+        coordinator: Coordinator = SINGLE_HOST,
+        teacher: Teacher | None = None,
+    ):
+        """Opens the folder, and makes it if there is none; the hosts agree by `coordinator`.
+
+        Raises:
+            UserError: it holds another run, whose configuration differs in more than may change; or what is left of a
+                run that cannot be resumed, having no checkpoints or only damaged ones; or what this run would start
+                from; or it is remote, and the store refuses or does not answer.
+        """
+        self.place = place = check_workdir(folder)
+        check_init_from(config.init_from, place)
+        first = jax.process_index() == 0
+        self._mirror = open_mirror(place, ("config.json", *(LOGS if first else ())))
+        self.path = self._mirror.path
+        self._log: MetricWriter | None = None
+        self._history: History | None = None
+        self._warnings: list[str] = []
+        self._failed: UserError | None = None
+        self._config, self._program, self._teacher = config, program, teacher
+        fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
+        self._notes, self._class_names = (*info.notes, *fetching), info.class_names or ()
+        model = interop.describe_model(program.model)
+        self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
+        self._about |= {"teacher": {"source": teacher.source} | teacher.identity} if teacher else {}
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._mirror.close)
+            saved = self.path / "config.json"
+            before = load_config(saved) if saved.exists() else None
+            named = before is not None and have_same_measure(before, config)
+            self._checkpoints = Checkpoints(config, place, self.path, coordinator, info.evals, named)
+            self.start, self.evaluated = self._checkpoints.latest or 0, True
+            self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
+            # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
+            self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
+            resumes, source = bool(self._checkpoints.steps), config.init_from
+            if not resumes and first:
+                check_new_run(place, before, config, last_logged_step(self.path), self._has_model)
+            self._changes = check_resumes(before, config, place) if before and resumes else []
+            self._given, self._origin = dict[str, Any](), "random weights"
+            if source is not None and not resumes:
+                self._given, self._origin = load_init(source, config, program, info.class_names)
+            undone.pop_all()
+
+    def __enter__(self) -> "Workdir":
+        """Returns the workdir."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Closes the workdir, and adds to an interruption what the same command does."""
+        try:
+            self.close()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if error is not None and not isinstance(error, Exception):
+                step = self._checkpoints.latest
+                resumes = f"step {step} is saved. Run the same command again to continue from that step."
+                error.add_note(
+                    "nothing was saved yet; the same command will start from step 0." if step is None else resumes
+                )
+
+    def restore_or_init(self) -> tuple[TrainState, str]:
+        """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
+
+        Raises:
+            UserError: the checkpoint is of other data, or beyond the run's end; all checkpoints are damaged; or they
+                cannot be read, or none can be written.
+        """
+        program = self._program
+        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
+        with self._writing():
+            self._checkpoints.open()
+        if restored:
+            self.start, self.evaluated = restored.step, restored.about["evaluated"]
+            self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
+            for line in self._warnings if jax.process_index() == 0 else ():
+                logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
+            return restored.state, f"Resuming {self.place} after step {self.start}."
+        state = program.init(jax.random.key(self._config.seed), self._given)
+        return state, f"Starting from {self._origin}."
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        if self._teacher:
+            check_teacher(self._teacher, manifest.get("teacher"), self.place)
+        return check_manifest(manifest, self._config, self._about, self.place)
+
+    def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
+        """Returns the writer of the run's metrics, after a summary of the run.
+
+        Args:
+            origin: of the state.
+            ledger: of the seconds that are spent.
+            watch: is given the metrics too.
+
+        Raises:
+            UserError: the logs cannot be written.
+        """
+        config = self._config
+        log = self._log = MetricWriter(
+            self.path,
+            self.start,
+            self.evaluated,
+            config.total_steps,
+            config.batch,
+            config.data.num_classes,
+            self._mirror.push,
+            watch,
+            self._open_wandb(),
+        )
+        self.ledger = LedgerFile(self.path, self.start, config.total_steps, ledger)
+        lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
+        log.write_text("\n".join(lines))
+        if jax.process_index() == 0:
+            self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
+        for line in self._warnings:
+            log.write_text(f"WARNING: {line}", to_terminal=False)
+        if not self.start:
+            log.write_text("\n".join(["Parameters:", *run_summary.parameter_table(self._program)]))
+            classes = [f"{label}  {name}" for label, name in enumerate(self._class_names)]
+            log.write_text("\n".join(["Classes:", *classes]), to_terminal=False)
+        if self._changes:
+            since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
+            log.write_text("\n".join([since, *self._changes]))
+        return log
+
+    def _open_wandb(self) -> monitoring.WandbRun | None:
+        if self._config.wandb is None or jax.process_index() > 0:
+            return None
+        return monitoring.WandbRun(self._config.wandb, self.place, self.path, self._config.to_dict())
+
+    def write_config(self) -> None:
+        """Writes `config.json`, by which the run counts as started with these settings.
+
+        Raises:
+            UserError: the workdir cannot be written to.
+        """
+        if jax.process_index() == 0 and not self._is_complete():
+            with user_errors(f"cannot write to the workdir {self.place}"):
+                save_config(self._config, self.path / "config.json")
+        with self._writing():
+            self._mirror.flush()  # a store that refuses is reported before the first step
+
+    def _is_complete(self) -> bool:  # then what was changed had no part in it
+        return 0 < self.start == self._config.total_steps
+
+    def save(self, state: TrainState, step: int) -> None:
+        """Starts to save the state after `step`.
+
+        Raises:
+            UserError: the disk or store refuses it, or refused the one before, or does not answer.
+            NonFiniteLoss: the state is not finite; nothing is written.
+        """
+        if self._history:
+            self._history.write(step)
+        self.ledger.count_save()
+        self._flush()  # a run that resumes from the checkpoint finds the metrics before it
+        with self._writing():
+            self._checkpoints.save(state, step, self._about)
+
+    def add_metrics(self, metrics: dict[str, float]) -> None:
+        """Starts to add the metrics of its evaluation to the newest checkpoint; they decide whether it is the best.
+
+        Raises:
+            UserError: the store refuses the logs or does not answer.
+        """
+        self._flush()  # a checkpoint that says it was evaluated has its line of metrics
+        self._checkpoints.add_metrics(metrics)
+
+    def _flush(self) -> None:
+        if self._log:
+            self._log.flush()
+        with self._writing():
+            self._mirror.flush()
+
+    def poll(self) -> None:
+        """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing.
+
+        Raises:
+            UserError: the disk or store refuses it, or does not answer.
+        """
+        with self._writing():
+            self._checkpoints.poll()
+        if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
+            self._has_model = False
+            try:
+                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint has learnt more
+            except UserError as error:
+                logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
+
+    def wait(self) -> None:
+        """Finishes the checkpoint that is being written.
+
+        Raises:
+            UserError: the disk or store refuses it, or does not answer.
+        """
+        with self._writing():
+            self._checkpoints.wait()
+
+    def export(self, state: TrainState) -> str:
+        """Writes the weights as `model.npz` with `model.json`, array by array, and adapters; returns the path."""
+        self.wait()
+        weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
+        if self._history:
+            self._history.write(self._config.total_steps)
+        if jax.process_index() == 0:
+            interop.save(self.path / interop.MODEL_FILE, self._program.model, weights)
+        else:
+            for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
+                np.asarray(leaf)
+        if adapt.rank:
+            trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
+            if jax.process_index() == 0:
+                start = self._config.init_from, self._config.resample
+                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha, *start)
+        self.ledger.complete()
+        with self._writing():
+            self._mirror.flush()
+        return f"{self.place}/{interop.MODEL_FILE}"
+
+    def close(self) -> None:
+        """Finishes what is being saved.
+
+        Raises:
+            UserError: the workdir is remote, and the store refuses or does not answer.
+        """
+        try:
+            if self._log:
+                self.ledger.close()
+            with self._writing():
+                self._mirror.flush(
+                    last=True
+                )  # first: it is quick to say that the store does not answer; Orbax tries for long
+                self._checkpoints.close()
+        except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
+            self._checkpoints.abandon(self._mirror.close)
+            raise
+        self._mirror.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises the store's first failure again: it would wait once more, and what was given up may still arrive and
+        replace what is newer.
+        """
+        if self._failed:
+            raise self._failed
+        try:
+            yield
+        except UserError as error:
+            self._failed = error
+            raise
+
+
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], place: str) -> list[str]:
+    """Returns a warning if a checkpoint is of other data and the configuration accepts that, or if images changed.
+
+    Args:
+        manifest: of the checkpoint.
+        config: of this run.
+        about: what this run's checkpoints say of its `data`, and the `sample` of them.
+        place: the workdir.
+
+    Raises:
+        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
+    """
+    step, total = manifest["step"], config.total_steps
+    if step > total:
+        raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
+    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, place):
+        return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
+    if manifest.get("sample", about["sample"]) == about["sample"]:
+        return []
+    return [
+        f"images of {config.data.source} {config.data.split} were replaced under their names after step {step}: a "
+        "sample of their contents differs. The run goes on with those that are there now; if that is not intended, "
+        "restore them, or choose a new --workdir."
+    ]
+
+
+def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
+    """Checks that a run which starts in a folder without checkpoints destroys nothing.
+
+    Args:
+        place: the folder.
+        before: the configuration that lies there, or None.
+        config: of this run.
+        reached: the last step of the metrics that lie there; 0: there are none.
+        has_model: an exported model lies there.
+
+    Raises:
+        UserError: the folder holds a run's model, metrics of steps that were saved once, or another run's beginning.
+    """
+    advice = "choose another --workdir, or move the files you want to keep to another folder"
+    if before is not None and (reached or has_model):  # else there is nothing to lose: the run failed at once
+        check_resumes(before, config, place)
+    untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
+    if has_model and not untrained:
+        raise UserError(
+            f"the workdir {place} contains a run's {interop.MODEL_FILE}, but no checkpoint to resume from; {advice}."
+        )
+    if before is None and reached:
+        raise UserError(f"the workdir {place} contains the metrics of a run, but no config.json; {advice}.")
+    if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
+        raise UserError(
+            f"the workdir {place} contains the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"{advice}."
+        )
+
+
+def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:
+    """Returns whether two configurations rank checkpoints by the same measure."""
+    evaluations = [
+        data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)
+    ]
+    same_data = (one.data.source, one.data.data_dir) == (other.data.source, other.data.data_dir)
+    return one.checkpoint.best_metric == other.checkpoint.best_metric and evaluations[0] == evaluations[1] and same_data
