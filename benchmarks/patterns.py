@@ -19,7 +19,7 @@ from benchmarks.tpu import table
 from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.models import create
-from vit_jax.models.attention import ATTENTIONS, Change, Pattern, choose_packing
+from vit_jax.models.attention import ATTENTIONS, AttentionChange, Pattern, choose_packing
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.sparse_attention import attend_in_pattern
 from vit_jax.models.spec import ModelSpec
@@ -58,7 +58,7 @@ def compile_case(name: str) -> Report:
     packing = choose_packing(kind, spec.tokens, heads, images)
     change = None
     if spec.attention.is_sparse:
-        change = Change(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
+        change = AttentionChange(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
     attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:

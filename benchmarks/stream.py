@@ -17,7 +17,8 @@ import numpy as np
 from docs.pages import print_sections
 from vit_jax.data.order import possible_readers
 from vit_jax.data.shard_fetcher import ShardFetcher
-from vit_jax.data.sources import ShardRun, Shards
+from vit_jax.data.shards import Shard
+from vit_jax.data.sources import Shards
 from vit_jax.data.stream_order import StreamOrder
 
 CLASSES, IMAGENET, JFT = 1000, 1_281_167, 303_000_000  # images
@@ -72,15 +73,8 @@ def hosts(examples: int) -> list[str]:
     lines = []
     for size in (64_000_000, 1_000_000_000):
         lengths = shard_lengths(examples, size)
-        runs = tuple(
-            ShardRun(f"gs://b/{number}", length, length, length * IMAGE) for number, length in enumerate(lengths)
-        )
-        reading = {
-            "read_example": lambda split, index: (b"", 0),
-            "open": lambda run: None,
-            "close": lambda paths, owner: None,
-        }
-        shards = Shards(runs, **reading)
+        runs = tuple(Shard(f"gs://b/{number}", length, length * IMAGE) for number, length in enumerate(lengths))
+        shards = Shards(runs, tuple(lengths))
         for batch in (4096, 65536):
             share = batch // HOSTS
             halves = np.arange(share // 2)
@@ -89,9 +83,7 @@ def hosts(examples: int) -> list[str]:
                 ("two runs", np.concatenate([halves, halves + batch // 2])),
             ):
                 began = time.perf_counter()
-                order = StreamOrder(
-                    [run.examples for run in runs], batch, max(possible_readers(batch, examples, HOSTS)), 4, 0
-                )
+                order = StreamOrder(lengths, batch, max(possible_readers(batch, examples, HOSTS)), 4, 0)
                 fetcher = ShardFetcher(order, shards, rows)
                 fetcher.numbers(0)
                 seconds = time.perf_counter() - began
@@ -101,9 +93,11 @@ def hosts(examples: int) -> list[str]:
                 numbers = np.linspace(0, examples // batch - 1, SAMPLED, dtype=int).tolist()
                 held = max(sum(lengths[shard] for shard in fetcher.numbers(number)) for number in numbers)
                 gigabytes = [count * IMAGE / 1e9 for count in (fetched, examples / HOSTS, held)]
+                drawn = [array for one in order._passes.values() for array in (one.examples, *one.uses)]
+                memory = sum(array.nbytes for array in (order.lengths, order.starts, *drawn))
                 lines.append(
                     f"| {size / 1e9:g} GB, {len(lengths):,} | {batch:,}, {name} | {seconds:.2f} s | "
-                    f"{order.memory / 1e6:.1f} MB | "
+                    f"{memory / 1e6:.1f} MB | "
                     f"{gigabytes[0]:.1f} GB of {gigabytes[1]:.1f} | {gigabytes[2]:.2f} GB |"
                 )
     return lines

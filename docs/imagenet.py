@@ -30,8 +30,8 @@ import ml_collections
 
 from docs.pages import replace_section
 from docs.plans import plan_recipe
+from vit_jax.columns import markdown_table
 from vit_jax.config import parse_command_line, set_optimizer_fields
-from vit_jax.experiments.markdown import format_table
 
 FOLDER = Path(__file__).with_name("recipes")
 RELATIONS = ("same", "differs", "run")
@@ -202,7 +202,11 @@ def write_table(source: Source) -> str:
         if row["relation"] == "differs":
             ours = " = ".join(filter(None, (row["field"], row["ours"])))
             lines.append((short(row["setting"]), theirs(source, row), ours, row["why"]))
-    text = [f"{source.repository}, `{source.files}` at {source.commit[:8]}; differs:", "", format_table(escape(lines))]
+    text = [
+        f"{source.repository}, `{source.files}` at {source.commit[:8]}; differs:",
+        "",
+        markdown_table(escape(lines)),
+    ]
     same = {short(row["setting"]): theirs(source, row) for row in rows if row["relation"] == "same"}
     told = [f"`{name}`" + (f" {value}" if len(value) < 20 else "") for name, value in same.items()]
     runs = dict.fromkeys(f"`{short(row['setting'])}`" for row in rows if row["relation"] == "run")
@@ -231,7 +235,7 @@ def plan_runs() -> str:
                 f"{run.input_cores:.0f} of {run.host_cores}",
             )
         )
-    return format_table(lines)
+    return markdown_table(lines)
 
 
 def escape(lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -23,7 +23,7 @@ from launch.job import (
     shell_line,
     split_command_line,
 )
-from vit_jax import UserError, cli, shown
+from vit_jax import UserError, cli, printable
 
 NOTICE_SECONDS = 120  # between SIGTERM, after which a run saves, and the end of its time
 
@@ -98,7 +98,7 @@ def check_time(text: str) -> None:
     match = re.fullmatch(r"(\d+) ?([dhm])[a-z]*", text)
     near = match and {"d": "{}-00:00:00", "h": "{}:00:00", "m": "00:{}:00"}[match[2]].format(match[1])
     hint = f"did you mean --time={near}?" if near else "write hours:minutes:seconds, or days-hours:minutes:seconds."
-    raise UserError(f"--time={shown(text)} is not a time of Slurm; {hint}")
+    raise UserError(f"--time={printable(text)} is not a time of Slurm; {hint}")
 
 
 def main(argv: list[str]) -> None:

@@ -125,11 +125,11 @@ def test_dependencies_that_cannot_be_installed_are_a_line_of_the_table(tmp_path,
     assert "uv makes the environments: pip install uv" in capsys.readouterr().err
     (tmp_path / "uv").write_text("#!/bin/sh\necho there is no Python 3.9 >&2\nexit 2\n")
     (tmp_path / "uv").chmod(0o755)
-    html = tmp_path / "page.md"
-    html.write_text("<!-- dependencies -->\n<!-- /dependencies -->\n")
-    assert dependencies.main(["dependencies", "--python", "3.9", "--only=est", f"--write={html}"]) == 1
+    page = tmp_path / "page.md"
+    page.write_text("<!-- dependencies -->\n<!-- /dependencies -->\n")
+    assert dependencies.main(["dependencies", "--python", "3.9", "--only=est", f"--write={page}"]) == 1
     lines = [f"| 3.9 | {kind} | BROKEN: there is no Python 3.9 |\n" for kind in ("oldest", "newest")]
-    assert html.read_text().endswith("".join([*lines, "<!-- /dependencies -->\n"]))
+    assert page.read_text().endswith("".join([*lines, "<!-- /dependencies -->\n"]))
     needs = {**dependencies.NEEDS, **dependencies.NEEDS_AND_NETWORK}
     assert set(needs.values()) < set(dependencies.EXTRAS.split(","))
 
@@ -146,10 +146,10 @@ def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):
     row = tpu.Row("vit_jax", "L/16", "v5e:2x4", 64, fields=tpu.SPLIT["tensor"])
     (tmp_path / f"{row.name}.json").write_text(json.dumps(step_to_json(refused) | {"macs_per_image": 1}))
     (tmp_path / f"{tpu.Row('vit_jax', 'H/14', 'v5e:2x2', 32).name}.json").write_text('{"error": "exit code 1"}')
-    html = tmp_path / "page.md"
-    html.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in tpu.SECTIONS))
-    tpu.main(["tpu", "--only=none", f"--write={html}"])
-    text = html.read_text()
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in tpu.SECTIONS))
+    tpu.main(["tpu", "--only=none", f"--write={page}"])
+    text = page.read_text()
     [line] = [line for line in text.splitlines() if line.startswith("| B/16, 128 | v5e:2x2 | 196 ")]
     ours, theirs = "200 | 100.0 | 5.0 + 0.0 | 0.00 MiB | 50%", "300 | 150.0 | 5.0 + 0.0 | 0.00 MiB | 33%"
     assert line.endswith(f"| {ours} | {theirs} | 1.50 |")

@@ -70,15 +70,19 @@ def find_messages(tree: ast.Module, errors: set[str]) -> Iterator[str]:
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in errors or (name in CALLS and isinstance(node.func, ast.Attribute)):
-            parts = node.args[:1]
+            messages = [node.args[:1]]
         elif name == "Finding":
-            parts = node.args[1:]
+            messages = [node.args[1:]]
+        elif name == "refuse":
+            name, messages = "UserError", [case.elts[1:] for case in node.args if isinstance(case, ast.Tuple)]
         else:
             continue
         around = [one for one in functions if one.lineno <= node.lineno <= (one.end_lineno or 0)]
         texts = Texts(tree, *around)
-        text = " -> ".join(map(texts.write, parts))
-        found += [(node.lineno, node.col_offset, f"{name}: {text}")] if len(text.split()) > 1 else []
+        for parts in messages:
+            text = " -> ".join(map(texts.write, parts))
+            place = (parts[0] if parts else node).lineno, node.col_offset
+            found += [(*place, f"{name}: {text}")] if len(text.split()) > 1 else []
     return (message for _, _, message in sorted(found))
 
 

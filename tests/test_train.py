@@ -125,20 +125,20 @@ def large(run, tmp_path):
 @pytest.mark.slow
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
-    told, read, limit = [], loader.local_eval_batches, loaded_model.LARGEST
+    told, read, limit = [], loader.local_eval_batches, loaded_model.MOST_ACTIVATION_BYTES
 
     def recorded(*args, order, workers, **rest):
         told.append((order.batch, workers))
         return read(*args, order=order, **rest)  # processes take seconds to start
 
     monkeypatch.setattr(loader, "local_eval_batches", recorded)
-    monkeypatch.setattr(loaded_model, "LARGEST", 2**16)  # the attention of an image takes 4 KiB
+    monkeypatch.setattr(loaded_model, "MOST_ACTIVATION_BYTES", 2**16)  # the attention of an image takes 4 KiB
     found = evaluate.evaluate(large)
     assert told == [(8 * 16, 0)] * 2
     assert found.items() >= {"step": 20, "test/n": 359, "test/accuracy": run[2]["test/accuracy"]}.items()
     assert evaluate.evaluate(large, batch=20, workers=3) == pytest.approx(found, rel=1e-6)
     assert told[2:] == [(24, 3)] * 2  # over eight devices
-    monkeypatch.setattr(loaded_model, "LARGEST", limit)
+    monkeypatch.setattr(loaded_model, "MOST_ACTIVATION_BYTES", limit)
     assert evaluate.evaluate(run[1]) == {name: found[name] for name in found if "train" not in name} | {
         "test/loss": pytest.approx(found["test/loss"], rel=1e-6)
     }

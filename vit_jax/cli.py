@@ -85,7 +85,7 @@ def quiet_libraries() -> None:
     # Orbax logs tracebacks of what it raises too.
     logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # our own message says what failed
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # likewise
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # our own message says what failed
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # Python's tracker removes the shared memory that worker processes leave, and would warn about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")

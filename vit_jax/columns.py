@@ -1,5 +1,6 @@
-"""Tables of text."""
+"""Tables of text, and of Markdown."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 
@@ -17,3 +18,9 @@ def align(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[st
     return [
         "  ".join(pad(cell, width) for cell, (pad, width) in zip(row, columns, strict=True)).rstrip() for row in rows
     ]
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown of a head and lines, ended by a line break."""
+    head, *rest = [re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines]
+    return "\n".join([head, f"|{'---|' * len(lines[0])}", *rest]) + "\n"

@@ -7,6 +7,7 @@ Exit codes: 0 everything required works, even if optional features are missing; 
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -54,9 +55,8 @@ def main(argv: list[str], checks: Sequence[Callable[[], Iterable[Finding]]] = CH
 
 
 def format_json(finding: Finding) -> str:
-    """Returns a finding as one line of JSON."""
-    fields = {"mark": finding.mark, "subject": finding.subject, "told": finding.message, "remedy": finding.remedy}
-    return json.dumps(fields)
+    """Returns a finding as one line of JSON; `told`, the name of `message` in earlier versions, stays."""
+    return json.dumps(dataclasses.asdict(finding) | {"told": finding.message})
 
 
 def format_text(finding: Finding) -> str:

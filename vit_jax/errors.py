@@ -37,6 +37,13 @@ class NonFiniteLoss(Exception):
     """Too many losses, or a state, that are not finite: commands print the sentence and exit with code 1."""
 
 
+def refuse(*cases: tuple[object, str]) -> None:
+    """Raises UserError with the sentence of the first case whose condition is true."""
+    for applies, sentence in cases:
+        if applies:
+            raise UserError(sentence)
+
+
 CODES: dict[type[BaseException], int] = {
     UserError: 2,
     NonFiniteLoss: 1,
@@ -76,6 +83,20 @@ def user_errors(what: str, *kinds: type[Exception], advice: str = "") -> Iterato
         raise UserError(f"{what}: {reason(error)}" + (f"; {advice}" if advice else "")) from error
 
 
+@contextlib.contextmanager
+def errors_of(subject: str) -> Iterator[None]:
+    """Adds to a `UserError` inside what it is of: "`subject`: sentence". A value after = is not repeated.
+
+    Raises:
+        UserError: in place of one that is raised inside.
+    """
+    try:
+        yield
+    except UserError as error:
+        value = subject.partition("=")[2]
+        raise UserError(f"{subject}: {str(error).removeprefix(f'{value}: ')}") from error
+
+
 def reason(error: BaseException) -> str:
     """Returns what went wrong in one line: without the number and the path of an `OSError`."""
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
@@ -89,7 +110,7 @@ def round_up(value: float, digits: int) -> str:
     return f"{rounded / scale:.{digits + 1}g}"
 
 
-def shown(text: object, most: int = 20_000) -> str:
+def printable(text: object, most: int = 20_000) -> str:
     """Returns text from an unknown source as one line without control characters, of at most `most` characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
 

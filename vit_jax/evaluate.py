@@ -151,13 +151,21 @@ def main(argv: list[str]) -> None:
     cli.join_hosts()
     for model in models:
         is_run(model)  # before any is evaluated: there must be something of each name
-    chosen = {"batch": args.batch, "workers": args.workers, "split": args.split, "data_dir": args.data_dir}
     rows = []
     for number, model in enumerate(models):
         folder = Path(args.save_dir, str(number)) if len(models) > 1 else args.save_dir
-        saved = {"save": args.save, "save_dir": folder}
         metrics, about = evaluate_model(
-            model, args.best, args.fsdp, args.source, requests=args.evals, **chosen, **saved
+            model,
+            args.best,
+            args.fsdp,
+            args.source,
+            batch=args.batch,
+            workers=args.workers,
+            split=args.split,
+            requests=args.evals,
+            data_dir=args.data_dir,
+            save=args.save,
+            save_dir=folder,
         )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": model} if len(models) > 1 else {}

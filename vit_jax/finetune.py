@@ -8,7 +8,7 @@ Example:
              of a run of configs/studies/compute.py
   --datasets=NAME,...  some of them [imagenet2012,cifar10,cifar100,oxford_iiit_pet,oxford_flowers102]
   --seeds=SEED,...  of the runs on the whole training split [0,1,2 for Table 2, else 0]
-  --config   as for vit_jax.main, without dataset= and split= in the argument; likewise --config.KEY=VALUE
+  --config   as for vit_jax.main, without dataset= and split= in the argument; --config.KEY=VALUE too
   --sweep.KEY=VALUE,...  as for vit_jax.sweep, beside the learning rates of Table 4; --sweep.base_lr replaces them
   --workdir  folder of all runs, local, gs:// or s3:// [workdirs/table<number>]
   --json     print one JSON object, the same as in finetune.json in the workdir
@@ -205,8 +205,7 @@ def main(argv: list[str]) -> None:
         print(__doc__)
         return
     request = parse_request(argv)
-    for dataset in request.datasets:
-        list_trials(request, dataset)  # mistakes are told before the devices start
+    list_all_trials(argv)  # mistakes are told before the devices start
     with cli.supervised() as supervisor:
         missing = find_missing(request)
         here = [dataset for dataset in request.datasets if dataset not in missing]

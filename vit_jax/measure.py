@@ -166,35 +166,24 @@ def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record
 
 @contextlib.contextmanager
 def shared_folder(coordinator: Coordinator, out: str) -> Iterator[str | None]:
-    """Yields a new folder in another one, which is removed at the end; None if there are hosts that do not see it."""
+    """Yields a new folder in another one, which is removed at the end; None if there are hosts that do not see it.
+
+    Raises:
+        UserError: it cannot be made.
+    """
     folder = filesystem.join_path(out, coordinator.all_gather("the folder", f"measure-{secrets.token_hex(4)}")[0])
     remote = filesystem.is_remote(folder)
-    if remote or coordinator.host:
-        made: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    else:
-        made = local_folder(Path(folder))
-    with made:
+    with contextlib.ExitStack() as stack:
+        if not remote and coordinator.host == 0:
+            with user_errors(f"cannot write to {Path(folder).parent}", advice="choose another --out."):
+                Path(folder).mkdir(parents=True)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         coordinator.all_gather("the folder is made")
         seen = coordinator.all_gather("who sees it", remote or Path(folder).is_dir())
         yield folder if all(seen) else None
         coordinator.all_gather("the folder is used no more")
         if remote and coordinator.host == 0:
             filesystem.remove_files(folder, filesystem.list_files(folder))
-
-
-@contextlib.contextmanager
-def local_folder(path: Path) -> Iterator[None]:
-    """Makes a folder, and removes it with all that it contains.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    with user_errors(f"cannot write to {path.parent}", advice="choose another --out."):
-        path.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,10 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"quality of JPEG files that are encoded again, 1 to 100 [{EncodeOptions.quality}]",
     )
     parser.add_argument(
-        "--pixels", type=positive, metavar="PX", help="shrink likewise, but store pixels: large, and read faster"
+        "--pixels",
+        type=positive,
+        metavar="PX",
+        help="shrink as --shorter-side, but store pixels: large, and read faster",
     )
     parser.add_argument(
         "--bad-images",

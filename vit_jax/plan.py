@@ -29,7 +29,6 @@ from vit_jax.planning import (
     STRATEGIES,
     Faults,
     InferenceFigure,
-    InferencePoint,
     Request,
     compile_in_subprocess,
     config_flags,
@@ -127,10 +126,8 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
     if args.picture:  # before hours of compilation
         make_folder_of(args.picture)
     figure = plan_models(requests[0], names, [int(word) for word in words])
-    if args.json:
-        print("\n".join(json.dumps(dataclasses.asdict(point)) for point in figure.points))
-    else:
-        print(figure.render())
+    rows = [json.dumps(dataclasses.asdict(point)) for point in figure.points]
+    print("\n".join(rows) if args.json else figure.render())
     if args.picture:
         with user_errors(f"cannot write {args.picture}"):
             analysis.plot.inference(figure.points).savefig(args.picture)
@@ -152,11 +149,12 @@ def plan_models(
         UserError: no model has such a name, or nothing compiles.
     """
     config, _ = parse_command_line(["plan", *request.words])
-    points = list[InferencePoint]()
     changes = {name: without_foreign_fields(config, name) for name in names or MODELS}  # before anything is compiled
-    for name, change in changes.items():
-        points += plan_inference(request.with_change(change), compile_in_subprocess, [name], sizes).points
-    return InferenceFigure(request.target, tuple(points))
+    figures = (
+        plan_inference(request.with_change(change), compile_in_subprocess, [name], sizes)
+        for name, change in changes.items()
+    )
+    return InferenceFigure(request.target, tuple(point for figure in figures for point in figure.points))
 
 
 def without_foreign_fields(config: ConfigDict, name: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from vit_jax import UserError, cli, data, interop, shown
+from vit_jax import UserError, cli, data, interop, printable, refuse
 from vit_jax.data.images import list_images
 from vit_jax.kernel_trials import check_kernels
 
@@ -45,15 +45,15 @@ def iterate_predictions(checkpoint: str | Path, images: Images, top: int = 5, ba
     if preprocess is None:
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
         raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
-    if not model.field("num_classes"):
-        raise UserError(f"{checkpoint} has no head, so it predicts no classes.")
-    if model.field("head") == "patches":
-        raise UserError(
-            f"{checkpoint} predicts masked patches, not classes; fine-tune it with --config.init_from first."
-        )
-    for name, number in (("top", top), ("batch", batch)):
-        if number < 1:
-            raise UserError(f"{name} must be at least 1, not {number}.")
+    refuse(
+        (not model.field("num_classes"), f"{checkpoint} has no head, so it predicts no classes."),
+        (
+            model.field("head") == "patches",
+            f"{checkpoint} predicts masked patches, not classes; fine-tune it with --config.init_from first.",
+        ),
+        (top < 1, f"top must be at least 1, not {top}."),
+        (batch < 1, f"batch must be at least 1, not {batch}."),
+    )
     device = jax.local_devices()[0]
     model = check_kernels(model.for_device(device.device_kind, batch), device)
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
@@ -99,11 +99,11 @@ def main(argv: list[str]) -> None:
             print(json.dumps(result))
             continue
         if not args.csv:
-            print(shown(result["image"]))
+            print(printable(result["image"]))
         for rank, entry in enumerate(result["classes"], 1):
-            name, probability = shown(entry["class"]), entry["probability"]
+            name, probability = printable(entry["class"]), entry["probability"]
             if args.csv:
-                table.writerow([shown(result["image"]), rank, name, f"{probability:.6g}"])
+                table.writerow([printable(result["image"]), rank, name, f"{probability:.6g}"])
             else:
                 print(f"  {probability:7.2%}  {name}")
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, errors_of, models, optim, sharding, tasks, tree
 from vit_jax.config import check_config, resolve_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.models import add_adapters, check_blocks
@@ -140,11 +140,9 @@ def make_teacher(
         fields |= {key: config.model[key] for key in ("attention", "mlp", "scan")}
     images = jax.ShapeDtypeStruct((1, *teacher.image_size, 3), jnp.float32)
     params = jax.eval_shape(teacher.init, jax.random.key(0), images)
-    try:
+    with errors_of(f"task.teacher={name}"):
         teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
         return make_inference(teacher, mesh, params, compiler_options=config.compiler_options)
-    except UserError as error:
-        raise UserError(f"task.teacher={name}: {error}") from error
 
 
 def make_train_step(

@@ -5,9 +5,9 @@ Examples:
   python -m vit_jax.record workdirs/table5_b16
   python -m vit_jax.record --pictures=docs/results
 
-A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each, in folders likewise:
-results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written. With --pictures, the paper's
-Figures 2, 3 and 5 are drawn anew too.
+A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each, in folders of the same
+names: results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written. With --pictures, Figures 2,
+3 and 5 of the paper are drawn anew too.
 """
 
 import argparse

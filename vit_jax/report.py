@@ -29,9 +29,9 @@ def read_runs(folders: Sequence[str]) -> list[RunFolder]:
     Raises:
         UserError: there is none in one of them, or a file cannot be read.
     """
-    found = {place: name for folder in folders for place, name in find_runs(folder).items()}
+    found = {location: name for folder in folders for location, name in find_runs(folder).items()}
     names = list(found.values())
-    return [read_run(place, name if names.count(name) == 1 else place) for place, name in found.items()]
+    return [read_run(location, name if names.count(name) == 1 else location) for location, name in found.items()]
 
 
 def serve(folders: Sequence[str], port: int) -> None:
@@ -78,8 +78,8 @@ def main(argv: list[str]) -> None:
     runs = read_runs(args.workdirs)
     if len(runs) > 1 and not args.out:
         raise UserError(f"say where to write the page of {len(runs)} runs: --out=FILE.html.")
-    # The place of a run is absolute; the page is named as the user would.
-    print(write_page(args.out or filesystem.relative_path(f"{runs[0].place}/{PAGE}"), make_page(runs)))
+    # The location of a run is absolute; the page is named as the user would.
+    print(write_page(args.out or filesystem.relative_path(f"{runs[0].location}/{PAGE}"), make_page(runs)))
 
 
 if __name__ == "__main__":

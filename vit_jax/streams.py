@@ -11,12 +11,6 @@ from typing import TextIO
 CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails may work later
 
 
-def tell(text: str) -> None:
-    """Prints to stderr, if anything reads it: no run ends for a line that nobody sees."""
-    with ignore_closed_stderr():
-        print(text, file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def ignore_closed_stderr() -> Iterator[None]:
     """Ends what is inside, which prints to stderr, quietly where that fails; one that is closed stays silent."""
@@ -25,6 +19,12 @@ def ignore_closed_stderr() -> Iterator[None]:
     except OSError as error:
         if error.errno in CLOSED:
             silence(sys.stderr)
+
+
+@ignore_closed_stderr()
+def tell(text: str) -> None:
+    """Prints to stderr, if anything reads it: no run ends for a line that nobody sees."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def flush_stderr() -> None:

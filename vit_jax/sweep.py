@@ -4,7 +4,7 @@ Examples:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=20
   python -m vit_jax.sweep --plot=scaling.svg workdirs/digits workdirs/shape
 
-  --config   as for vit_jax.main; likewise --config.KEY=VALUE
+  --config   as for vit_jax.main, and --config.KEY=VALUE too
   --sweep.KEY=VALUE,VALUE,...   values of a field to try; with several fields, all their combinations; with a recipe
              that has a grid of its own, such as configs/studies/pooling.py, each point of the grid with all of them
   --only=PATTERN   only the points of the recipe's grid with such names, as in --only=token/*

@@ -43,20 +43,20 @@ def train(
     """
     supervisor = supervisor or Supervisor()
     supervisor.begin_run(config.stall_limit)
-    place = check_workdir(workdir)
+    location = check_workdir(workdir)
     if config.report:
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         check = functools.partial(check_kernels, coordinator=supervisor)
-        config = settle_attention(keep_choices(config, place), place, supervisor)
+        config = settle_attention(keep_choices(config, location), location, supervisor)
         teacher = load_teacher(config)
         config, info, program = prepare(config, check, teacher.model if teacher else None)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
-        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, place))
+        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, location))
         evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
-            folder = stack.enter_context(Workdir(place, config, program, info, supervisor, teacher))
+            folder = stack.enter_context(Workdir(location, config, program, info, supervisor, teacher))
         with supervisor.phase("restoring", Category.RESTORING if folder.start else None):
             state, origin = folder.restore_or_init()
         log = stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger, watch)))

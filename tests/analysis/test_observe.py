@@ -92,7 +92,7 @@ def test_more_images_than_are_kept_count_in_the_averages(loaded, plain, monkeypa
 def test_the_batch_fits_the_devices_the_images_and_the_memory(loaded, monkeypatch):
     program = loaded.program
     assert [observe.choose_batch(program, images) for images in (1, 8, 9, 1000)] == [8, 8, 16, 128]
-    monkeypatch.setattr(observe, "LARGEST", 1)
+    monkeypatch.setattr(observe, "MOST_ATTENTION_BYTES", 1)
     assert observe.choose_batch(program, 1000) == 8
 
 

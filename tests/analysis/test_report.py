@@ -337,5 +337,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
         (tmp_path / folder / "run").mkdir(parents=True)
         save_config(get_config(), tmp_path / folder / "run" / "config.json")
     places = [str(tmp_path / folder / "run") for folder in ("one", "other")]
-    assert [run.name for run in report.read_runs(places)] == [run.place for run in report.read_runs(places)] == places
+    runs = report.read_runs(places)
+    assert [run.name for run in runs] == [run.location for run in runs] == places
     assert [run.name for run in report.read_runs([places[0], places[0]])] == ["run"]

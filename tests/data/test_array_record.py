@@ -24,7 +24,7 @@ from vit_jax.storage import filesystem
 
 
 def picture(number: int) -> bytes:
-    return encode.encode_png(np.full((4, 5, 3), number, np.uint8))
+    return encode.encode_image(np.full((4, 5, 3), number, np.uint8))
 
 
 def write_set(folder, labels, total=3, split="train", info=True, **fields):

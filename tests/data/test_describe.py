@@ -145,10 +145,10 @@ def test_of_a_remote_shard_only_the_end_is_read(tmp_path, monkeypatch, records, 
     monkeypatch.setattr(
         filesystem, "read_range", lambda path, start, end: asked.append(end - start) or plain(path, start, end)
     )
-    end = shard_end.read_shard_end(f"memory://b/{path.name}", path.stat().st_size)
-    assert end.records == records and len(asked) <= most
+    found, end = shard_end.read_shard_end(f"memory://b/{path.name}", path.stat().st_size)
+    assert found == records and len(asked) <= most
     last = files.read_record(readers.open_reader(str(path), str(path)), records - 1)[0] if records else None
-    assert last == (contents[-1] if records else None)
+    assert last == (contents[-1] if records else None) and (end is None) == (records == 0)
     assert sum(asked) <= max(2**18, 3 * size + 2**18)
     assert not any((tmp_path / "cache").glob("tmp*"))  # the file with the hole
 

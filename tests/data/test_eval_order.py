@@ -98,15 +98,15 @@ def test_training_and_evaluation_leave_each_other_their_shards(shards):  # noqa:
     source = open_split(SourceConfig(shards), "train", streams=True)
     paths = [run.path for run in source.shards.runs]
     for run in source.shards.runs[:4]:
-        source.shards.open(run)
-    source.shards.close(paths[:2], 1)
+        readers.streamed_reader(run)
+    readers.close_streamed(paths[:2], 1)
     assert set(readers._streamed) == set(paths[:2])
-    source.shards.open(source.shards.runs[3])
-    source.shards.close(paths[3:4], 2)
+    readers.streamed_reader(source.shards.runs[3])
+    readers.close_streamed(paths[3:4], 2)
     assert set(readers._streamed) == {*paths[:2], paths[3]}
-    source.shards.close((), 1)
+    readers.close_streamed((), 1)
     assert set(readers._streamed) == {paths[3]}
-    source.shards.close((), 2)
+    readers.close_streamed((), 2)
     assert not readers._streamed and not readers._needed
 
 

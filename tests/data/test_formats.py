@@ -63,7 +63,7 @@ def examples(source):
 
 
 def stream(source, count, start=0):
-    order = StreamOrder([run.examples for run in source.shards.runs], BATCH, 2, 1, 5)
+    order = StreamOrder(source.shards.examples, BATCH, 2, 1, 5)
     rows = np.arange(BATCH)
     fetcher = ShardFetcher(order, source.shards, rows)
     batches = loader.local_train_batches(

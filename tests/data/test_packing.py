@@ -21,7 +21,7 @@ from vit_jax.data import loader, shards
 from vit_jax.data.images import decode, encode
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shards import files, packing
-from vit_jax.data.sources import sharded
+from vit_jax.data.sources import array_record
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
 
@@ -296,7 +296,7 @@ def test_other_settings_are_refused(photos, tmp_path, finished, monkeypatch):
             packed(source, out, *words)
     with pytest.raises(UserError, match=r"name: folder -> digits; num_classes: 2 -> 10"):
         packed("digits", out, "--shards=2")
-    (photos / "train" / "a" / "new.png").write_bytes(encode.encode_png(np.zeros((8, 8, 3), np.uint8)))
+    (photos / "train" / "a" / "new.png").write_bytes(encode.encode_image(np.zeros((8, 8, 3), np.uint8)))
     with pytest.raises(UserError, match=r"\(made_from.fingerprints.train: \w+ -> \w+\)"):
         packed(source, out, "--shards=2")
     (photos / "train" / "a" / "new.png").unlink()
@@ -438,9 +438,9 @@ def test_a_wrong_label_is_named(tmp_path, monkeypatch):
     source = write_set(tmp_path / "set", [[0], [1, 3], [2]], max_labels=2)
     labels = np.array([1, 9], np.int32)
     monkeypatch.setattr(
-        sharded.ShardedExamples,
-        "read_example",
-        lambda *args: (decode.EncodedImage(encode.encode_png(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
+        array_record,
+        "read_labelled",
+        lambda *args: (decode.EncodedImage(encode.encode_image(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
     )
     with pytest.raises(UserError, match="image 0 of split train has the label 9, but there are 4 classes"):
         packed(source, tmp_path / "out", "--shards=1")

@@ -112,7 +112,7 @@ def stream(where, count, rows=None, start=0, workers=0, watch=lambda: None, spli
     """Labels and first pixels of batches."""
     source = open_split(SourceConfig(where), split, streams=True)
     rows = np.arange(BATCH) if rows is None else rows
-    lengths = [run.examples for run in source.shards.runs]
+    lengths = source.shards.examples
     fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
     batches = loader.local_train_batches(
         source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, fetcher=fetcher
@@ -199,7 +199,7 @@ def test_a_host_copies_the_shards_of_its_readers_alone(shards, tmp_path, monkeyp
 
 def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, tmp_path):
     source = open_split(SourceConfig(shards), "train", streams=True)
-    lengths = [run.examples for run in source.shards.runs]
+    lengths = source.shards.examples
     fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, np.arange(2))
     try:
         for number in (0, 3, 9):

@@ -86,7 +86,7 @@ def large_evaluation(when: str) -> None:
 
 def many_hosts(count: str) -> None:
     """The hosts exchange messages as seldom as so many would."""
-    monitor.MANY = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.MANY / int(count)  # type: ignore[assignment]
+    monitor.HOSTS_AT_FULL_RATE = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.HOSTS_AT_FULL_RATE / int(count)  # type: ignore[assignment]
 
 
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

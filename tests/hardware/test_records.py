@@ -23,7 +23,7 @@ from vit_jax.hardware import (
     read_record,
     write_record,
 )
-from vit_jax.hardware.workloads import IMAGES, SCHEDULES, read_schedules
+from vit_jax.hardware.workloads import IMAGES_PER_DEVICE, SCHEDULES, read_schedules
 from vit_jax.planning import parse_topology
 
 KEY = {"hardware": "2 cores of <X>", "mesh": {"data": 2}, "arguments": [], "vit_jax": "1", "source": "abc"}
@@ -122,7 +122,7 @@ def test_the_schedules_are_those_that_were_compiled():
     lines = ["topology,model,images,cycles,exchange,estimated"]
     targets = {path.name.split("-")[2].replace("_", ":", 1) for path in tpu.KEPT.glob("vit_jax-*")}
     results = tpu.Results("none", None)
-    for model, images in IMAGES.items():
+    for model, images in IMAGES_PER_DEVICE.items():
         for target in sorted(targets, key=lambda target: (target[:3], parse_topology(target).chips)):
             found = results[tpu.Row("vit_jax", model.removeprefix("ViT-"), target, images)]
             if found.schedule:

@@ -159,7 +159,8 @@ def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
     cfg = json.loads((tmp_path / "x" / "config.json").read_text())["pretrained_cfg"]
     # The model takes pixel p in [0, 1] to p as if from [-1, 1]: ((p + 1) / 2 - 0.5) / 0.5 = p.
     assert (cfg["mean"], cfg["std"]) == ([0.0] * 3, [1.0] * 3)
-    assert pipes.combine_range((-1.0, 1.0), (0.1, 0.2, 0.3), (0.5,) * 3) == ([0.1, 0.2, 0.3], [0.5] * 3)
+    other = models.create(model.name, **model.fields | {"image_mean": (0.1, 0.2, 0.3)})
+    assert pipes.preparation_of(other)[1:] == ([0.1, 0.2, 0.3], [0.5] * 3)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "softmax"])

@@ -20,8 +20,8 @@ def cache(monkeypatch, tmp_path):
 def test_a_real_run_in_good_health(capsys):
     doctor.main(["doctor", "--json"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(line.keys() == {"mark", "subject", "told", "remedy"} for line in found)
-    messages = {line["subject"]: line["told"] for line in found}
+    assert all(line.keys() == {"mark", "subject", "message", "told", "remedy"} for line in found)
+    messages = {line["subject"]: line["message"] for line in found}
     assert messages["devices"] == "8 x cpu (cpu)"
     shown = {*packages.ALWAYS_SHOWN, *packages.FEATURES, "Python", "vit_jax", "memory", "cache"}
     assert shown <= messages.keys()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
-from vit_jax import UserError, plan
+from vit_jax import UserError, analysis, plan
 from vit_jax.planning import estimate, parts, plan_page, plan_table
 from vit_jax.planning.plan import Advice, LargestBatch, Plan
 from vit_jax.planning.plan_types import EvaluationReport, Exchange, StepSchedule
@@ -71,7 +71,7 @@ def test_the_page_stands_alone_and_shows_what_was_found(tmp_path):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages have empty pictures, which take no time."""
-    monkeypatch.setattr(plan_page, "_encode", lambda draw, theme: b"<?xml version='1.0'?><svg/>")
+    monkeypatch.setattr(analysis.plot, "encode_themed", lambda draw, theme: b"<?xml version='1.0'?><svg/>")
 
 
 def test_a_plan_without_times_has_a_page(undrawn, tmp_path):

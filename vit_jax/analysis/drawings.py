@@ -129,7 +129,9 @@ def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
         + (
             " Class token and registers are left out; attention to them counts as 0 pixels." if spec.prefix_rows else ""
         ),
-        lambda: figures.attention_distance(distance, measure.uniform_distance(spec.grid, size)),
+        lambda: figures.head_dots(
+            distance, "mean attention distance (pixels)", measure.uniform_distance(spec.grid, size)
+        ),
     )
     yield Drawing(
         "attention_entropy",
@@ -138,7 +140,7 @@ def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
         f"{entropy[0].mean():.1f} in the first block to {entropy[-1].mean():.1f} in the last.",
         f"How widely each head spreads its attention, averaged over the tokens of {images}: 0 is attention to a single "
         f"token, {math.log(tokens):.2f} nats is equal attention to all {tokens}.",
-        lambda: figures.attention_entropy(entropy, math.log(tokens)),
+        lambda: figures.head_dots(entropy, "attention entropy (nats)", math.log(tokens)),
     )
 
 

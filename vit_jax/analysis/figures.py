@@ -1,7 +1,6 @@
 """The figures of the paper that show the inside of a model, from the arrays of `measure` and `observe`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -21,10 +20,7 @@ def embedding_filters(components: Float[np.ndarray, "components rows columns 3"]
     columns = min(7, len(components))
     tiles = np.stack([stretch(component) for component in components])
     picture = mosaic(np.kron(tiles, np.ones((1, 4, 4, 1))), columns)
-    width = 4.8 * columns / 7
-    figure = NotebookFigure(figsize=(width, width * picture.shape[0] / picture.shape[1]), layout="constrained")
-    _show(figure.subplots(), picture)
-    return figure
+    return _show(picture, 4.8 * columns / 7)
 
 
 def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns"]) -> NotebookFigure:
@@ -46,24 +42,27 @@ def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns
     return figure
 
 
-def attention_distance(distance: Float[np.ndarray, "depth heads"], uniform: float) -> NotebookFigure:
-    """Returns the mean attention distance of each head over the blocks (Figures 7 right and 11).
+def head_dots(values: Float[np.ndarray, "depth heads"], label: str, uniform: float) -> NotebookFigure:
+    """Returns a quantity of the attention of each head over the blocks (Figures 7 right and 11).
 
     Args:
-        distance: in pixels.
-        uniform: that of equal attention to all patches.
+        values: its values.
+        label: what it is, with the unit.
+        uniform: that of equal attention to all.
     """
-    return _head_dots(distance, "mean attention distance (pixels)", uniform)
-
-
-def attention_entropy(entropy: Float[np.ndarray, "depth heads"], uniform: float) -> NotebookFigure:
-    """Returns the entropy of the attention of each head over the blocks.
-
-    Args:
-        entropy: in nats.
-        uniform: that of equal attention to all tokens.
-    """
-    return _head_dots(entropy, "attention entropy (nats)", uniform)
+    depth = len(values)
+    figure = NotebookFigure(figsize=(4.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    blocks = np.arange(1, depth + 1)
+    axes.plot(blocks, values, linestyle="", marker="o", markersize=4, color="C0", alpha=0.6)
+    [mean] = axes.plot(blocks, values.mean(axis=1), color="C1", linewidth=1.5)
+    limit = axes.axhline(uniform, color="C2", linestyle="--", linewidth=1.5)
+    dots, names = axes.lines[0], ("one head", "mean of the heads", "equal attention to all")
+    figure.legend([dots, mean, limit], names, loc="outside upper center", ncols=3, fontsize="small", frameon=False)
+    axes.set(xlabel="block", ylabel=label, ylim=(0, 1.08 * max(uniform, values.max())))
+    axes.set(xticks=[i + 1 for i in _ticks(depth)], xlim=(0.5, depth + 0.5))
+    axes.grid(alpha=0.4, axis="y")
+    return figure
 
 
 def layer_similarity(similarity: Float[np.ndarray, "depth depth"]) -> NotebookFigure:
@@ -112,10 +111,7 @@ def rollout_mosaic(
         small = [resize_pixels(picture, height, width, "area", antialias=False) for picture in both]
         pairs.append(np.concatenate(small, axis=1) / 255)
     picture = mosaic(np.stack(pairs), columns=max(1, round(np.sqrt(len(pairs) / 2))))
-    inches = min(8.0, picture.shape[1] / TILE)
-    figure = NotebookFigure(figsize=(inches, inches * picture.shape[0] / picture.shape[1]), layout="constrained")
-    _show(figure.subplots(), picture)
-    return figure
+    return _show(picture, min(8.0, picture.shape[1] / TILE))
 
 
 def predicted_patches(
@@ -129,32 +125,17 @@ def predicted_patches(
     scale = max(1, -(-TILE // max(height, width)))  # small images as larger squares
     tiles = np.concatenate([x[:columns] for x in (pixels, corrupted, predicted)])
     picture = mosaic(tiles.repeat(scale, axis=1).repeat(scale, axis=2) / 255, columns, gap=2 * scale)
-    figure = NotebookFigure(figsize=(columns, columns * picture.shape[0] / picture.shape[1]), layout="constrained")
-    _show(figure.subplots(), picture)
-    return figure
+    return _show(picture, columns)
 
 
-def _head_dots(values: Float[np.ndarray, "depth heads"], label: str, uniform: float) -> NotebookFigure:
-    depth = len(values)
-    figure = NotebookFigure(figsize=(4.8, 3.6), layout="constrained")
+def _show(picture: np.ndarray, width: float) -> NotebookFigure:
+    """Returns an RGB picture from 0 to 1, so many inches wide, transparent where it is NaN, without axes."""
+    figure = NotebookFigure(figsize=(width, width * picture.shape[0] / picture.shape[1]), layout="constrained")
     axes = figure.subplots()
-    blocks = np.arange(1, depth + 1)
-    axes.plot(blocks, values, linestyle="", marker="o", markersize=4, color="C0", alpha=0.6)
-    [mean] = axes.plot(blocks, values.mean(axis=1), color="C1", linewidth=1.5)
-    limit = axes.axhline(uniform, color="C2", linestyle="--", linewidth=1.5)
-    dots, names = axes.lines[0], ("one head", "mean of the heads", "equal attention to all")
-    figure.legend([dots, mean, limit], names, loc="outside upper center", ncols=3, fontsize="small", frameon=False)
-    axes.set(xlabel="block", ylabel=label, ylim=(0, 1.08 * max(uniform, values.max())))
-    axes.set(xticks=[i + 1 for i in _ticks(depth)], xlim=(0.5, depth + 0.5))
-    axes.grid(alpha=0.4, axis="y")
-    return figure
-
-
-def _show(axes: Any, picture: np.ndarray) -> None:
-    """Shows an RGB picture from 0 to 1, transparent where it is NaN, without axes."""
     alpha = ~np.isnan(picture).any(axis=-1, keepdims=True)
     axes.imshow(np.concatenate([np.nan_to_num(picture), alpha], axis=-1), interpolation="nearest")
     axes.set_axis_off()
+    return figure
 
 
 def _ticks(number: int) -> list[int]:

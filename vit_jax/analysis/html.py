@@ -1,8 +1,10 @@
 """A page of HTML that needs no other file and no network: its style, pictures inside it, its frame."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
+
+from vit_jax import printable
 
 TYPES = {b"\x89PNG": "image/png", b"RIFF": "image/webp", b"<?xml": "image/svg+xml"}
 
@@ -39,6 +41,10 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 """
 
 
+class Html(str):
+    """A part of a page. All other text is plain: it is escaped where it becomes a part of one."""
+
+
 def document(title: str, body: str, head: str = "") -> str:
     """Returns a page in English, for light and dark screens.
 
@@ -47,8 +53,10 @@ def document(title: str, body: str, head: str = "") -> str:
         body: HTML.
         head: more of it, as HTML.
     """
-    start = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    start += f"<title>{escape(title)}</title><style>{STYLE}</style>{head}"
+    start = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>{head}"
+    )
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{start}</head>\n<body>{body}</body>\n</html>\n'
 
 
@@ -58,43 +66,74 @@ def data_url(file: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 
-def image(file: bytes, text: str, attributes: str = "") -> str:
+def image(file: bytes, shows: str, attributes: str = "") -> Html:
     """Returns a picture.
 
     Args:
         file: PNG, WebP or SVG.
-        text: what it shows, for readers who do not see it.
+        shows: what it shows, for readers who do not see it.
         attributes: further ones, as HTML.
     """
-    return f'<img src="{data_url(file)}" alt="{escape(text)}"{attributes and " " + attributes}>'
+    return Html(f'<img src="{data_url(file)}" alt="{escape(shows)}"{attributes and " " + attributes}>')
 
 
-def picture(light: bytes, dark: bytes, text: str) -> str:
+def picture(light: bytes, dark: bytes, shows: str) -> str:
     """Returns a picture in the theme of the reader's screen."""
     source = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(dark)}">'
-    return f"<picture>{source}{image(light, text)}</picture>"
+    return f"<picture>{source}{image(light, shows)}</picture>"
 
 
-def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Returns names and their values, both plain text."""
-    lines = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
-    return f"<table>{''.join(lines)}</table>"
+def text(value: object) -> str:
+    """Returns plain text, without control characters, as HTML; HTML as it is."""
+    return value if isinstance(value, Html) else escape(printable(value))
 
 
-def columns(names: Sequence[str], values: Sequence[Mapping[str, str]]) -> str:
-    """Returns things side by side, a column each; a row whose values are all empty is a heading.
+def row(cells: Iterable[object], numbers: Collection[int] = (), kind: str = "") -> Html:
+    """Returns a line of a table.
 
     Args:
-        names: of the things, plain text.
-        values: of each: name of a row -> plain text; the rows are in the order in which the names are first met.
+        cells: plain text or HTML; the first names the line.
+        numbers: the places of those that are numbers, from 0.
+        kind: a class for the style; empty: none.
     """
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    lines = [f"<tr><td></td>{head}</tr>"]
-    for row in dict.fromkeys(row for each in values for row in each):
-        cells = [each.get(row, "") for each in values]
-        if any(cells):
-            told = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-            lines.append(f'<tr><th scope="row">{escape(row)}</th>{told}</tr>')
-        else:
-            lines.append(f'<tr><th scope="colgroup" colspan="{1 + len(cells)}">{escape(row)}</th></tr>')
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+    name, *others = map(text, cells)
+    lines = (f"<td{_number(place in numbers)}>{cell}</td>" for place, cell in enumerate(others, 1))
+    return Html(f'<tr{kind and f" class={kind}"}><th scope="row">{name}</th>{"".join(lines)}</tr>')
+
+
+def table(rows: Iterable[Html | Sequence[object]], headings: Sequence[str] = (), numbers: Collection[int] = ()) -> Html:
+    """Returns a table.
+
+    Args:
+        rows: each as `row` returns it, or the cells that it takes.
+        headings: of the columns, plain text.
+        numbers: see `row`.
+    """
+    names = (
+        f'<th scope="col"{_number(place in numbers)}>{text(name)}</th>' if name else "<td></td>"
+        for place, name in enumerate(headings)
+    )
+    head = f"<thead><tr>{''.join(names)}</tr></thead>" if headings else ""
+    lines = (line if isinstance(line, Html) else row(line, numbers) for line in rows)
+    return Html(f"<table>{head}<tbody>{''.join(lines)}</tbody></table>")
+
+
+def _number(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
+
+
+def columns(names: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Returns things side by side, a column each, all plain text.
+
+    Args:
+        names: of the things; none: there is one, without a name.
+        rows: name and value of each thing; without values, a heading.
+    """
+    heading = f'<tr><th scope="colgroup" colspan="{1 + len(names)}">'
+    lines = [(name, *values) if values else Html(f"{heading}{text(name)}</th></tr>") for name, values in rows]
+    return f'<div class="wide">{table(lines, ["", *names] if names else ())}</div>'
+
+
+def meter(share: float) -> Html:
+    """Returns a bar as long as a share of 1."""
+    return Html(f'<meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter>')

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import shown, tree
+from vit_jax import printable, tree
 from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.overlays import attended, mosaic, stretch
-from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, theme
+from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme
 from vit_jax.models import Model
 
 SMALL = 96  # pixels: smaller pictures are encoded without loss
@@ -46,15 +46,19 @@ def write_look(
         OSError: the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parts, files = [], [folder / "index.html"]
-    for drawing in list_drawings(model.vit, params, seen):
-        parts.append(write_drawing(folder, drawing, files))
+    files = [folder / "index.html"]
+    parts = [write_drawing(folder, drawing, files) for drawing in list_drawings(model.vit, params, seen)]
     numbers = {name: getattr(seen, name) for name in ("rollout", "rollout_alone", "distance", "entropy", "similarity")}
     np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
     files.append(folder / "measures.npz")
-    body = [head(checkpoint, model, params, names, seen), '<div class="cards">']
-    body += [card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))]
-    body += ["</div>", '<div class="figures">', *parts, "</div>"]
+    body = [
+        head(checkpoint, model, params, names, seen),
+        '<div class="cards">',
+        *(card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))),
+        '</div><div class="figures">',
+        *parts,
+        "</div>",
+    ]
     files[0].write_text(html.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
     return files
 
@@ -86,9 +90,8 @@ def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
             files[-1].write_bytes(content)
     if drawing.name in ON_PAGE:
         return ""
-    with theme("dark"):
-        dark = encode_figure(drawing.draw(), "svg")
-    return f"<section>{title}{html.picture(light, dark, drawing.text)}{words}</section>"
+    drawn = html.picture(light, encode_themed(drawing.draw, "dark"), drawing.text)
+    return f"<section>{title}{drawn}{words}</section>"
 
 
 def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
@@ -97,34 +100,35 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
     (height, width), (rows, columns) = spec.position.image_size, spec.grid
     facts = [
         ("model", f"{model.name}, {tree.count(params):,} parameters"),
-        ("weights", shown(checkpoint)),
+        ("weights", checkpoint),
         ("images", f"{seen.count:,}" + (f", the first {len(names):,} shown" if len(names) < seen.count else "")),
         ("input", f"{height} x {width} pixels, {rows} x {columns} patches of {spec.stem.patch_size} pixels"),
         ("encoder", f"{spec.depth} blocks of {seen.distance.shape[1]} heads, width {spec.width}"),
     ]
     whose = "the class token" if spec.class_rows else "the average patch, since this model has no class token,"
+    saliency = " Saliency: the gradient of the first class by the pixels; bright is large."
     words = (
         f"Rollout: how much of each patch reaches {whose} through all blocks, where each block's attention is averaged "
         "over its heads and half of each token passes unchanged (the residual connection), as in Figures 6 and 14. "
         "Attention alone: the same without the residual connections. Both are scaled: where the value is lowest the "
         "photograph is black, where it is highest it has its own brightness, and between it gives light in proportion."
+        + ("" if seen.saliency is None else saliency)
     )
-    if seen.saliency is not None:
-        words += " Saliency: the gradient of the first class by the pixels; bright is large."
-    lines = f"<h1>Inside {escape(model.name)}</h1>{html.table(facts)}<h2>Photographs</h2><p>{words}</p>"
-    if spec.head.kind == "patches":
-        lines += (
-            "<p>This model predicts masked patches. Corrupted: the image that it is given, as in an evaluation; masked "
-            "patches are grey, some others are replaced. Predicted: what it makes of the corrupted patches.</p>"
-        )
-    if not spec.head.num_classes:
-        lines += "<p>This model has no classifier, so no classes are shown.</p>"
-    return lines
+    patches = (
+        "<p>This model predicts masked patches. Corrupted: the image that it is given, as in an evaluation; masked "
+        "patches are grey, some others are replaced. Predicted: what it makes of the corrupted patches.</p>"
+    )
+    parts = [
+        f"<h1>Inside {escape(model.name)}</h1>{html.table(facts)}<h2>Photographs</h2><p>{words}</p>",
+        patches if spec.head.kind == "patches" else "",
+        "" if spec.head.num_classes else "<p>This model has no classifier, so no classes are shown.</p>",
+    ]
+    return "".join(parts)
 
 
 def card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
     """Returns an image, its attention, its classes and, on demand, its heads."""
-    pixels, short = seen.pixels[number], shown(name)
+    pixels, short = seen.pixels[number], printable(name)
     pictures = [
         ("input", pixels, f"{short} as the model reads it"),
         ("rollout", attended(pixels, seen.rollout[number]), f"{short}, bright where the rollout is high"),
@@ -157,13 +161,11 @@ def classes(model: Model, logits: np.ndarray, top: int) -> str:
     else:
         probabilities = np.exp(logits - logits.max())
         probabilities /= probabilities.sum()
-    rows = []
-    for index in np.argsort(-probabilities, kind="stable")[:top]:
-        name, value = model.class_names[index] if model.class_names else f"class {index}", probabilities[index]
-        meter = f'<meter min="0" max="1" value="{value:.4f}">{value:.1%}</meter>'
-        cells = f'<td class="number">{value:.1%}</td><td>{meter}</td><td>{escape(shown(name))}</td>'
-        rows.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+    best = np.argsort(-probabilities, kind="stable")[:top]
+    names = [model.class_names[index] if model.class_names else f"class {index}" for index in best]
+    shares = probabilities[best]
+    rows = [(name, f"{share:.1%}", html.meter(share)) for name, share in zip(names, shares, strict=True)]
+    return html.table(rows, numbers=(1,))
 
 
 def heads(model: Model, maps: np.ndarray, name: str) -> str:
@@ -176,13 +178,13 @@ def heads(model: Model, maps: np.ndarray, name: str) -> str:
         width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
         pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
         text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
-        drawn = html.image(encode_pixels(pixels, lossless=True), text, f'class="pixels" loading="lazy" width="{width}"')
-        rows.append(f'<tr><th scope="row">{block}</th><td>{drawn}</td></tr>')
+        how = f'class="pixels" loading="lazy" width="{width}"'
+        rows.append((block, html.image(encode_pixels(pixels, lossless=True), text, how)))
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "
         "dark (its lowest value) to bright (its highest)."
     )
     return (
         f'<details><summary>All heads</summary><p class="faint">{words}</p>'
-        f'<div class="heads"><table>{"".join(rows)}</table></div></details>'
+        f'<div class="heads">{html.table(rows)}</div></details>'
     )

@@ -1,6 +1,7 @@
 """What a model does with images, batch by batch: the attention of no more than one batch is in memory at a time."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from vit_jax.tree import ArrayTree
 
 KEPT = 128  # images of which everything is kept, as many as in Figure 14
 EXAMPLES = 1024  # patches, of all images kept, whose representations are compared
-LARGEST = 2**28  # bytes of attention weights that are in memory at once on a device
+MOST_ATTENTION_BYTES = 2**28  # bytes of attention weights that are in memory at once on a device
 PICTURES = ("corrupted", "predicted")  # of masked patches
-IMAGES = 16  # most images of a device at a time: more are no faster
+MOST_IMAGES = 16  # most images of a device at a time: more are no faster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ def choose_batch(program: Inference, images: int) -> int:
     heads = spec.attention.num_heads * (2 if spec.block.kind == "axial" else 1)
     # Where blocks are a loop, its result is the attention of all of them.
     bytes_each = 4 * heads * tokens**2 * (spec.depth if spec.scan else 1)
-    return devices * max(1, min(IMAGES, LARGEST // bytes_each, -(-images // devices)))
+    return devices * max(1, min(MOST_IMAGES, MOST_ATTENTION_BYTES // bytes_each, -(-images // devices)))
 
 
 def observe(
@@ -89,7 +90,7 @@ def observe(
     function = make_observer(program, max(1, EXAMPLES // min(count, KEPT)), saliency)
     kept: list[dict[str, np.ndarray]] = []
     sums: dict[str, np.ndarray | float] = {"distance": 0.0, "entropy": 0.0}
-    for start, given in _batches(images, batch):
+    for number, given in enumerate(_batches(images, batch)):
         full = np.concatenate([given, np.repeat(given[-1:], batch - len(given), axis=0)])
         out = function(params, jax.device_put(full, program.batch_sharding))
         rows = {name: np.asarray(array)[: len(given)] for name, array in out.items()}
@@ -98,8 +99,8 @@ def observe(
         pictures = {"pixels": given} | {name: rows[name] for name in PICTURES if name in rows}
         shares = {name: (array.clip(low, high) - low) / (high - low) for name, array in pictures.items()}
         rows |= {name: np.rint(share * 255).astype(np.uint8) for name, share in shares.items()}
-        if start < KEPT:
-            kept.append({name: array[: KEPT - start] for name, array in rows.items()})
+        if number * batch < KEPT:
+            kept.append({name: array[: KEPT - number * batch] for name, array in rows.items()})
     whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
     tokens = whole.pop("tokens").swapaxes(0, 1)
     similarity = measure.linear_cka(tokens.reshape(len(tokens), -1, tokens.shape[-1]))
@@ -119,13 +120,12 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     def maps(weights: jax.Array) -> jax.Array:
         return measure.query_maps(weights, grid, spec.class_rows > 0)
 
-    def logits(params: ArrayTree, images: jax.Array) -> jax.Array:
+    def apply(params: ArrayTree, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         with sharding.use_mesh(program.mesh):
-            return model.apply(params, images)[0]
+            return model.apply(params, *args, **kwargs)
 
     def function(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
-        with sharding.use_mesh(program.mesh):
-            logits, out = model.apply(params, images, capture=("attention",))
+        logits, out = apply(params, images, capture=("attention",))
         # The compiler drops an array of all blocks of which only single blocks are used.
         layers = [out["attention"][block] for block in range(spec.depth)]
         blocks = [out["blocks"][block] for block in range(spec.depth)]
@@ -143,12 +143,11 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
     def predict_patches(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
         task: Any = program.task
         inputs, targets = task.test_examples({"image": images})
-        with sharding.use_mesh(program.mesh):
-            outputs, _ = model.apply(params, **inputs)
+        outputs, _ = apply(params, **inputs)
         return {"logits": jnp.zeros((len(images), 0))} | task.pictures(inputs, targets, outputs)
 
     def gradients(params: ArrayTree, images: jax.Array, classes: jax.Array) -> jax.Array:
-        return measure.class_saliency(lambda images: logits(params, images), images, classes)
+        return measure.class_saliency(lambda images: apply(params, images)[0], images, classes)
 
     options = {"out_shardings": program.batch_sharding, "compiler_options": program.compiler_options}
     run = jax.jit(function, in_shardings=(program.params_shardings, program.batch_sharding), **options)
@@ -169,14 +168,8 @@ def one_after_another(blocks: Sequence[jax.Array], heads: int) -> list[jax.Array
     return [part for weights in blocks for part in jnp.split(weights, weights.shape[1] // heads, axis=1)]
 
 
-def _batches(images: Iterable[np.ndarray], size: int) -> Iterable[tuple[int, np.ndarray]]:
-    """Yields the number of the first image of each batch, and the batch; the last may be smaller."""
-    rows: list[np.ndarray] = []
-    start = 0
-    for image in images:
-        rows.append(image)
-        if len(rows) == size:
-            yield start, np.stack(rows)
-            start, rows = start + size, []
-    if rows:
-        yield start, np.stack(rows)
+def _batches(images: Iterable[np.ndarray], size: int) -> Iterable[np.ndarray]:
+    """Yields batches of so many images; the last may be smaller."""
+    images = iter(images)
+    while rows := list(itertools.islice(images, size)):
+        yield np.stack(rows)

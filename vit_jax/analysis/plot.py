@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +75,12 @@ def encode_figure(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax"}):
         figure.savefig(file, format=kind, dpi=200, metadata=nothing)
     return file.getvalue()
+
+
+def encode_themed(draw: Callable[[], Figure], name: Theme) -> bytes:
+    """Returns an SVG file with a figure in the colours of a theme."""
+    with theme(name):
+        return encode_figure(draw(), "svg")
 
 
 def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], lossless: bool) -> bytes:

@@ -3,17 +3,22 @@
 import functools
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from vit_jax import UserError, interop
-from vit_jax.analysis import html
+from vit_jax.analysis import html, measure
 from vit_jax.analysis.drawings import FIXED, position_table
-from vit_jax.analysis.weight_pictures import filters_picture, positions_picture
+from vit_jax.analysis.overlays import mosaic, stretch
+from vit_jax.analysis.plot import colour_map, encode_pixels
 from vit_jax.monitoring import RunFolder
 
 PIXELS = 'class="pixels"'
 MOST = 6  # checkpoints that are shown, spread over all
+COLUMNS = 7  # filters beside each other
+GREY = 128  # between small pictures
 PICTURES = (
     (
         "Embedding filters",
@@ -29,15 +34,14 @@ PICTURES = (
 
 def checkpoints_part(run: RunFolder) -> str:
     """Returns the HTML for the checkpoints of a run."""
-    found = [path for path in Path(run.place, "checkpoints").glob("*") if path.name.isdigit()]
-    steps = sorted(int(path.name) for path in found)
+    steps = sorted(int(path.name) for path in Path(run.location, "checkpoints").glob("*") if path.name.isdigit())
     if not steps:
         return "<p>No checkpoint lies here. Those in buckets are not read.</p>"
     chosen = [steps[index] for index in np.unique(np.linspace(0, len(steps) - 1, MOST).round().astype(int))]
     drawn = {}
     for step in chosen:
         try:
-            path = Path(run.place, "checkpoints", str(step))
+            path = Path(run.location, "checkpoints", str(step))
             drawn[step] = draw_checkpoint(str(path), path.stat().st_mtime_ns)
         except (
             UserError,
@@ -78,3 +82,22 @@ def draw_checkpoint(path: str, modified: int) -> tuple[bytes, bytes]:
     has_table = spec.position.kind not in FIXED
     positions = positions_picture(position_table(spec, params), spec.grid) if has_table else b""
     return filters_picture(params, spec.stem.kind == "resnet"), positions
+
+
+def filters_picture(params: dict[str, Any], is_hybrid: bool) -> bytes:
+    """Returns the principal components of the filters that read pixels, WebP, each with its own scale."""
+    components, _ = measure.embedding_filters(measure.pixel_filters(params, is_hybrid))
+    picture = mosaic(np.stack([stretch(component) for component in components]), COLUMNS, gap=1)
+    return _encode(np.where(np.isnan(picture), GREY, np.nan_to_num(picture) * 255))
+
+
+def positions_picture(table: Float[np.ndarray, "rows width"], grid: tuple[int, int]) -> bytes:
+    """Returns a map of similarities for each patch, WebP, from dark (-1) to bright (1)."""
+    similarity = measure.position_similarity(table, grid)
+    picture = mosaic(similarity.reshape(-1, *grid), grid[1], gap=1)
+    colours = colour_map((np.nan_to_num(picture) + 1) / 2)
+    return _encode(np.where(np.isnan(picture)[..., None], GREY, colours))
+
+
+def _encode(pixels: np.ndarray) -> bytes:
+    return encode_pixels(pixels.round().astype(np.uint8), lossless=True)

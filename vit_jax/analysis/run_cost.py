@@ -1,4 +1,4 @@
-"""The part of a report on what a run took, beside what was planned."""
+"""The parts of a report on what a run took, beside what was planned, and on where its time went."""
 
 import json
 import math
@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 
 from vit_jax import UserError
+from vit_jax.analysis import html
 from vit_jax.config import flatten_config
-from vit_jax.monitoring import RunFolder
+from vit_jax.monitoring import RunFolder, goodput, total_seconds
 
 # What a plan says of the run that it is of -> the field of the configuration.
 PLANNED = {
@@ -23,10 +24,15 @@ PLANNED = {
 
 Row = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
 
-WORDS = (
+COST_WORDS = (
     "Images a second and the time waiting for data are medians of the logged lines, without evaluations and saving; "
     "the time is that of all processes, with compiling and evaluations. The FLOPs are those of the model: 6 for each "
     "multiply-accumulate of an image's forward pass."
+)
+
+TIME_WORDS = (
+    "Every second from the start of the first process to the last that is known of the run, restarts included, as the "
+    "first host spent it. Goodput is the share in which steps were made that count."
 )
 
 
@@ -36,20 +42,15 @@ def cost_part(run: RunFolder) -> str:
     Raises:
         UserError: the plan that lies beside it is none.
     """
-    plan = parse_plan(run.plan, f"{run.place}/plan.json") if run.plan is not None else {}
-    width = 2 if plan else 1
-    lines = []
-    for name, *values in list_costs(run, plan):
-        cells = "".join(f'<td class="number">{escape(value)}</td>' for value in values[:width])
-        lines += [f'<tr><th scope="row">{name}</th>{cells}</tr>'] if any(values[:width]) else []
-    names = "".join(f'<th scope="col" class="number">{name}</th>' for name in ("measured", "planned")[:width])
-    head = f"<tr><td></td>{names}</tr>"
-    table = f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
+    plan = parse_plan(run.plan, f"{run.location}/plan.json") if run.plan is not None else {}
+    headings = ("", "measured", "planned") if plan else ("", "measured")
+    rows = [costs[: len(headings)] for costs in list_costs(run, plan)]
+    table = html.table([row for row in rows if any(row[1:])], headings, numbers=(1, 2))
     if plan:
         other = "; ".join(plan_differences(run, plan))
         warning = f" <strong>The plan is of another run: {escape(other)}.</strong>" if other else ""
         return f"{table}<p>Planned for {plan['devices']:,} x {escape(str(plan.get('device_kind')))}.{warning}</p>"
-    command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {shlex.quote(run.place)}/plan.json"
+    command = f"python -m vit_jax.plan --config=CONFIG --topology=SLICE --json > {shlex.quote(run.location)}/plan.json"
     return f"{table}<p>No plan is saved beside the run. To have it here: <code>{escape(command)}</code></p>"
 
 
@@ -73,11 +74,11 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
     """Returns in which fields a plan is not of the run beside which it lies."""
     fields = flatten_config(run.config)
     pairs = [(field, plan[name], fields[field]) for name, field in PLANNED.items() if name in plan]
-    return [f"{field} is {planned} there, {own} here" for field, planned, own in pairs if not _equal(planned, own)]
-
-
-def _equal(planned: Any, own: Any) -> bool:  # JSON has no tuples
-    return planned == (list(own) if isinstance(own, tuple) else own)
+    return [
+        f"{field} is {planned} there, {own} here"
+        for field, planned, own in pairs
+        if planned != (list(own) if isinstance(own, tuple) else own)  # JSON has no tuples
+    ]
 
 
 def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[Row]:
@@ -130,3 +131,21 @@ def show_seconds(value: float | None) -> str:
         if value < limit:
             return f"{value * factor:,.1f} {unit}"
     return f"{value / 3600:,.1f} hours"
+
+
+def time_part(run: RunFolder) -> str:
+    """Returns the HTML for where the time of a run went."""
+    total = total_seconds(run.starts)
+    whole = sum(total.values())
+    if not whole:
+        return "<p>Not known: an earlier version trained the run.</p>"
+    lines = [
+        (category, show_seconds(spent), f"{spent / whole:.1%}", html.meter(spent / whole))
+        for category, spent in total.items()
+        if spent
+    ]
+    starts = f"{len(run.starts):,} starts" if len(run.starts) > 1 else "1 start"
+    first = run.starts[0].first
+    since = f", since step {first:,}: what was before is not known" if first else ""
+    words = f"Goodput {goodput(total):.1%} of {show_seconds(whole)}, {starts}{since}."
+    return f"<p><strong>{escape(words)}</strong></p>{html.table(lines, ('', 'time', 'share', ''), numbers=(1, 2))}"

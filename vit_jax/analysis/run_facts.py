@@ -2,32 +2,27 @@
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 
-from vit_jax import shown
+from vit_jax.analysis import html
 from vit_jax.monitoring import RunFolder
 
 Row = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
 SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares
 
 
-def columns(runs: Sequence[RunFolder], rows: Iterable[Row]) -> str:
+def table_of(runs: Sequence[RunFolder], rows: Iterable[Row]) -> str:
     """Returns a table with a column for each run."""
-    head = "".join(f'<th scope="col">{escape(shown(run.name))}</th>' for run in runs) if len(runs) > 1 else ""
-    lines = [f"<thead><tr><td></td>{head}</tr></thead>"] if head else []
-    for name, values in rows:
-        cells = "".join(f"<td>{escape(shown(value))}</td>" for value in values)
-        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+    return html.columns([run.name for run in runs] if len(runs) > 1 else [], rows)
 
 
 def summary(runs: Sequence[RunFolder]) -> str:
     """Returns how far the runs are and what they have reached."""
-    return columns(
+    return table_of(
         runs,
         [
-            ("folder", [run.place for run in runs]),
+            ("folder", [run.location for run in runs]),
             ("state", [describe_state(run) for run in runs]),
             ("model", [run.config.model.name for run in runs]),
             ("data", [f"{run.config.data.source} {run.config.data.split}" for run in runs]),
@@ -74,11 +69,7 @@ def format_metric(name: str, value: float) -> str:
 
 def count_nonfinite(run: RunFolder) -> str:
     """Returns which metrics were not finite, and in how many steps."""
-    counts: dict[str, int] = {}
-    for _, row in run.metrics:
-        for name, value in row.items():
-            if not math.isfinite(value):
-                counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for _, row in run.metrics for name, value in row.items() if not math.isfinite(value))
     return ", ".join(f"{name} in {count:,} lines" for name, count in counts.items()) or "nothing"
 
 
@@ -96,24 +87,26 @@ def configuration(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
     else:
         title = "What differs from the defaults"
         chosen = [(name, values) for name, values in rows if values[0] != defaults.get(name, "unset")]
-    differs = columns(runs, chosen) if chosen else "<p>Nothing.</p>"
-    everything = columns(runs, rows)
+    differs = table_of(runs, chosen) if chosen else "<p>Nothing.</p>"
+    everything = table_of(runs, rows)
     return f"<h3>{title}</h3>{differs}<details><summary>All {len(rows)} fields</summary>{everything}</details>"
 
 
 def environment(runs: Sequence[RunFolder]) -> str:
     """Returns the processes that trained the runs: when, on what, with which code."""
     head = ("run", "steps", "time (h:min:s)", "hardware", "vit_jax", "commit", "jax", "Python")
-    lines = []
-    for run in runs:
-        for process in run.processes:
-            steps, seconds = f"{process['first']:,} to {process['last']:,}", format_time(process["seconds"])
-            versions = [str(process.get(name) or "") for name in ("vit_jax", "commit", "jax", "python")]
-            cells = [run.name, steps, seconds, process["hardware"], *versions]
-            lines.append("".join(f"<td>{escape(shown(cell))}</td>" for cell in cells))
+    lines = [
+        (
+            run.name,
+            f"{process['first']:,} to {process['last']:,}",
+            format_time(process["seconds"]),
+            process["hardware"],
+            *(process.get(name) or "" for name in ("vit_jax", "commit", "jax", "python")),
+        )
+        for run in runs
+        for process in run.processes
+    ]
     if not lines:
         return "<p>No process has saved a checkpoint yet.</p>"
-    names = "".join(f'<th scope="col">{name}</th>' for name in head)
-    rows = "".join(f"<tr>{line}</tr>" for line in lines)
     words = "Each process that trained, up to its last save; steps after that were made again by the next."
-    return f'<p>{words}</p><div class="wide"><table><thead><tr>{names}</tr></thead>{rows}</table></div>'
+    return f'<p>{words}</p><div class="wide">{html.table(lines, head)}</div>'

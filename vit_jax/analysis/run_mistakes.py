@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax import UserError, shown, user_errors
+from vit_jax import UserError, printable, user_errors
 from vit_jax.analysis import html
-from vit_jax.analysis.plot import confusion, encode_figure, encode_pixels, theme
+from vit_jax.analysis.plot import THEMES, confusion, encode_pixels, encode_themed
 from vit_jax.monitoring import RunFolder
 
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
-FEW, MANY = 20, 1000  # classes: up to FEW the matrix is a table, up to MANY a picture
+MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # classes: up to FEW the matrix is a table, up to MANY a picture
 WORST = 20  # classes whose accuracy is shown, and pairs of classes that are confused
 SMALL = 64  # pixels: smaller pictures are encoded without loss
 
@@ -31,8 +31,8 @@ def mistakes_part(run: RunFolder) -> str:
             each.kind not in ("classify", "predictions") for each in run.config.evals.values()
         ):
             return "<p>Mistakes are those of an evaluation of a classifier's head, with one label an image.</p>"
-        place = shlex.quote(run.place)
-        command = f"python -m vit_jax.evaluate {place} --save=mistakes --save-dir={place}"
+        location = shlex.quote(run.location)
+        command = f"python -m vit_jax.evaluate {location} --save=mistakes --save-dir={location}"
         return f"<p>Not saved yet. To have them here: <code>{escape(command)}</code></p>"
     return "".join(evaluation_part(name, read_mistakes(name, content)) for name, content in run.mistakes.items())
 
@@ -63,18 +63,20 @@ def is_consistent(arrays: dict[str, Any]) -> bool:
 def evaluation_part(file: str, found: dict[str, Any]) -> str:
     """Returns the HTML for the mistakes of one evaluation."""
     evaluation, split = (*file.split("."), "")[:2]
-    split = shown(found.get("split", split), 60)  # older files name it in their own name only
-    names, step, pairs = [shown(name, 60) for name in found["names"]], int(found["step"]), found["pairs"]
+    split = printable(found.get("split", split), 60)  # older files name it in their own name only
+    names, step, pairs = [printable(name, 60) for name in found["names"]], int(found["step"]), found["pairs"]
     label, prediction, count = pairs.T
     wrong = int(count[label != prediction].sum())
     when = f" after step {step:,}" if step >= 0 else ""
     head = f"{wrong:,} of {count.sum():,} images of the split {split} are wrong{when}."
     parts = [f"<h3>{escape(evaluation)}</h3><p>{escape(head)}</p>"]
-    if len(names) <= MANY:
+    if len(names) <= MOST_CLASSES_DRAWN:
         matrix: np.ndarray = np.zeros((len(names), len(names)), np.int64)
         matrix[label, prediction] = count
-        parts.append(matrix_table(matrix, names) if len(names) <= FEW else matrix_picture(matrix, names))
-    if len(names) > FEW:
+        parts.append(
+            matrix_table(matrix, names) if len(names) <= MOST_CLASSES_LISTED else matrix_picture(matrix, names)
+        )
+    if len(names) > MOST_CLASSES_LISTED:
         parts.append(confused_pairs(pairs, names))
     return "".join([*parts, class_accuracies(pairs, names), wrong_images(found, names)])
 
@@ -99,11 +101,8 @@ def matrix_table(matrix: Int[np.ndarray, "label prediction"], names: list[str]) 
 
 def matrix_picture(matrix: Int[np.ndarray, "label prediction"], names: list[str]) -> str:
     """Returns a confusion matrix as a picture."""
-    with theme("light"):
-        light = encode_figure(confusion(matrix, names), "svg")
-    with theme("dark"):
-        dark = encode_figure(confusion(matrix, names), "svg")
     text = f"A confusion matrix of {len(names)} classes; below are the pairs that are confused most."
+    light, dark = (encode_themed(lambda: confusion(matrix, names), theme) for theme in THEMES)
     drawn = html.picture(light, dark, text)
     return f"<figure>{drawn}<figcaption>Confusion, in per cent of each class.</figcaption></figure>"
 
@@ -112,12 +111,8 @@ def confused_pairs(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str:
     """Returns the pairs of classes that are confused most."""
     wrong = pairs[pairs[:, 0] != pairs[:, 1]]
     rows = wrong[np.argsort(-wrong[:, 2], kind="stable")][:WORST].tolist()
-    lines = "".join(
-        f'<tr><td>{escape(names[label])}</td><td>{escape(names[guess])}</td><td class="number">{count:,}</td></tr>'
-        for label, guess, count in rows
-    )
-    head = '<tr><th scope="col">class</th><th scope="col">taken for</th><th scope="col">images</th></tr>'
-    return f"<h4>Confused most</h4><table><thead>{head}</thead><tbody>{lines}</tbody></table>"
+    lines = [(names[label], names[guess], f"{count:,}") for label, guess, count in rows]
+    return f"<h4>Confused most</h4>{html.table(lines, ('class', 'taken for', 'images'), numbers=(2,))}"
 
 
 def class_accuracies(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str:
@@ -125,17 +120,13 @@ def class_accuracies(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str
     label, prediction, count = pairs.T
     total = np.bincount(label, weights=count, minlength=len(names))
     right = np.bincount(label, weights=count * (label == prediction), minlength=len(names))
-    present = np.flatnonzero(total)
-    order = present[np.argsort((right[present] / total[present]), kind="stable")][:WORST]
-    lines = []
-    for index in order.tolist():
-        share = right[index] / total[index]
-        meter = f'<meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter>'
-        cells = f'<td class="number">{share:.1%}</td><td>{meter}</td><td class="number">{int(total[index]):,}</td>'
-        lines.append(f'<tr><th scope="row">{escape(names[index])}</th>{cells}</tr>')
-    head = '<tr><td></td><th scope="col" colspan="2">accuracy</th><th scope="col">images</th></tr>'
+    present, shares = np.flatnonzero(total), right / np.maximum(total, 1)
+    order = present[np.argsort(shares[present], kind="stable")][:WORST]
+    lines = [
+        (names[index], f"{shares[index]:.1%}", html.meter(shares[index]), f"{total[index]:,.0f}") for index in order
+    ]
     title = "Accuracy of each class" if len(present) <= WORST else f"The {WORST} classes with the lowest accuracy"
-    return f"<h4>{title}</h4><table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<h4>{title}</h4>{html.table(lines, ('', 'accuracy', '', 'images'), numbers=(1, 3))}"
 
 
 def wrong_images(found: dict[str, Any], names: list[str]) -> str:
@@ -143,7 +134,7 @@ def wrong_images(found: dict[str, Any], names: list[str]) -> str:
     figures = []
     for index, pixels in enumerate(found["pixels"]):
         label, guess = names[found["labels"][index]], names[found["predictions"][index]]
-        name, confidence = shown(found["images"][index], 200), float(found["confidences"][index])
+        name, confidence = printable(found["images"][index], 200), float(found["confidences"][index])
         text = f"{name}: {label}, taken for {guess}"
         small = max(pixels.shape) <= SMALL
         drawn = html.image(encode_pixels(pixels, small), text, 'class="pixels"' if small else "")

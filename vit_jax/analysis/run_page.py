@@ -7,11 +7,10 @@ from html import escape
 
 import numpy as np
 
-from vit_jax import UserError, shown
-from vit_jax.analysis import html, run_facts, run_time
+from vit_jax import UserError, printable
+from vit_jax.analysis import html, run_cost, run_facts
 from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
 from vit_jax.analysis.run_checkpoints import checkpoints_part
-from vit_jax.analysis.run_cost import WORDS, cost_part
 from vit_jax.analysis.run_mistakes import mistakes_part
 from vit_jax.monitoring import RunFolder
 
@@ -44,14 +43,14 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
     title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
     plots, script, head = draw_plots(runs)
     parts = [
-        f"<h1>{escape(shown(title))}</h1>",
+        f"<h1>{escape(printable(title))}</h1>",
         run_facts.summary(runs),
         "<h2>Curves</h2>",
         curves_part(plots, runs),
         f"<h2>Predictions</h2>{each(runs, mistakes_part)}",
         f"<h2>Filters and positions over time</h2>{each(runs, checkpoints_part)}",
-        f"<h2>Time</h2><p>{run_time.WORDS}</p>{each(runs, run_time.time_part)}",
-        f"<h2>Cost</h2><p>{WORDS}</p>{each(runs, cost_part)}",
+        f"<h2>Time</h2><p>{run_cost.TIME_WORDS}</p>{each(runs, run_cost.time_part)}",
+        f"<h2>Cost</h2><p>{run_cost.COST_WORDS}</p>{each(runs, run_cost.cost_part)}",
         f"<h2>Configuration</h2>{run_facts.configuration(runs, defaults)}",
         f"<h2>Environment</h2>{run_facts.environment(runs)}",
         script,
@@ -67,10 +66,10 @@ def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
         try:
             text = part(run)
         except UserError as error:
-            text = f"<p>{escape(shown(error))}</p>"
+            text = f"<p>{escape(printable(error))}</p>"
         if len(runs) > 1:  # its headings are one level below the name of the run
             text = re.sub(r"(</?h)([345])\b", lambda tag: f"{tag[1]}{int(tag[2]) + 1}", text)
-            text = f'<h3 class="run">{escape(shown(run.name))}</h3>{text}'
+            text = f'<h3 class="run">{escape(printable(run.name))}</h3>{text}'
         found.append(f"<section>{text}</section>")
     return "".join(found)
 
@@ -91,7 +90,7 @@ def curves_part(plots: Sequence[Plot], runs: Sequence[RunFolder]) -> str:
 def colour_key(runs: Sequence[RunFolder]) -> str:
     """Returns which colour stands for which of several runs."""
     keys = [
-        f'<span><span class="plot" style="color: {colour}">&#9632;</span> {escape(shown(run.name))}</span>'
+        f'<span><span class="plot" style="color: {colour}">&#9632;</span> {escape(printable(run.name))}</span>'
         for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False)
     ]
     return f'<p class="key">{" ".join(keys)}</p>' if len(runs) > 1 else ""
@@ -100,12 +99,11 @@ def colour_key(runs: Sequence[RunFolder]) -> str:
 def plot_figure(plot: Plot, runs: Sequence[RunFolder]) -> str:
     """Returns a plot, with the numbers for readers who do not see it."""
     panel = plot.panel
-    head = "".join(f'<th scope="col" class="number">{name}</th>' for name in ("last", "lowest", "highest", "points"))
-    lines = "".join(curve_line(curve, runs) for curve in plot.curves)
-    table = f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    lines = [curve_line(curve, runs) for curve in plot.curves]
+    table = html.table(lines, ("", "last", "lowest", "highest", "points"), numbers=range(1, 5))
     many = len(plot.dashes) > 1
     dashes = ", ".join(f"{metric} {dash}" if many else metric for metric, dash in plot.dashes.items())
-    dashes = f'<div class="faint">{escape(shown(dashes))}</div>' if dashes else ""
+    dashes = f'<div class="faint">{escape(printable(dashes))}</div>' if dashes else ""
     text = escape(f"{panel.title}: {panel.unit} over steps, {len(plot.curves)} curves")
     return (
         f'<figure><h3>{panel.title}</h3>{dashes}<div class="plot" role="img" aria-label="{text}">{plot.div}</div>'
@@ -113,14 +111,9 @@ def plot_figure(plot: Plot, runs: Sequence[RunFolder]) -> str:
     )
 
 
-def curve_line(curve: Curve, runs: Sequence[RunFolder]) -> str:
-    """Returns a line of the table of a plot."""
+def curve_line(curve: Curve, runs: Sequence[RunFolder]) -> list[str]:
+    """Returns the cells of a line of the table of a plot."""
     finite = curve.values[np.isfinite(curve.values)]
     numbers = [finite[-1], finite.min(), finite.max()] if len(finite) else []
-    cells = [*(f"{number:.5g}" for number in numbers), *[""] * (3 - len(numbers)), f"{len(curve.values):,}"]
     name = f"{runs[curve.run].name}: {curve.metric}" if len(runs) > 1 else curve.metric
-    return (
-        f'<tr><th scope="row">{escape(shown(name))}</th>'
-        + "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        + "</tr>"
-    )
+    return [name, *(f"{number:.5g}" for number in numbers), *[""] * (3 - len(numbers)), f"{len(curve.values):,}"]

@@ -11,10 +11,11 @@ from vit_jax import BUGS, UserError
 from vit_jax.storage import filesystem
 
 # What file systems and stores say of themselves, not of files: no sign of damage, and no bug.
-ENVIRONMENT = {"PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
-ENVIRONMENT |= {"ABORTED", "CANCELLED", "No space left", "quota exceeded", "Read-only file system", "timed out"}
-ENVIRONMENT |= {"Input/output error", "Permission denied", "Too many open files", "Cannot allocate memory"}
-ENVIRONMENT |= {"Stale file handle"}
+ENVIRONMENT = (
+    *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"),
+    *("CANCELLED", "No space left", "quota exceeded", "Read-only file system", "timed out", "Input/output error"),
+    *("Permission denied", "Too many open files", "Cannot allocate memory", "Stale file handle"),
+)
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 

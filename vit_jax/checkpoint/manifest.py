@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import UserError, shown, tree
+from vit_jax import UserError, printable, tree
 from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.checkpoint.fingerprint import fingerprints
 from vit_jax.tree import ArrayTree
@@ -41,7 +41,7 @@ def parse_manifest(text: bytes, step: int | None = None) -> dict[str, Any]:
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"about/metadata is not JSON ({shown(error, 100)})") from error
+        raise DamagedCheckpoint(f"about/metadata is not JSON ({printable(error, 100)})") from error
     if not isinstance(manifest, dict) or manifest.pop("checksum", None) != _checksum(manifest):
         raise DamagedCheckpoint("about/metadata does not agree with its checksum")
     if step not in (None, manifest["step"]):

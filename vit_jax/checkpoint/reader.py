@@ -45,12 +45,12 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
     Raises:
         UserError: it is remote and cannot be read.
     """
-    place = str(workdir)
-    if not filesystem.is_remote(place):
+    location = str(workdir)
+    if not filesystem.is_remote(location):
         return Path(workdir).expanduser()
-    copy = _copy_workdir(place)
+    copy = _copy_workdir(location)
     found = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
-    return _copy_workdir(place, int(found.name)) if found else copy
+    return _copy_workdir(location, int(found.name)) if found else copy
 
 
 def local_weights(path: str | Path) -> Path:
@@ -60,27 +60,27 @@ def local_weights(path: str | Path) -> Path:
     Raises:
         UserError: it is remote and cannot be read.
     """
-    place = str(path)
-    if not filesystem.is_remote(place):
+    location = str(path)
+    if not filesystem.is_remote(location):
         return Path(path).expanduser()
-    if place.endswith(".npz"):
-        described = f"{place.removesuffix('.npz')}.json"
+    if location.endswith(".npz"):
+        described = f"{location.removesuffix('.npz')}.json"
         beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []
-        return Path(filesystem.local_copy(place, *beside))
-    if place.endswith((SAFETENSORS, INDEX)):
-        folder, _, name = place.rpartition("/")
+        return Path(filesystem.local_copy(location, *beside))
+    if location.endswith((SAFETENSORS, INDEX)):
+        folder, _, name = location.rpartition("/")
         return _copy_published(folder, SAFETENSORS if name.endswith(INDEX) else name) / name
-    names = filesystem.list_files(place)
+    names = filesystem.list_files(location)
     if {"model.safetensors", f"model{INDEX}"} & set(names) or (
         "adapter_model.safetensors" in names and "model.npz" not in names
     ):
-        return _copy_published(place, SAFETENSORS)
+        return _copy_published(location, SAFETENSORS)
     if "model.npz" in names:
-        return Path(filesystem.local_copy(filesystem.join_path(place, "model.npz"), "model.json"))
+        return Path(filesystem.local_copy(filesystem.join_path(location, "model.npz"), "model.json"))
     if FINISHED in names:
-        return Path(filesystem.local_copy_of_folder(place))
-    newest = latest_step(place)
-    return _copy_workdir(place) if newest is None else _copy_workdir(place, newest)
+        return Path(filesystem.local_copy_of_folder(location))
+    newest = latest_step(location)
+    return _copy_workdir(location) if newest is None else _copy_workdir(location, newest)
 
 
 def _copy_published(folder: str, ending: str) -> Path:

@@ -126,11 +126,10 @@ def _run_intact(coordinator: Coordinator, topic: str, work: Callable[[], None]) 
 
 def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[str]:
     """Renames the folders of damaged checkpoints; returns a sentence on each."""
-    sentences = []
-    for step, reason in damage.items():
-        new = directory.set_aside(step)
-        sentences.append(f"checkpoint {step} is damaged and was renamed to {new}: {reason}.")
-    return sentences
+    return [
+        f"checkpoint {step} is damaged and was renamed to {directory.set_aside(step)}: {reason}."
+        for step, reason in damage.items()
+    ]
 
 
 def read_about(path: Path) -> dict[str, Any]:

@@ -53,12 +53,13 @@ def measure_of(evaluations: Evaluations, metric: str) -> Measure:
 def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Returns what a manifest holds of an evaluation: all metrics, and what each measures."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    evaluation = {
+    return {
         "evaluated": bool(metrics),
         "metrics": finite,
         "evals": {name: {**one} for name, one in evaluations.items()},
+        "best_metric": best_metric,
+        "score": finite.get(best_metric),
     }
-    return evaluation | {"best_metric": best_metric, "score": finite.get(best_metric)}
 
 
 def from_json(about: Mapping[str, Any]) -> Measured:

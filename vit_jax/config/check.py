@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, choose, refuse
 from vit_jax.config.durations import DURATIONS, epochs_field
 from vit_jax.config.evaluations import best_metrics, eval_fields
 from vit_jax.config.field import Field
@@ -33,30 +33,45 @@ def check_config(config: ConfigDict) -> None:
     check_evaluations(config)
     measures = [f"{name}/{metric}" for name in config.evals for metric in best_metrics(config.evals[name])]
     choose("checkpoint.best_metric", flat["checkpoint.best_metric"], measures)
-    if flat["keep_head"] and flat["init_from"] is None:
-        raise UserError("keep_head=True needs --config.init_from, the checkpoint whose head is kept.")
-    if config.adapt.rank and config.optim.frozen_blocks:
-        raise UserError("adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.")
-    if (config.adapt.rank or config.optim.frozen_blocks) and config.optim.name == "schedule_free_adamw":
-        raise UserError(
+    adapts, freezes = config.adapt.rank, config.optim.frozen_blocks
+    refuse(
+        (
+            flat["keep_head"] and flat["init_from"] is None,
+            "keep_head=True needs --config.init_from, the checkpoint whose head is kept.",
+        ),
+        (
+            adapts and freezes,
+            "adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.",
+        ),
+        (
+            (adapts or freezes) and config.optim.name == "schedule_free_adamw",
             "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose "
-            "another optimizer; optim.lr_multipliers freezes by name."
-        )
+            "another optimizer; optim.lr_multipliers freezes by name.",
+        ),
+        (
+            flat["total_steps"] is None and flat["total_epochs"] is None,
+            "set the length of training with total_steps or total_epochs.",
+        ),
+    )
     _check_teacher(config)
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
-    if flat["total_steps"] is None and flat["total_epochs"] is None:
-        raise UserError("set the length of training with total_steps or total_epochs.")
 
 
 def _check_teacher(config: ConfigDict) -> None:
     task = config.task
     if task.kind == "distill":
-        if task.teacher is None:
-            raise UserError("task.kind=distill needs a teacher: set --config.task.teacher to its weights.")
-        if task.teacher_targets == "hard" and task.temperature != 1:
-            raise UserError("task.temperature is only for soft targets; set it to 1, or task.teacher_targets to soft.")
+        refuse(
+            (
+                task.teacher is None,
+                "task.kind=distill needs a teacher: set --config.task.teacher to its weights.",
+            ),
+            (
+                task.teacher_targets == "hard" and task.temperature != 1,
+                "task.temperature is only for soft targets; set it to 1, or task.teacher_targets to soft.",
+            ),
+        )
         return
     set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
     if set_fields:

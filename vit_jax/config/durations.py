@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config.names import flatten_config, rename_fields
+from vit_jax.config.names import rename_fields
 from vit_jax.config.optimizers import set_optimizer_fields
 
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
@@ -22,10 +22,9 @@ def count_steps(config: ConfigDict, name: str) -> int | None:
 
     An epoch is `data.num_examples / batch` steps; the product is rounded down, and is at least 1 if positive.
     """
-    flat = flatten_config(config)
-    epochs = flat[epochs_field(name)]
+    epochs = config[epochs_field(name)]
     if epochs is None:
-        return flat[name]
+        return config[name]
     steps = int(epochs * config.data.num_examples / config.batch)
     return max(steps, 1) if epochs > 0 else 0
 

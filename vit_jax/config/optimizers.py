@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, refuse
 
 # `optim.name` -> its fields in the group `optim`, with its authors' values (docs/optimizers.md).
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
@@ -47,16 +47,26 @@ def check_optimizer(optim: ConfigDict) -> None:
                 f"optim.{field}={optim[field]} is a field of {owners}, and {optim.name} has none; leave it out, or "
                 f"unset it with --config.optim.{field}=None."
             )
-    if optim.name == "lamb" and optim.decay_factor != "rate":
-        raise UserError(
+    refuse(
+        (
+            optim.name == "lamb" and optim.decay_factor != "rate",
             "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, and divide "
-            "optim.weight_decay by base_lr to keep the strength of the decay."
-        )
-    if optim.name == "schedule_free_adamw" and optim.ema_decay:
-        raise UserError("schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.")
-    if optim.name == "schedule_free_adamw" and optim.beta1 == 0:
-        raise UserError("schedule_free_adamw divides by optim.beta1; choose one above 0, such as 0.9.")
-    if not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None):
-        raise UserError("optim.sam_alpha and optim.sam_rho_min need optim.sam_rho; set it above 0, or leave them out.")
-    if (optim.sam_rho_min or 0) > optim.sam_rho:
-        raise UserError(f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.")
+            "optim.weight_decay by base_lr to keep the strength of the decay.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.ema_decay,
+            "schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.beta1 == 0,
+            "schedule_free_adamw divides by optim.beta1; choose one above 0, such as 0.9.",
+        ),
+        (
+            not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None),
+            "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho; set it above 0, or leave them out.",
+        ),
+        (
+            (optim.sam_rho_min or 0) > optim.sam_rho,
+            f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.",
+        ),
+    )

@@ -15,7 +15,7 @@ WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprin
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
 
 
-def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
+def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
     """Returns how the configuration of a resumed run differs from that of the run which it continues, a line a field.
 
     Raises:
@@ -31,11 +31,11 @@ def check_resumes(old: ConfigDict, new: ConfigDict, place: str) -> list[str]:
         changes = "; ".join(line for name, line in lines.items() if name in refused | data)
         hint = "" if refused else ACCEPT
         advice = f"restore them or choose a new --workdir{hint}."
-        raise UserError(f"the workdir {place} contains a run with other settings ({changes}); {advice}")
+        raise UserError(f"the workdir {location} contains a run with other settings ({changes}); {advice}")
     return list(lines.values())
 
 
-def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
+def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     """Returns the configuration with what the run in a workdir chose at its first start, where the configuration leaves
     it open.
 
@@ -44,7 +44,7 @@ def keep_choices(config: ConfigDict, place: str) -> ConfigDict:
     Raises:
         UserError: the workdir cannot be read.
     """
-    path = filesystem.join_path(place, "config.json")
+    path = filesystem.join_path(location, "config.json")
     if not filesystem.exists(path):
         return config
     stored, kept = parse_config(filesystem.read_bytes(path), path), config.copy_and_resolve_references()
@@ -62,14 +62,14 @@ def _keep_commit(source: str | None, stored: str | None) -> str | None:
     return stored if stored and unpin_revision(stored) == source else source
 
 
-def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place: str) -> list[str]:
+def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, location: str) -> list[str]:
     """Returns how the data of a resumed run differ from those that a checkpoint was trained on, a line a difference.
 
     Args:
         saved: `data.DataInfo.fingerprint` of the checkpoint.
         now: `data.DataInfo.fingerprint` of the resumed run.
         accepts: `data.accept_change`.
-        place: the workdir.
+        location: the workdir.
 
     Raises:
         UserError: they differ, and either this is not accepted or more than the data differs.
@@ -79,7 +79,7 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, place:
     if lines and not (accepts and acceptable):
         hint = ACCEPT if acceptable else ""
         changes = "; ".join(lines.values())
-        raise UserError(f"{place} was trained on other data ({changes}); choose a new --workdir{hint}.")
+        raise UserError(f"{location} was trained on other data ({changes}); choose a new --workdir{hint}.")
     return list(lines.values())
 
 

@@ -65,7 +65,7 @@ def random_erasing(
         rng: the only source of randomness.
         probability: of erasing a box; 0.25 is DeiT's.
         area_min: smallest area of the box, in percent of the image's.
-        area_max: largest area, likewise.
+        area_max: largest area of the box, in percent of the image's.
     """
     if rng.random() >= probability:
         return image
@@ -99,8 +99,8 @@ def color_jitter(
         image: of any size.
         rng: the only source of randomness.
         brightness: x of a factor that is uniform in [max(0, 1 - x), 1 + x]; 0 changes nothing.
-        contrast: likewise.
-        saturation: likewise.
+        contrast: x of another factor, drawn in the same way.
+        saturation: x of a third factor, drawn in the same way.
         hue: x of a shift that is uniform in [-x, x], in turns of the colour circle; at most 0.5.
     """
     amounts = [rng.uniform(max(0, 1 - x), 1 + x) for x in (brightness, contrast, saturation)]
@@ -173,11 +173,6 @@ def sharpness(image: RGB, factor: float) -> RGB:
         mean *= np.float32(1 / 13)  # moves no possible sum across a whole number (tested)
         smooth[1:-1, 1:-1] = mean
     return blend(smooth, image, factor)
-
-
-def invert(image: RGB) -> RGB:
-    """Returns 255 minus the image."""
-    return cv2.bitwise_not(image)
 
 
 def posterize(image: RGB, bits: int) -> RGB:
@@ -289,7 +284,7 @@ def random_sign(amount: float, rng: Generator) -> float:
 RANDAUGMENT: dict[str, tuple[Callable[..., RGB], Callable[[float, Generator], tuple]]] = {
     "AutoContrast": (auto_contrast, lambda part, rng: ()),
     "Equalize": (equalize, lambda part, rng: ()),
-    "Invert": (invert, lambda part, rng: ()),
+    "Invert": (cv2.bitwise_not, lambda part, rng: ()),
     "Rotate": (rotate, lambda part, rng: (random_sign(part * 30, rng),)),
     "Posterize": (posterize, lambda part, rng: (int(part * 4),)),
     "Solarize": (solarize, lambda part, rng: (int(part * 256),)),

@@ -79,7 +79,7 @@ def inception_box(
         height: of the image, in pixels.
         width: of the image, in pixels.
         area_min: smallest area of the box, as a fraction of the image's.
-        area_max: largest area, likewise.
+        area_max: largest area of the box, as a fraction of the image's.
         rng: the only source of randomness.
     """
     smallest, largest = area_min * height * width, area_max * height * width

@@ -17,11 +17,11 @@ def stream_need(source: Source, batch: int, readers: int, window: int, hosts: in
     assert source.shards
     if source.mixture is None:
         return disk_need(source.shards, batch, readers, window, hosts)
-    runs, weights = source.shards.runs, source.mixture.weights
-    parts = source.mixture.runs([run.examples for run in runs])
+    runs, examples, _ = source.shards
+    weights, parts = source.mixture.weights, source.mixture.runs(examples)
     return sum(
         disk_need(
-            source.shards._replace(runs=runs[part.start : part.stop]),
+            Shards(runs[part.start : part.stop], examples[part.start : part.stop]),
             batch * weight / sum(weights),
             readers,
             window,
@@ -39,7 +39,7 @@ def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: in
     sizes = {run.path: run.size or 0 for run in shards.runs if filesystem.is_remote(run.path)}.values()
     if not sizes:
         return 0
-    examples = sum(run.examples for run in shards.runs) / len(shards.runs)  # of a shard
+    examples = sum(shards.examples) / len(shards.runs)  # of a shard
     return min(sum(sizes), shards_held(examples, batch, readers, window, hosts) * max(sizes))
 
 

@@ -55,10 +55,6 @@ class EvalOrder(EpochOrder):
         along = self._cuts[:-1, None] + number * self._rows + np.arange(self._rows)
         return np.where(along < self._cuts[1:, None], along, PADDING).ravel()
 
-    def epochs_of(self, batch: int) -> range:
-        """Returns the only epoch."""
-        return range(1)
-
     def uses(self, epoch: int, reader: int) -> ShardUses:
         """Returns when a reader needs which shards."""
         start, stop = self._cuts[reader : reader + 2]
@@ -72,7 +68,6 @@ def choose_eval_order(source: Source, batch: int) -> EvalOrder:
     """Returns the order in which an evaluation reads a source in batches of `batch` rows."""
     if source.shards is None:
         return EvalOrder([len(source)], batch, 1)
-    runs = source.shards.runs
-    most = min(MAX_READERS, len(runs), MAX_BYTES / (3 * max(run.size or 1 for run in runs)))
+    most = min(MAX_READERS, len(source.shards.runs), MAX_BYTES / (3 * max(run.size or 1 for run in source.shards.runs)))
     readers = max(2**power for power in range(7) if power == 0 or (2**power <= most and batch % 2**power == 0))
-    return EvalOrder([run.examples for run in runs], batch, readers)
+    return EvalOrder(source.shards.examples, batch, readers)

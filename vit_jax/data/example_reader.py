@@ -58,7 +58,8 @@ class ExampleReader:
         fault = ""
         for skipped in range(min(MAX_SKIPPED, len(self.source))):
             try:
-                example = self.source[self._next(index, skipped)]
+                place = self.order.neighbour(index, skipped) if self.order else (index + skipped) % len(self.source)
+                example = self.source[place]
                 image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
                 return _row(image, label, 1, index if skipped else -1, fault)
             except DecodeError as error:
@@ -74,9 +75,6 @@ class ExampleReader:
         """The row that stands for no example."""
         most = self.source.max_labels
         return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
-
-    def _next(self, index: int, distance: int) -> int:
-        return self.order.neighbour(index, distance) if self.order else (index + distance) % len(self.source)
 
 
 def _row(image: np.ndarray, label: np.ndarray, mask: int, bad: int = -1, fault: str = "") -> dict[str, np.ndarray]:

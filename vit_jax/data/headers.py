@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from vit_jax import UserError
@@ -31,22 +31,18 @@ def check_headers(
     """
     why_too_small = functools.cache(why_too_small)
 
-    def check_chunk(chunk: Sequence[int]) -> list[str]:
-        faults = []
-        for index in chunk:
-            try:
-                header = read_header(index)
-            except UserError as error:
-                faults.append(str(error))
-                continue
-            # EXIF data may turn the image, so one that fits in either orientation passes.
-            if (reason := why_too_small(header.height, header.width)) and why_too_small(header.width, header.height):
-                faults.append(f"the image {header.name} is too small: {reason}")
-        return faults
+    def find_fault(index: int) -> str:
+        try:
+            header = read_header(index)
+        except UserError as error:
+            return str(error)
+        reason = why_too_small(header.height, header.width)
+        # EXIF data may turn the image, so one that fits in either orientation passes.
+        small = reason and why_too_small(header.width, header.height)
+        return f"the image {header.name} is too small: {reason}" if small else ""
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        chunks = [indices[begin : begin + CHUNK] for begin in range(0, len(indices), CHUNK)]
-        faults = [fault for found in pool.map(check_chunk, chunks) for fault in found]
+    with ThreadPool(THREADS) as pool:
+        faults = list(filter(None, pool.imap(find_fault, indices, CHUNK)))
     if faults:
         more = f"; and {len(faults) - SHOWN:,} more" if len(faults) > SHOWN else ""
         raise UserError(

@@ -125,7 +125,7 @@ class Receiver:
             self._fetcher.close()
 
 
-class LocalBatches:
+class LocalBatches(Iterator[dict[str, np.ndarray]]):
     """Iterates over the rows of this process of one global batch after another.
 
     Attributes:
@@ -176,10 +176,6 @@ class LocalBatches:
         self._started = False
         self._end: BaseException | None = None  # after which no batch follows
         self._stop = weakref.finalize(self, self._receiver.stop)
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Returns itself."""
-        return self
 
     def __next__(self) -> dict[str, np.ndarray]:
         """Returns `image` uint8 [rows, height, width, 3], `label` int32 [rows] or [rows, labels] and `mask` float32
@@ -286,7 +282,7 @@ def local_eval_batches(
     return LocalBatches(examples, reader, batch=order.batch, rows=rows, start=0, workers=workers, fetcher=fetcher)
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
     """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
@@ -315,10 +311,6 @@ class DevicePrefetcher:
         self.waited = 0.0
         self.queue: collections.deque = collections.deque()
         self.end: Exception | None = None
-
-    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """Returns itself."""
-        return self
 
     def __next__(self) -> dict[str, jax.Array]:
         """Returns the next batch of global arrays.

@@ -6,9 +6,9 @@ from typing import TypeAlias
 import grain
 import numpy as np
 
-from vit_jax.data.shard_order import ShardOrder
+from vit_jax.data.shard_order import Endless, ShardOrder
 from vit_jax.data.sources import Mixture
-from vit_jax.data.stream_order import ENDLESS, StreamOrder
+from vit_jax.data.stream_order import StreamOrder
 
 
 def shuffle_epochs(length: int, seed: int) -> grain.MapDataset:
@@ -42,7 +42,7 @@ class Shares:
         return part, before[part]
 
 
-class MixedOrder:
+class MixedOrder(Endless):
     """Position in the run -> index of the example; all examples of a part are shuffled in each of its epochs."""
 
     def __init__(self, mixture: Mixture, seed: int):
@@ -50,17 +50,13 @@ class MixedOrder:
         self.shares, self.starts = Shares(mixture.weights), mixture.starts
         self.parts = [shuffle_epochs(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
 
-    def __len__(self) -> int:
-        """Returns a number larger than any run has positions: the epochs do not end."""
-        return ENDLESS
-
     def __getitem__(self, position: int) -> int:
         """Returns the index of an example."""
         part, number = self.shares.draw(position)
         return self.starts[part] + self.parts[part][number]
 
 
-class MixedStreamOrder(ShardOrder):
+class MixedStreamOrder(Endless, ShardOrder):
     """Position in the run, n * batch + row -> index of the example; each part is streamed in an order of its own.
 
     Every reader draws the parts in turn, from another place of the cycle, so that their shares hold in a batch too, and
@@ -81,10 +77,6 @@ class MixedStreamOrder(ShardOrder):
             for part, own in enumerate(runs)
         ]
         self.offsets = [reader * sum(mixture.weights) // readers for reader in range(readers)]
-
-    def __len__(self) -> int:
-        """Returns a number larger than any run has positions: the epochs do not end."""
-        return ENDLESS
 
     def __getitem__(self, position: int) -> int:
         """Returns the index of an example."""

@@ -37,8 +37,7 @@ class Order(NamedTuple):
 def stream_order(config: ConfigDict, source: Source) -> TrainStream:
     """Returns the order of a config whose `data.order` is stream, given its source in shards."""
     assert source.shards
-    lengths = [run.examples for run in source.shards.runs]
-    settings = lengths, config.batch, config.data.readers, config.data.window, config.seed
+    settings = source.shards.examples, config.batch, config.data.readers, config.data.window, config.seed
     return MixedStreamOrder(source.mixture, *settings) if source.mixture else StreamOrder(*settings)
 
 
@@ -61,7 +60,8 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
         order = "stream" if large else "global"
     if order == "global":
         source.check_cache_room(beside)
-        return Order({"order": order}, note=ONE_BY_ONE if shards is None and is_bucket_folder(config) else "")
+        in_bucket = config.data.source.startswith("folder:") and filesystem.is_remote(config.data.source)
+        return Order({"order": order}, note=ONE_BY_ONE if shards is None and in_bucket else "")
     if config.data.repeats > 1:
         raise UserError(
             f"data.repeats={config.data.repeats} is not for streamed images: set --config.data.order=global, for which "
@@ -72,18 +72,9 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
             "data.order=stream reads shards, but the training images are not all in shards; pack them with python -m "
             "vit_jax.pack, or set --config.data.order=global."
         )
-    return _choose_readers(config, source, shards, beside, hosts, _reason(shards, beside) if large else "")
-
-
-def is_bucket_folder(config: ConfigDict) -> bool:
-    """Returns whether the training images are a folder of files in a bucket."""
-    kind, _, path = config.data.source.partition(":")
-    return kind == "folder" and filesystem.is_remote(path)
-
-
-def _reason(shards: Shards, beside: int) -> str:
-    room = f"the cache may hold {cache.max_bytes() / 1e9:.3g}"
-    return f"; all shards need {(shards.remote_bytes + beside) / 1e9:.3g} GB, {room}"
+    need = (shards.remote_bytes + beside) / 1e9
+    reason = f"; all shards need {need:.3g} GB, the cache may hold {cache.max_bytes() / 1e9:.3g}" if large else ""
+    return _choose_readers(config, source, shards, beside, hosts, reason)
 
 
 def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: int, hosts: int, reason: str) -> Order:
@@ -112,7 +103,8 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
     note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason}."
     if not shards.shuffled:
         note += " They may be sorted by class, which mixes badly; python -m vit_jax.pack --shuffle=0 mixes them."
-    identity = f"{readers} readers, window {window}, {_digest(shards)}"
+    digest = hashlib.sha256(repr(list(shards.examples)).encode()).hexdigest()[:16]
+    identity = f"{readers} readers, window {window}, {len(shards.runs)} shards {digest}"
     return Order({"order": "stream", "readers": readers}, identity, note)
 
 
@@ -127,9 +119,3 @@ def possible_readers(batch: int, examples: int, hosts: int) -> list[int]:
     """Returns the powers of two that divide a batch: up to 64, or to as many as there are hosts."""
     powers = [2**power for power in range(int(math.log2(max(MAX_READERS, hosts))) + 1)]
     return [number for number in powers if batch % number == 0 and number <= examples]
-
-
-def _digest(shards: Shards) -> str:
-    """Returns a short text that differs when the numbers of examples in the shards do."""
-    lengths = [run.examples for run in shards.runs]
-    return f"{len(lengths)} shards {hashlib.sha256(repr(lengths).encode()).hexdigest()[:16]}"

@@ -168,7 +168,7 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
             f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
         )
     if fast:
-        calls = [(name, with_fast_resize(name, arguments)) for name, arguments in calls]
+        calls = [(name, with_fast_resize(arguments)) for name, arguments in calls]
     ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
     low, high = calls[-1][1].values()
     return Preprocessor(text, (*size, 3), tuple(ops), (float(low), float(high)))
@@ -198,15 +198,14 @@ def fill_resolution(pipe: str, resolution: int) -> str:
     return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", multiple, pipe)
 
 
-def with_fast_resize(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def with_fast_resize(arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of an op, with `fast` in place of bilinear resizing."""
-    values = default_arguments(name) | arguments
-    plain = values.get("method") == "bilinear" and values.get("antialias") is False
+    plain = arguments.get("method") == "bilinear" and arguments.get("antialias") is False
     return arguments | {"method": "fast"} if plain else arguments
 
 
 def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
-    """Parses one `op(arguments)` of a pipe into the op's name and its checked arguments by name."""
+    """Parses one `op(arguments)` of a pipe into the op's name and its checked arguments by name, defaults included."""
     try:
         call = ast.parse(part, mode="eval").body
         name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
@@ -217,24 +216,31 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
     function = inspect.signature(OPS[choose("preprocessing op", name.id, OPS)])
     signature = inspect.Signature(list(function.parameters.values())[2:])
     try:
-        arguments = signature.bind(
+        bound = signature.bind(
             *[ast.literal_eval(arg) for arg in args],
             **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords},
-        ).arguments
+        )
     except (TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
         raise UserError(f"wrong arguments in {part!r}: {reason}; the op is {name.id}{signature}") from None
-    if fault := invalid_argument(name.id, arguments):
+    bound.apply_defaults()
+    if fault := invalid_argument(name.id, bound.arguments):
         raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}")
-    return name.id, arguments
+    return name.id, bound.arguments
 
 
 MAX_SIDE = 10_000  # pixels
 
 WHOLE = ("num_layers", "pixels")  # arguments
 # Largest values of arguments that must not be negative.
-LARGEST = {"num_layers": np.inf, "magnitude": np.inf, "probability": 1, "hue": 0.5, "area_min": 100, "area_max": 100}
-LARGEST |= {"pixels": MAX_SIDE, "brightness": np.inf, "contrast": np.inf, "saturation": np.inf}
+LARGEST = {
+    **dict.fromkeys(("num_layers", "magnitude", "brightness", "contrast", "saturation"), np.inf),
+    "probability": 1,
+    "hue": 0.5,
+    "area_min": 100,
+    "area_max": 100,
+    "pixels": MAX_SIDE,
+}
 
 
 def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
@@ -258,18 +264,11 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
             return f"{name} must be a {'whole ' if name in WHOLE else ''}number, not {value!r}"
         elif name in LARGEST and not 0 <= value <= LARGEST[name]:
             return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
-    values = default_arguments(op) | arguments
-    if "area_min" in values and not 0 < values["area_min"] <= values["area_max"]:
+    if "area_min" in arguments and not 0 < arguments["area_min"] <= arguments["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
-    if values.get("method") == "bicubic" and values.get("antialias") is False:
+    if arguments.get("method") == "bicubic" and arguments.get("antialias") is False:
         return "the method 'bicubic' needs antialias=True"
-    return None if op != "value_range" or values["low"] < values["high"] else "low must be less than high"
-
-
-def default_arguments(op: str) -> dict[str, Any]:
-    """Returns the arguments of an op with their default values."""
-    parameters = list(inspect.signature(OPS[op]).parameters.items())[2:]
-    return {name: parameter.default for name, parameter in parameters}
+    return None if op != "value_range" or arguments["low"] < arguments["high"] else "low must be less than high"
 
 
 def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownSize:

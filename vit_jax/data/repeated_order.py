@@ -2,10 +2,10 @@
 
 import grain
 
-from vit_jax.data.stream_order import ENDLESS
+from vit_jax.data.shard_order import Endless
 
 
-class RepeatedOrder:
+class RepeatedOrder(Endless):
     """Position in the run, n * batch + row -> index of the example (Hoffer et al., arXiv 1901.09335).
 
     A batch has k = ceil(batch / repeats) images: row r holds the r mod k-th. So copies lie on different devices, as in
@@ -18,10 +18,6 @@ class RepeatedOrder:
         """Takes the order of the images, without end, the rows of a global batch and the copies of each image."""
         self.order, self.batch = order, batch
         self.images = -(-batch // repeats)  # of a batch
-
-    def __len__(self) -> int:
-        """Returns a number larger than any run has positions."""
-        return ENDLESS
 
     def __getitem__(self, position: int) -> int:
         """Returns the index of an example."""

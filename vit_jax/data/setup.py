@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -97,14 +97,10 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         UserError: a source, a split or a preprocessing is wrong or missing, or disagrees with the config.
     """
     preprocess = train_preprocessor(config)
-    config = pin_revisions(config)
+    config = with_sources(config, pin_revision)  # the present commits of data sets on a hub: a run keeps its data
     source = open_training(config)
-    completed = config.copy_and_resolve_references()
+    completed = with_sources(config, absolute_source)  # so that the run can be evaluated from any folder
     completed.data.update(agreed_counts(config, source))
-    # Absolute, so that the run can be evaluated from any folder.
-    completed.data.source = absolute_source(config.data.source)
-    for eval_config in completed.evals.values():
-        eval_config.source = eval_config.source and absolute_source(eval_config.source)
     if config.data.data_dir:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
     opened = {("", config.data.split): source}
@@ -152,11 +148,13 @@ def agreed_counts(config: ConfigDict, source: sources.Source) -> dict[str, int |
         "num_examples": agreed_value("num_examples", config.data.num_examples, len(source), split),
     }
     if config.batch > len(source):
-        words = (
+        logging.getLogger(__name__).warning(
             "a batch has %d images, but %s has only %d, so a step sees some of them more than once; lower "
-            "--config.batch"
+            "--config.batch",
+            config.batch,
+            split,
+            len(source),
         )
-        logging.getLogger(__name__).warning(words, config.batch, split, len(source))
     return agreed
 
 
@@ -169,17 +167,12 @@ def open_training(config: ConfigDict) -> sources.Source:
     return sources.open_source(config, config.data.split, streams=config.data.order != "global")
 
 
-def pin_revisions(config: ConfigDict) -> ConfigDict:
-    """Returns the config with the present commits of data sets on the Hugging Face hub, so that a run keeps its data.
-
-    Raises:
-        UserError: the hub has no such data set, or does not answer.
-    """
-    pinned = config.copy_and_resolve_references()
-    pinned.data.source = pin_revision(config.data.source)
-    for eval_config in pinned.evals.values():
-        eval_config.source = eval_config.source and pin_revision(eval_config.source)
-    return pinned
+def with_sources(config: ConfigDict, change: Callable[[str], str]) -> ConfigDict:
+    """Returns a copy of the config with a change of the sources of training and of all evaluations."""
+    changed = config.copy_and_resolve_references()
+    for fields in (changed.data, *changed.evals.values()):
+        fields.source = fields.source and change(fields.source)
+    return changed
 
 
 def absolute_source(source: str) -> str:
@@ -197,10 +190,12 @@ def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
     if {name for (other, _), source in opened.items() for name, _ in source.parts if not other} != {"train"}:
         return []
     existing = opened["", config.data.split].split_names
-    for name in (name for name in ("val", "validation", "test") if name in existing):
-        flags = f"--config.data.split=train --config.evals.{first_evaluation(config)}.split={name}"
-        return [f"The split {name} is here and not used; to evaluate on it: {flags}"]
-    return []
+    return [
+        f"The split {name} is here and not used; to evaluate on it: "
+        f"--config.data.split=train --config.evals.{first_evaluation(config)}.split={name}"
+        for name in ("val", "validation", "test")
+        if name in existing
+    ][:1]
 
 
 def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
@@ -302,8 +297,9 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
     evaluated = found[keys[0]]
     elsewhere = evaluated.name == "folder" and (eval_config.source or config.data.source) != config.data.source
     if evaluated.name == train.name and not elsewhere and evaluated.overlaps(train):
-        text = "evals.%s contains training images: its split overlaps with data.split"
-        logging.getLogger(__name__).warning(text, name)
+        logging.getLogger(__name__).warning(
+            "evals.%s contains training images: its split overlaps with data.split", name
+        )
     differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
     if has_classes_of_head(eval_config) and differ:
         raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")

@@ -1,5 +1,6 @@
 """Opens the shards that a process streams ahead of their use, and closes them behind it."""
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -11,6 +12,7 @@ from jaxtyping import Int64
 
 from vit_jax import UserError
 from vit_jax.data.shard_order import ShardOrder
+from vit_jax.data.shards import close_streamed, streamed_reader
 from vit_jax.data.sources import Shards
 
 AHEAD = 4  # batches that the loader reads ahead
@@ -29,13 +31,13 @@ class ShardFetcher(Generic[OrderT]):
     def __init__(self, order: OrderT, shards: Shards, rows: Int64[np.ndarray, " rows"]):
         """Takes the order of the examples, the shards in which they lie, and the rows of a batch that are read."""
         self.order: OrderT = order
-        self._shards = shards
+        self._runs = shards.runs
         self.readers = np.unique(rows // (order.batch // order.readers)).tolist()
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what another process needs."""
-        return {"order": self.order, "readers": self.readers, "_shards": self._shards}
+        return {"order": self.order, "readers": self.readers, "_runs": self._runs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Sets up a fetcher that has not begun."""
@@ -81,17 +83,15 @@ class ShardFetcher(Generic[OrderT]):
                             self._changed.wait()
                         done = self._batch
                     numbers = self.numbers(done)
-                    self._shards.close([self._shards.runs[number].path for number in numbers], id(self))
+                    close_streamed([self._runs[number].path for number in numbers], id(self))
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception as error:
             if "interpreter shutdown" not in str(error):  # which a copy is told that begins as the process ends
                 logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
         finally:
-            self._shards.close((), id(self))
+            close_streamed((), id(self))
 
     def _open(self, number: int, batch: int) -> None:
-        try:
+        with contextlib.suppress(UserError):  # who reads the shard tries it again, and says so
             if not self._closed and self._batch == batch:  # else others may be more urgent, and some no longer needed
-                self._shards.open(self._shards.runs[number])
-        except UserError:  # who reads the shard tries it again, and says so
-            pass
+                streamed_reader(self._runs[number], waits=False)

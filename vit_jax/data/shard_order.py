@@ -6,6 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+ENDLESS = 2**52  # positions, and epochs
+
+
+class Endless:
+    """An order of training, whose epochs do not end."""
+
+    def __len__(self) -> int:
+        """Returns a number larger than any run has positions."""
+        return ENDLESS
+
 
 class ShardUses(NamedTuple):
     """When a reader needs its shards of an epoch.
@@ -49,9 +59,9 @@ class EpochOrder(ShardOrder):
 
     epochs: int
 
-    @abc.abstractmethod
-    def epochs_of(self, batch: int) -> range:
-        """Returns the epochs of which a batch contains examples."""
+    def first_epoch(self, batch: int) -> int:
+        """Returns the first epoch of which a batch contains examples; here there is only one."""
+        return 0
 
     @abc.abstractmethod
     def uses(self, epoch: int, reader: int) -> ShardUses:
@@ -60,7 +70,7 @@ class EpochOrder(ShardOrder):
     def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
         """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one."""
         needed: dict[int, int] = {}
-        for epoch in range(self.epochs_of(begin).start, self.epochs):
+        for epoch in range(self.first_epoch(begin), self.epochs):
             shards, firsts, lasts = self.uses(epoch, reader)
             count = int(np.searchsorted(firsts, end, side="right")) + 1
             here = np.flatnonzero(lasts[:count] >= begin)

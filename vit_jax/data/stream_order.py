@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from vit_jax.data.shard_order import EpochOrder, ShardUses
+from vit_jax.data.shard_order import ENDLESS, Endless, EpochOrder, ShardUses
 
 Slots: TypeAlias = Int64[np.ndarray, " slots"]
-ENDLESS = 2**52  # positions, and epochs
 
 
 class _Pass(NamedTuple):
@@ -30,7 +29,7 @@ class _Pass(NamedTuple):
     uses: ShardUses
 
 
-class StreamOrder(EpochOrder):
+class StreamOrder(Endless, EpochOrder):
     """Position in the run, n * batch + row -> index of the example. Can be pickled; threads may share it."""
 
     epochs = ENDLESS
@@ -60,10 +59,6 @@ class StreamOrder(EpochOrder):
         """Sets up the copy of a worker process."""
         vars(self).update(state, _lock=threading.Lock())
 
-    def __len__(self) -> int:
-        """Returns a number larger than any run has positions: the epochs do not end."""
-        return ENDLESS
-
     def __getitem__(self, position: int) -> int:
         """Returns the index of an example."""
         number, row = divmod(position, self.batch)
@@ -71,12 +66,6 @@ class StreamOrder(EpochOrder):
         slot = number * self.batch + k * self.readers + reader
         epoch = slot // self.count
         return int(self._pass(epoch, reader).examples[(slot - epoch * self.count) // self.readers])
-
-    @property
-    def memory(self) -> int:
-        """The bytes of the shards' lengths and of what is drawn now."""
-        drawn = [array for one in self._passes.values() for array in (one.examples, *one.uses)]
-        return sum(array.nbytes for array in (self.lengths, self.starts, *drawn))
 
     def shard_of(self, index: int) -> int:
         """Returns which shard contains an example."""
@@ -92,9 +81,9 @@ class StreamOrder(EpochOrder):
         """Returns when a reader needs which shards in an epoch."""
         return self._pass(epoch, reader).uses
 
-    def epochs_of(self, batch: int) -> range:
-        """Returns the epochs of which a batch contains examples."""
-        return range(batch * self.batch // self.count, ((batch + 1) * self.batch - 1) // self.count + 1)
+    def first_epoch(self, batch: int) -> int:
+        """Returns the first epoch of which a batch contains examples."""
+        return batch * self.batch // self.count
 
     def _pass(self, epoch: int, reader: int) -> _Pass:
         """Returns the pass of a reader over its range; of each reader the last even and the last odd one are kept."""

@@ -21,7 +21,7 @@ from vit_jax.distributed.termination import TerminationSignal
 from vit_jax.distributed.watchdog import LOST, STALL, Clock, Watchdog
 
 PERIOD = 1.0  # seconds between two exchanges with the other hosts
-MANY = 128  # hosts; more of them exchange less often
+HOSTS_AT_FULL_RATE = 128  # hosts; more of them exchange less often
 SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
 STUCK = exit_code(LostHosts())
 OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
@@ -51,7 +51,7 @@ class SaveTimer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
+class GroupWatch:
     """A group of hosts and what is known of them.
 
     Attributes:
@@ -67,11 +67,11 @@ class Watched:
     departure: HostDeparture
 
 
-def watch_group(group: ProcessGroup, clock: Clock = time.monotonic, stall_limit: float = STALL) -> Watched:
+def watch_group(group: ProcessGroup, clock: Clock = time.monotonic, stall_limit: float = STALL) -> GroupWatch:
     """Returns what is known of a group at first."""
     watchdog = Watchdog(group.host, group.hosts, LOST, clock)
     watchdog.stall_limit = stall_limit
-    return Watched(group, watchdog, StepAgreement(group), HostDeparture(group, PARTING))
+    return GroupWatch(group, watchdog, StepAgreement(group), HostDeparture(group, PARTING))
 
 
 class HostMonitor:
@@ -83,9 +83,9 @@ class HostMonitor:
         timer: says when a save is due.
     """
 
-    def __init__(self, watched: Watched, timer: SaveTimer):
+    def __init__(self, watch: GroupWatch, timer: SaveTimer):
         """Starts no thread yet."""
-        self.watched, self.timer = watched, timer
+        self.watch, self.timer = watch, timer
         self.joining, self._terminated = False, False
         self._over, self._termination = threading.Event(), TerminationSignal()
 
@@ -95,12 +95,12 @@ class HostMonitor:
         self._termination.take_over()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def join(self, watched: Watched) -> None:
+    def join(self, watch: GroupWatch) -> None:
         """Goes over to another group, and starts the thread that exchanges messages with its hosts."""
-        self.watched, self.joining = watched, False
+        self.watch, self.joining = watch, False
         if self._terminated:
-            watched.agreement.request("stop")
-        if watched.group.hosts > 1:
+            watch.agreement.request("stop")
+        if watch.group.hosts > 1:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class HostMonitor:
             error: that ended the run on this host, if any.
             all_gather: waits for all hosts.
         """
-        departure, preempted = self.watched.departure, isinstance(error, Preempted)
+        departure, preempted = self.watch.departure, isinstance(error, Preempted)
         if error is None or preempted:
             all_gather("the end")
         elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
@@ -134,21 +134,21 @@ class HostMonitor:
         while not self._over.is_set():
             if self._termination.wait(PERIOD / 2):
                 self._terminated = True
-                self.watched.agreement.request("stop")
+                self.watch.agreement.request("stop")
             if not self.joining:
                 self._look()
                 continue
-            waited = self.watched.watchdog.seconds_in_phase()
+            waited = self.watch.watchdog.seconds_in_phase()
             if not announced and waited > SOON:
                 tell("vit_jax: waiting for the other hosts; was this started on all?")
                 announced = True
             if self._terminated and waited > SOON:
-                self.watched.departure.end_process(STARTUP, exit_code(Preempted()))
+                self.watch.departure.end_process(STARTUP, exit_code(Preempted()))
 
     def _look(self) -> None:
         """Asks for a save when it is time, and ends this process if it has to end at once."""
-        watched = self.watched
-        group, agreement, departure = watched.group, watched.agreement, watched.departure
+        watch = self.watch
+        group, agreement, departure = watch.group, watch.agreement, watch.departure
         if group.host == 0 and agreement.count and self.timer.is_over():
             self.timer.restart()
             agreement.request("save")
@@ -156,7 +156,7 @@ class HostMonitor:
             agreement.exchange()
         if agreement.stopped_before_start:
             departure.end_process(STARTUP, exit_code(Preempted()))
-        fault = watched.watchdog.look()
+        fault = watch.watchdog.look()
         if fault and not self._over.is_set():
             if group.hosts > 1:
                 departure.announce(fault, STUCK)
@@ -164,17 +164,17 @@ class HostMonitor:
 
     def _listen(self) -> None:
         """Exchanges messages with the other hosts; what fails is tried again."""
-        period, waiting = PERIOD * max(1.0, self.watched.group.hosts / MANY), False
+        period, waiting = PERIOD * max(1.0, self.watch.group.hosts / HOSTS_AT_FULL_RATE), False
         while not self._over.wait(period / 10 if waiting else period):
             try:
                 self._exchange_heartbeats()
-                waiting = self.watched.agreement.exchange()
+                waiting = self.watch.agreement.exchange()
             except jax.errors.JaxRuntimeError:  # JAX ends the process itself when host 0 is gone
                 continue
 
     def _exchange_heartbeats(self) -> None:
         """Tells the other hosts that this one lives, hears which of them do, and whether one has ended the run."""
-        group, watchdog, departure = self.watched.group, self.watched.watchdog, self.watched.departure
+        group, watchdog, departure = self.watch.group, self.watch.watchdog, self.watch.departure
         group.put(f"alive/{group.host}", watchdog.heartbeat(), replace=True)
         watchdog.hear(group.get("alive"), departure.departed())
         end = departure.announcement()

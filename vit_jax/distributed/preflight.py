@@ -34,7 +34,7 @@ def preflight_checks(
     info: data.DataInfo,
     batch_sharding: NamedSharding,
     state: ArrayTree,
-    place: str,
+    location: str,
 ) -> Iterator[None]:
     """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the `with`.
 
@@ -44,31 +44,31 @@ def preflight_checks(
         info: what the opened data told.
         batch_sharding: of dimension 0 of a batch, over the devices.
         state: shapes of the training state.
-        place: the workdir.
+        location: the workdir.
 
     Raises:
         UserError: on all hosts, if they differ or do not share the workdir, another run writes there, its disk is too
             small, or images of an evaluation cannot be read.
     """
-    check_equal(coordinator, collect_facts(config, info, batch_sharding.mesh, place))
+    check_equal(coordinator, collect_facts(config, info, batch_sharding.mesh, location))
     run_on_all(coordinator, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
-    lock, first = WorkdirLock(place, coordinator.raise_later), coordinator.host == 0
+    lock, first = WorkdirLock(location, coordinator.raise_later), coordinator.host == 0
     try:
         run_on_all(coordinator, "the workdir's lock", lock.acquire if first else lambda: None)
         if not lock.remote:
-            run_on_all(coordinator, "the free disk space", lambda: check_disk_space(config, state, Path(place)))
-            check_shared(coordinator, Path(place))
+            run_on_all(coordinator, "the free disk space", lambda: check_disk_space(config, state, Path(location)))
+            check_shared(coordinator, Path(location))
         yield
     finally:
         lock.release()
 
 
-def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, place: str) -> dict[str, str]:
+def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, location: str) -> dict[str, str]:
     """Returns, by name, what must be the same on every host."""
     devices, installed = mesh.local_devices, versions.library_versions(LIBRARIES)
     return {
         **{f"--config.{key}": str(value) for key, value in flatten_config(config).items()},
-        "--workdir": place,
+        "--workdir": location,
         "the Python version": platform.python_version(),
         "the version of vit_jax": __version__,
         "the source of vit_jax": versions.source_digest(Path(__file__).parent.parent),
@@ -137,9 +137,8 @@ def check_shared(coordinator: Coordinator, folder: Path) -> None:
 
 def check_disk_space(config: ConfigDict, state: ArrayTree, workdir: Path) -> None:
     """Raises UserError if the disk of a local workdir has no space for the checkpoints that are kept and one more."""
-    folder = workdir.absolute()
-    while not folder.exists():
-        folder = folder.parent
+    location = workdir.absolute()
+    folder = next(path for path in (location, *location.parents) if path.exists())
     there = [int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
     left = config.total_steps - max(there, default=0)
     saves = -(-left // min(config.checkpoint_every, config.eval_every))

@@ -38,12 +38,12 @@ class Supervisor:
     @property
     def host(self) -> int:
         """Number of this host."""
-        return self._monitor.watched.group.host
+        return self._monitor.watch.group.host
 
     @property
     def hosts(self) -> int:
         """How many hosts there are."""
-        return self._monitor.watched.group.hosts
+        return self._monitor.watch.group.hosts
 
     def __enter__(self) -> "Supervisor":
         """Begins to watch; in the main thread."""
@@ -59,7 +59,7 @@ class Supervisor:
         """
         self._monitor.joining = True
         self.enter_phase("waiting for every host to start")
-        limit = self._monitor.watched.watchdog.stall_limit
+        limit = self._monitor.watch.watchdog.stall_limit
         self._monitor.join(watch_group(join_cluster(), self._clock, limit))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -73,7 +73,7 @@ class Supervisor:
 
     def begin_run(self, stall_limit: float) -> None:
         """Begins the ledger of a run, if it is not the first, and sets the seconds without progress that end it."""
-        self._monitor.watched.watchdog.stall_limit = stall_limit
+        self._monitor.watch.watchdog.stall_limit = stall_limit
         if self._runs:
             self.ledger = Ledger(clock=self._clock)
         self._runs += 1
@@ -91,14 +91,14 @@ class Supervisor:
             category: what its seconds belong to; None: to that of the phase before.
             patient: see `Watchdog.enter`.
         """
-        self._monitor.watched.watchdog.enter(phase, patient)
+        self._monitor.watch.watchdog.enter(phase, patient)
         if category is not None:
             self.ledger.enter(category)
 
     @contextlib.contextmanager
     def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
         """Enters a phase, and afterwards the phase before again."""
-        before = self._monitor.watched.watchdog.phase, self.ledger.category
+        before = self._monitor.watch.watchdog.phase, self.ledger.category
         self.enter_phase(name, category, patient)
         yield
         self.enter_phase(*before)
@@ -109,8 +109,8 @@ class Supervisor:
         Raises:
             Preempted: the hosts have agreed to end here.
         """
-        ends = self._monitor.watched.agreement.advance()
-        self.enter_phase(self._monitor.watched.watchdog.phase)
+        ends = self._monitor.watch.agreement.advance()
+        self.enter_phase(self._monitor.watch.watchdog.phase)
         if ends:
             raise Preempted(PREEMPTED)
 
@@ -119,12 +119,12 @@ class Supervisor:
 
         Returns whether they end for that, and not for what they agreed on before or because they cannot agree.
         """
-        return self._entered and self._monitor.watched.agreement.stop()
+        return self._entered and self._monitor.watch.agreement.stop()
 
     def save_due(self) -> bool:
         """Returns whether it is time to save, on all hosts; True once for each time."""
         late = not self._entered and self.hosts == 1 and self._timer.is_over()
-        return self._monitor.watched.agreement.take_save() or late
+        return self._monitor.watch.agreement.take_save() or late
 
     def note_save(self) -> None:
         """Lets the time until the next save count from here."""
@@ -136,10 +136,10 @@ class Supervisor:
         Raises:
             LostHosts: see `ProcessGroup.all_gather`.
         """
-        watched = self._monitor.watched
+        watch = self._monitor.watch
         self.enter_phase(f"waiting for the other hosts at {topic!r}")
         # The watching thread, which shows where all hosts are, comes first.
-        values = watched.group.all_gather(topic, value, 2 * watched.watchdog.stall_limit)
+        values = watch.group.all_gather(topic, value, 2 * watch.watchdog.stall_limit)
         self.enter_phase(f"after {topic!r}")
         return values
 

@@ -26,15 +26,15 @@ class WorkdirLock:
         remote: the workdir is not on a disk of this machine.
     """
 
-    def __init__(self, place: str, lost: Callable[[UserError], None]):
+    def __init__(self, location: str, lost: Callable[[UserError], None]):
         """Prepares the lock; `acquire` takes it.
 
         Args:
-            place: the workdir, local or remote.
+            location: the workdir, local or remote.
             lost: called from another thread when another run has taken the workdir.
         """
-        self._place, self._path, self._lost = place, filesystem.join_path(place, FILE), lost
-        self.remote = filesystem.is_remote(place)
+        self._location, self._path, self._lost = location, filesystem.join_path(location, FILE), lost
+        self.remote = filesystem.is_remote(location)
         self._id = {"run": uuid.uuid4().hex, "machine": _machine(), "host": socket.gethostname(), "pid": os.getpid()}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,7 +81,9 @@ class WorkdirLock:
 
     def _taken(self, found: dict[str, Any]) -> UserError:
         who = f"process {found['pid']} on {found['host']}"
-        return UserError(f"{self._place} is in use by another run, {who}; stop that run or choose another --workdir.")
+        return UserError(
+            f"{self._location} is in use by another run, {who}; stop that run or choose another --workdir."
+        )
 
     def _beat(self) -> None:
         beats = 0
@@ -109,16 +111,16 @@ class WorkdirLock:
     def _write(self, beats: int) -> None:
         text = json.dumps(self._id | {"started": _started(os.getpid()), "beats": beats})
         if not self.remote:
-            with user_errors(f"cannot write to the workdir {self._place}"):
-                Path(self._place).mkdir(parents=True, exist_ok=True)
+            with user_errors(f"cannot write to the workdir {self._location}"):
+                Path(self._location).mkdir(parents=True, exist_ok=True)
         filesystem.write_bytes(self._path, text.encode())
 
     def _remove(self) -> None:
         if self.remote:
-            filesystem.remove_files(self._place, [FILE])
+            filesystem.remove_files(self._location, [FILE])
         else:
             Path(self._path).unlink()
-            Path(self._place).rmdir()  # fails, silently, where anything else lies in it
+            Path(self._location).rmdir()  # fails, silently, where anything else lies in it
 
 
 def _machine() -> str:

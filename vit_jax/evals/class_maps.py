@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
-from vit_jax import UserError, choose, interop, shown, user_errors
+from vit_jax import UserError, choose, interop, printable, user_errors
 from vit_jax.data.sources import Source
 from vit_jax.models import Model
 
@@ -63,8 +63,8 @@ class ClassMap(NamedTuple):
         if not (columns >= 0).any():
             names = class_names[0][:3] if class_names else ["without names"]
             raise UserError(
-                f"none of the data's classes ({shown(', '.join(names), 100)}, ...) is in the class map "
-                f"({shown(', '.join(self.names[:3]) or 'empty', 100)}, ...); choose another class map or data set."
+                f"none of the data's classes ({printable(', '.join(names), 100)}, ...) is in the class map "
+                f"({printable(', '.join(self.names[:3]) or 'empty', 100)}, ...); choose another class map or data set."
             )
         return np.where(labels >= 0, columns[labels], -1)
 
@@ -115,7 +115,8 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     if missing:
         raise UserError(
             f"the class map {path.stem} covers {len(missing):,} classes that the model lacks, such as "
-            f"{shown(min(missing), 20)}; the model's classes must be ImageNet's, or have the names that the map states."
+            f"{printable(min(missing), 20)}; the model's classes must be ImageNet's, or have the names that the "
+            "map states."
         )
     for names in known:
         _check_unique(wanted & set(names), model=names)
@@ -128,9 +129,9 @@ def _check_unique(needed: Set[str], **named: Names) -> None:
         if repeated := sorted(one for one, times in Counter(names).items() if times > 1 and one in needed):
             classes = [str(number) for number, one in enumerate(names) if one == repeated[0]]
             raise UserError(
-                f"{shown(repeated[0], 50)!r} is the name of several classes of the {whose} ({', '.join(classes)}), so "
-                "that names do not tell them apart; use a class map of WordNet ids, or class_map=order if both have "
-                "the same classes in the same order."
+                f"{printable(repeated[0], 50)!r} is the name of several classes of the {whose} "
+                f"({', '.join(classes)}), so that names do not tell them apart; use a class map of WordNet ids, or "
+                "class_map=order if both have the same classes in the same order."
             )
 
 
@@ -163,8 +164,8 @@ def check_names(model: Model, source: Source, evaluation: str, where: str) -> No
     common = len(set(own) & set(other))
     by_name = "predictions:class_map=names compares the classes of equal names; " if common else ""
     raise UserError(
-        f"{evaluation} evaluates the model's head, whose class {first} is {shown(own[first], 50)!r}, but that of "
-        f"{where} is {shown(other[first], 50)!r}, and {common:,} of {len(own):,} names are in both. {by_name}"
+        f"{evaluation} evaluates the model's head, whose class {first} is {printable(own[first], 50)!r}, but that of "
+        f"{where} is {printable(other[first], 50)!r}, and {common:,} of {len(own):,} names are in both. {by_name}"
         "predictions:class_map=order takes both for the same classes in the same order, under other names."
     )
 

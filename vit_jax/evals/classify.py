@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from vit_jax import UserError
+from vit_jax.evals.outputs import fetch_late
 from vit_jax.tree import ArrayTree
 
 EvalStep = Callable[[ArrayTree, dict[str, jax.Array]], dict[str, jax.Array]]
@@ -29,22 +30,15 @@ def evaluate(
         UserError: no image has a label, or one cannot be read.
     """
     totals = collections.defaultdict[str, float](float)
-    pending = None
-    for batch in batches:
-        done, pending = pending, step(params, batch)
+    for sums in fetch_late(step(params, batch) for batch in batches):
         tick()
-        _add(totals, done)
-    _add(totals, pending)
+        for key, value in sums.items():
+            totals[key] += float(value)
     n = totals.pop("n")
     if not n:
         raise UserError(f"none of the images of evals.{name} has a label; choose another split.")
     names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after what is better if larger
     return {f"{name}/{key}": totals[key] / n for key in names} | {f"{name}/n": int(n)}
-
-
-def _add(totals: dict[str, float], sums: dict[str, jax.Array] | None) -> None:
-    for key, value in jax.device_get(sums or {}).items():
-        totals[key] += float(value)
 
 
 def split_logits(

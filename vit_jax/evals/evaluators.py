@@ -1,15 +1,14 @@
 """The evaluators of a run: how they are built, checked and run."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, reason
+from vit_jax import UserError, data, errors_of, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.data.sources import Source
 from vit_jax.evals import classify
@@ -35,9 +34,8 @@ def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened 
 
 def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Opened) -> dict[str, Evaluator]:
     """Returns those that evaluate a head for the task of `program`; see `make_evaluators`."""
-    kinds = kinds_of_task(program.task.kind)
-    names = [name for name in config.evals if config.evals[name].kind in kinds]
-    return {name: make_evaluator(config, name, program, opened) for name in names}
+    kinds, evaluations = kinds_of_task(program.task.kind), config.evals.items()
+    return {name: make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
 
 
 def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.Opened) -> Evaluator:
@@ -58,13 +56,13 @@ def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: da
     if eval_config.kind in ("probe", "probe_sgd"):
         settings = len(eval_config.l2 if eval_config.kind == "probe" else eval_config.rates)
         source, width = train_batches.source, program.model.spec.feature_width
-        with named_errors(name):
+        with errors_of(f"in evals.{name}"):
             check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
 
     def evaluate(params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
         parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
-        with named_errors(name):
+        with errors_of(f"in evals.{name}"):
             return evaluate_frozen(config, name, *parts)
 
     return evaluate
@@ -95,7 +93,7 @@ def evaluate_predictions(
         UserError: see `predictions.score_predictions`.
     """
     logits, labels = read_outputs(program, "logits", params, batches, cache, tick)
-    with named_errors(name):
+    with errors_of(f"in evals.{name}"):
         metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
@@ -128,17 +126,8 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)
-    with named_errors(name):
+    with errors_of(f"in evals.{name}"):
         check_predictions(eval_config, source, program.model)
-
-
-@contextlib.contextmanager
-def named_errors(name: str) -> Iterator[None]:
-    """Adds the name of an evaluation to the errors inside."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"in evals.{name}: {error}") from None
 
 
 def choose_step(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
-from vit_jax import UserError
+from vit_jax import refuse
 
 ROWS = 2**16  # of features that are in float64 at a time
 
@@ -24,18 +24,20 @@ def check_examples(train: Examples, test: Examples) -> None:
         UserError: a split is empty, or has images without a label, or features that are infinite or no number.
     """
     for what, (features, labels) in {"training": train, "test": test}.items():
-        if not len(features):
-            raise UserError(f"there are no {what} examples to evaluate features on; choose another split.")
-        if unlabelled := np.count_nonzero(labels < 0):
-            raise UserError(
-                f"{unlabelled:,} of {len(labels):,} {what} images have no label (-1); choose another split."
-            )
+        unlabelled = np.count_nonzero(labels < 0)
         bad = np.count_nonzero(~np.isfinite(features).all(axis=1))
-        if bad:
-            raise UserError(
+        refuse(
+            (not len(features), f"there are no {what} examples to evaluate features on; choose another split."),
+            (
+                unlabelled,
+                f"{unlabelled:,} of {len(labels):,} {what} images have no label (-1); choose another split.",
+            ),
+            (
+                bad,
                 f"the features of {bad:,} of {len(features):,} {what} images are not finite; evaluate an earlier "
-                "checkpoint, or compute in float32."
-            )
+                "checkpoint, or compute in float32.",
+            ),
+        )
 
 
 def measure_scale(

@@ -17,9 +17,9 @@ from vit_jax.kernel_trials import check_kernels
 from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
 from vit_jax.tree import ArrayTree
 
-LARGEST = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
+MOST_ACTIVATION_BYTES = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
-IMAGES = 128  # per evaluation step and device, of a model without a run
+DEFAULT_IMAGES = 128  # per evaluation step and device, of a model without a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +82,8 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     program = make_inference_program(config, fsdp, check_kernels)
     names = checkpoint.read_about(folder)["model"]["class_names"]
     program = describe_program(program, None, tuple(names) if names else None)
-    read, digest = (functools.partial(function, folder) for function in (_read_weights, interop.digest_weights))
-    return LoadedModel(config, program, read, wanted, digest, int(folder.name))
-
-
-def _read_weights(folder: Path) -> ArrayTree:
-    return checkpoint.read_weights(folder)[0]
+    digest = functools.partial(interop.digest_weights, folder)
+    return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, digest, int(folder.name))
 
 
 def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel:
@@ -113,14 +109,18 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
     model = check_kernels(model.for_device(first.device_kind, 1), first)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
     digest = functools.partial(interop.digest_weights, path)
-    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, IMAGES * len(devices), digest)
+    return LoadedModel(
+        config, make_inference(model, mesh, shapes), lambda: params, DEFAULT_IMAGES * len(devices), digest
+    )
 
 
 def choose_batch(program: Inference) -> int:
     """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
     image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
     traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
-    return rounded(1) * max(1, LARGEST // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr)))
+    return rounded(1) * max(
+        1, MOST_ACTIVATION_BYTES // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr))
+    )
 
 
 def largest_product(jaxpr: Jaxpr) -> int:

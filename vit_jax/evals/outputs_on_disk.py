@@ -5,17 +5,16 @@ import hashlib
 import logging
 import zipfile
 from pathlib import Path
-from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from vit_jax import UserError, user_errors
+from vit_jax.evals.outputs import Arrays
 from vit_jax.models import Model
 from vit_jax.storage import cache, versions
 from vit_jax.tree import ArrayTree
 
-Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # as of an `OutputCache`
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (*versions.COMPILERS, *versions.IMAGE_LIBRARIES, "flax")  # other versions may give other outputs
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError, shown, user_errors
+from vit_jax import UserError, printable, user_errors
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
@@ -54,8 +54,8 @@ def select_labels(
         match = FILE_NAME.fullmatch(Path(file).name)
         if not match or not 1 <= int(match[1]) <= len(labels):
             raise UserError(
-                f"{shown(Path(file).name, 100)} is not one of the {len(labels):,} images with ReaL labels; they are "
-                "named ILSVRC2012_val_00000001.JPEG and so on."
+                f"{printable(Path(file).name, 100)} is not one of the {len(labels):,} images with ReaL labels; they "
+                "are named ILSVRC2012_val_00000001.JPEG and so on."
             )
         rows.append(int(match[1]) - 1)
     return labels[rows]

@@ -69,21 +69,21 @@ def mean_class_accuracy(hits: Bool[np.ndarray, " n"], labels: Int[np.ndarray, " 
 
 def format_confusion(matrix: Int64[np.ndarray, "label prediction"], names: Sequence[str]) -> str:
     """Returns a confusion matrix as CSV: a line of names, then for each class its name, its row and its accuracy."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["label \\ prediction", *names, "accuracy"])
     rows = zip(names, matrix.tolist(), class_accuracies(matrix).tolist(), strict=True)
-    writer.writerows([name, *row, f"{accuracy:.6g}"] for name, row, accuracy in rows)
-    return text.getvalue()
+    lines = [[name, *row, f"{accuracy:.6g}"] for name, row, accuracy in rows]
+    return _format_csv([["label \\ prediction", *names, "accuracy"], *lines])
 
 
 def format_cells(predicted: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], names: Sequence[str]) -> str:
     """Returns the cells of a confusion matrix that are not 0 as CSV: a line of headings, then a line a cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["label", "prediction", "images"])
     cells = zip(*(part.tolist() for part in confusion_cells(predicted, labels)), strict=True)
-    writer.writerows([names[label], names[prediction], images] for label, prediction, images in cells)
+    lines = [[names[label], names[prediction], images] for label, prediction, images in cells]
+    return _format_csv([["label", "prediction", "images"], *lines])
+
+
+def _format_csv(rows: list[list]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

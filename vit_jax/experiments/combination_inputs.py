@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finish
     path = filesystem.join_path(folder, INPUTS_FILE)
     if not filesystem.exists(path):  # of an older version
         return
-    begun, inputs = _parse_inputs(filesystem.read_bytes(path), path), describe_inputs(config, info)
+    begun, inputs = read_object(path), describe_inputs(config, info)
     compared = [field for field in inputs if is_finished or field != "data.source"]
     if differ := [field for field in compared if begun.get(field, inputs[field]) != inputs[field]]:
         raise UserError(
@@ -70,11 +71,16 @@ def write_inputs(folder: str, inputs: dict[str, str]) -> None:
         filesystem.write_bytes(filesystem.join_path(folder, INPUTS_FILE), (json.dumps(inputs) + "\n").encode())
 
 
-def _parse_inputs(text: bytes, path: str) -> dict[str, Any]:
+def read_object(path: str, is_valid: Callable[[dict[str, Any]], bool] = lambda found: True) -> dict[str, Any]:
+    """Returns the JSON object that a file of a sweep contains.
+
+    Raises:
+        UserError: it contains something else.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(filesystem.read_bytes(path))
     except ValueError:
         found = None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not is_valid(found):
         raise UserError(f"cannot read {path}: a sweep did not write it; remove it, or choose another --workdir.")
     return found

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import NonFiniteLoss, UserError, data, tell, train
 from vit_jax.distributed import Supervisor
-from vit_jax.experiments.combination_inputs import check_inputs, describe_inputs, write_inputs
+from vit_jax.experiments.combination_inputs import check_inputs, describe_inputs, read_object, write_inputs
 from vit_jax.experiments.combinations import Combination
 from vit_jax.monitoring import fields_as_text, read_run
 from vit_jax.program import prepare
@@ -95,20 +95,12 @@ def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
 def _parse_outcome(combination: Combination, path: str) -> Outcome:
     number = int | float
     kinds = {"name": str, "last": number | None, "best": number | None, "steps": int, "seconds": number}
-    try:
-        fields = json.loads(filesystem.read_bytes(path))
-    except ValueError:
-        fields = None
-    valid = isinstance(fields, dict) and fields.keys() == kinds.keys()
-    if not valid or not all(isinstance(fields[key], kind) for key, kind in kinds.items()):
-        raise _invalid(path)
-    if fields["name"] != combination.name:
-        raise _invalid(path)
-    return Outcome(**fields)
 
+    def is_own(fields: dict[str, Any]) -> bool:
+        typed = fields.keys() == kinds.keys() and all(isinstance(fields[key], kind) for key, kind in kinds.items())
+        return typed and fields["name"] == combination.name
 
-def _invalid(path: str) -> UserError:
-    return UserError(f"cannot read {path}: a sweep did not write it; remove it, or choose another --workdir.")
+    return Outcome(**read_object(path, is_own))
 
 
 def train_combination(combination: Combination, supervisor: Supervisor | None = None) -> Outcome:

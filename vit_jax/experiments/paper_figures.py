@@ -9,9 +9,9 @@ from vit_jax.analysis import NotebookFigure, label_places
 from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS
 from vit_jax.experiments.paper_tables import mean_of_five, numbers_of_run, our_mean, our_mean_of_five, weights_of
 from vit_jax.experiments.run_record import Record
-from vit_jax.paper import PaperNumber, PaperRun, read_paper_numbers, read_paper_runs
+from vit_jax.paper import PaperRun, read_paper_numbers, read_paper_runs
 
-IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}  # of pre-training
+PRETRAINING_IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}  # of pre-training
 # Start of a model's name -> its family; where the labels of its points stand in turn, in points from the marker, and
 # which end of the label stands there.
 FAMILIES = {
@@ -28,7 +28,7 @@ def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
     weights = list(dict.fromkeys(weights_of(number) for number in numbers))
     figure = NotebookFigure(figsize=(9, 3.4), layout="constrained")
     for axes, group in zip(figure.subplots(1, 4), ("", *VTAB_GROUPS), strict=True):
-        members = [number for number in numbers if group in ("", task_group(number))]
+        members = [one for one in numbers if group in ("", VTAB_TASKS[one.dataset.removeprefix("vtab:")].group)]
         means = {}
         for place, name in enumerate(weights):
             own = [number for number in members if weights_of(number) == name]
@@ -50,24 +50,23 @@ def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
     return figure
 
 
-def task_group(number: PaperNumber) -> str | None:
-    """Returns the group of VTAB to which the task of a number belongs."""
-    return VTAB_TASKS[number.dataset.removeprefix("vtab:")].group
-
-
 def data_sizes(records: Sequence[Record]) -> NotebookFigure:
     """Returns the accuracy on ImageNet over the size of the data of pre-training: Figure 3, by Table 5."""
     numbers = [one for one in read_paper_numbers() if (one.table, one.dataset) == ("5", "imagenet2012")]
     figure = NotebookFigure(figsize=(5.6, 4), layout="constrained")
     axes = figure.subplots()
     for index, model in enumerate(dict.fromkeys(number.model for number in numbers)):
-        own = sorted((number for number in numbers if number.model == model), key=lambda one: IMAGES[one.pretraining])
-        places = [IMAGES[number.pretraining] for number in own]
+        own = sorted(
+            (number for number in numbers if number.model == model), key=lambda one: PRETRAINING_IMAGES[one.pretraining]
+        )
+        places = [PRETRAINING_IMAGES[number.pretraining] for number in own]
         axes.plot(places, [number.accuracy for number in own], marker="os^vD"[index], color=f"C{index}", label=model)
         ours = [(place, our_mean(number, records)) for place, number in zip(places, own, strict=True)]
         draw_ours(axes, ours, f"C{index}", model)
     axes.set(xlabel="images of pre-training", ylabel="ImageNet, fine-tuned (%)", xscale="log")
-    axes.set_xticks([*IMAGES.values()], ["ImageNet\n1.3 million", "ImageNet-21k\n14 million", "JFT\n303 million"])
+    axes.set_xticks(
+        [*PRETRAINING_IMAGES.values()], ["ImageNet\n1.3 million", "ImageNet-21k\n14 million", "JFT\n303 million"]
+    )
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
@@ -79,15 +78,14 @@ def compute(records: Sequence[Record]) -> NotebookFigure:
     figure = NotebookFigure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_runs(left, mean_of_five, lambda run: our_mean_of_five(run, records))
-    draw_runs(right, on_imagenet, lambda run: our_mean(numbers_of_run(run)["imagenet2012"], records))
+    draw_runs(
+        right,
+        lambda run: numbers_of_run(run)["imagenet2012"].accuracy,
+        lambda run: our_mean(numbers_of_run(run)["imagenet2012"], records),
+    )
     left.set(ylabel="mean of five data sets, fine-tuned (%)")
     right.set(ylabel="ImageNet, fine-tuned (%)")
     return figure
-
-
-def on_imagenet(run: PaperRun) -> float:
-    """Returns the paper's accuracy of a pre-training on ImageNet, fine-tuned, in percent."""
-    return numbers_of_run(run)["imagenet2012"].accuracy
 
 
 def draw_runs(axes: Any, paper: Callable[[PaperRun], float], ours: Callable[[PaperRun], float | None]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.experiments.markdown import format_table
+from vit_jax.columns import markdown_table
 from vit_jax.experiments.paper_tables import LAYOUTS, format_paper_table, is_recorded
 from vit_jax.experiments.run_record import Record
 from vit_jax.experiments.studies import study_tables
@@ -85,22 +85,26 @@ def read_items() -> tuple[PaperItem, ...]:
 
 def read_plans() -> dict[str, dict[str, Any]]:
     """Returns recipe -> what `docs.paper_plans` found for it."""
-    with PLANS.open() as file:
-        return {row["recipe"]: row for row in csv.DictReader(file)}
+    return {row["recipe"]: row for row in csv.DictReader(PLANS.read_text().splitlines())}
 
 
 def format_data() -> str:
     """Returns a table of the data that the paper needs."""
-    return format_table([("data", "from", "prepared"), *DATA.values()])
+    return markdown_table([("data", "from", "prepared"), *DATA.values()])
 
 
 def format_overview(records: Sequence[Record]) -> str:
     """Returns a table with a line for each item."""
-    lines = [("in the paper", "what it shows", "data", "ours")]
-    for item in read_items():
-        data = ", ".join(DATA[name][0] for name in item.data)
-        lines.append((f"[{item.name}](#{anchor(item)})", item.title, data, describe_ours(item, records)))
-    return format_table(lines)
+    lines = [
+        (f"[{item.name}](#{anchor(item)})", item.title, name_data(item), describe_ours(item, records))
+        for item in read_items()
+    ]
+    return markdown_table([("in the paper", "what it shows", "data", "ours"), *lines])
+
+
+def name_data(item: PaperItem) -> str:
+    """Returns the names of the data that an item needs."""
+    return ", ".join(DATA[name][0] for name in item.data)
 
 
 def anchor(item: PaperItem) -> str:
@@ -129,23 +133,19 @@ def format_items(records: Sequence[Record]) -> str:
 
 def format_item(item: PaperItem, records: Sequence[Record]) -> str:
     """Returns the section of an item: note, plans, commands, picture, table, recorded runs."""
-    parts = [f"### {heading(item)}\n"]
-    if item.note:
-        parts.append(f"{item.note}\n")
-    if item.data:
-        parts.append(f"Data: {', '.join(DATA[name][0] for name in item.data)}.\n")
-    if item.recipes:
-        parts.append(format_plans(item.recipes))
-    if item.commands:
-        parts.append("```bash\n" + "\n".join(item.commands) + "\n```\n")
-    if item.picture:
-        small = ", ours in small" if item.picture.startswith("studies/") else ""
-        parts.append(f"![{item.title}{small}]({item.picture})\n")
-    if item.table:
-        parts.append(f"Table {item.table}: {LAYOUTS[item.table].title}.\n\n{format_paper_table(item.table, records)}")
-    for title, lines in study_tables(records, item.study).items():
-        parts.append(f"#### {title}\n\n{format_table(lines)}")
-    return "\n".join(parts)
+    small = ", ours in small" if item.picture.startswith("studies/") else ""
+    table = f"Table {item.table}: {LAYOUTS[item.table].title}.\n\n" if item.table else ""
+    parts = [
+        f"### {heading(item)}\n",
+        f"{item.note}\n" if item.note else "",
+        f"Data: {name_data(item)}.\n" if item.data else "",
+        format_plans(item.recipes) if item.recipes else "",
+        "```bash\n" + "\n".join(item.commands) + "\n```\n" if item.commands else "",
+        f"![{item.title}{small}]({item.picture})\n" if item.picture else "",
+        table + format_paper_table(item.table, records) if item.table else "",
+        *(f"#### {title}\n\n{markdown_table(lines)}" for title, lines in study_tables(records, item.study).items()),
+    ]
+    return "\n".join(filter(None, parts))
 
 
 def format_plans(recipes: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def format_pretrainings() -> str:
             numbers = f"{int(row['steps']):,}", f"{float(row['hours']):,.1f}", f"{float(row['chip_hours']):,.0f}"
             how = f"operations, from {row['like']}" if row["like"] else "compilation"
             lines.append((recipe, row["topology"], row["chips"], *numbers, f"{dollars(row):,.0f}", how))
-    return format_table(lines)
+    return markdown_table(lines)
 
 
 def dollars(plan: Mapping[str, str]) -> float:

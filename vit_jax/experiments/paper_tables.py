@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from vit_jax.columns import markdown_table
 from vit_jax.data.sources import VTAB_TASKS
-from vit_jax.experiments.markdown import format_table
 from vit_jax.experiments.protocols import is_of_paper
 from vit_jax.experiments.run_record import Record
 from vit_jax.paper import PaperNumber, PaperRun, read_paper_numbers, read_paper_runs
@@ -95,7 +95,7 @@ def format_paper_table(table: str, records: Sequence[Record]) -> str:
         )
     if table == "6":
         lines = [[*line, *more] for line, more in zip(lines, _table6_ends(records), strict=True)]
-    return format_table(lines)
+    return markdown_table(lines)
 
 
 def _beside(others: bool, paper: str, ours: str) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from vit_jax.experiments.markdown import format_table
+from vit_jax.columns import markdown_table
 from vit_jax.experiments.paper_items import PRICE, format_data, format_items, format_overview, format_pretrainings
 from vit_jax.experiments.run_record import Record
 from vit_jax.experiments.studies import without_studies
@@ -54,38 +54,38 @@ def format_page(records: Sequence[Record]) -> str:
     needs = ["### Data\n", format_data(), PRETRAINING, format_pretrainings()]
     paper = [PAPER, format_overview(records), *needs, format_items(records)]
     runs = ["## Runs\n", format_runs(without_studies(records))]
-    transfer = TRANSFER + format_table([HEADINGS, *transfer_lines(records)])
+    transfer = TRANSFER + markdown_table([HEADINGS, *transfer_lines(records)])
     return "\n".join([HEAD, *paper, *runs, transfer])
 
 
 def format_runs(records: Sequence[Record]) -> str:
     """Returns a table with a line for each run."""
-    lines = [("run", "model", "data", "results", "steps", "time", "hardware", "version")]
-    for record in records:
-        config = record.config
-        lines.append(
-            (
-                f"[{record.name}](../results/{record.name}.json)",
-                config["model"]["name"],
-                config["data"]["source"],
-                "<br>".join(format_metrics(record)),
-                f"{record.steps:,}",
-                format_time(record.seconds),
-                "<br>".join(record.distinct("hardware")),
-                "<br>".join([*record.distinct("vit_jax"), *record.distinct("commit")]),
-            )
+    headings = ("run", "model", "data", "results", "steps", "time", "hardware", "version")
+    lines = [
+        (
+            f"[{record.name}](../results/{record.name}.json)",
+            record.config["model"]["name"],
+            record.config["data"]["source"],
+            "<br>".join(format_metrics(record)),
+            f"{record.steps:,}",
+            format_time(record.seconds),
+            "<br>".join(record.distinct("hardware")),
+            "<br>".join([*record.distinct("vit_jax"), *record.distinct("commit")]),
         )
-    return format_table(lines)
+        for record in records
+    ]
+    return markdown_table([headings, *lines])
 
 
 def format_metrics(record: Record) -> list[str]:
     """Returns a text for each accuracy of a run but those of frozen features; top-5 only with more than ten classes."""
     few = record.config["data"]["num_classes"] <= 10
-    elsewhere = frozen_metrics(record)
-    shown = [name for name in record.metrics if FRACTION.search(name) and name not in elsewhere]
-    shown = [name for name in shown if not (few and name.endswith("/top5"))]
-    values = {name: record.metrics[name] for name in shown}
-    return [f"{name} {100 * value:.2f} %" for name, value in values.items() if value is not None]
+    omitted = [*frozen_metrics(record), *(name for name in record.metrics if few and name.endswith("/top5"))]
+    return [
+        f"{name} {100 * value:.2f} %"
+        for name, value in record.metrics.items()
+        if value is not None and FRACTION.search(name) and name not in omitted
+    ]
 
 
 def format_time(seconds: float) -> str:

@@ -31,7 +31,7 @@ class Record:
         processes: that trained it, see `vit_jax.monitoring.read_history`.
         evaluations: name of an evaluation that was made later -> `data.identify_evals`.
         ledger: seconds of each category, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
-        curve: the metrics of the evaluations at each `step` that has some; empty likewise.
+        curve: the metrics of the evaluations at each `step` that has some; empty in records of earlier versions.
     """
 
     name: str
@@ -108,8 +108,9 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
 
 def evaluated(metrics: dict[str, float], config: ConfigDict) -> dict[str, float]:
     """Returns those of the metrics of a step that are of an evaluation of the run and finite."""
-    own = {key: value for key, value in metrics.items() if key.partition("/")[0] in config.evals}
-    return {key: value for key, value in own.items() if math.isfinite(value)}
+    return {
+        key: value for key, value in metrics.items() if key.partition("/")[0] in config.evals and math.isfinite(value)
+    }
 
 
 def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:

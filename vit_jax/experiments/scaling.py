@@ -140,7 +140,7 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
     """Returns the point of runs, each with its metric, that differ in the seed only; raises as `find_place`."""
     first, values = runs[0][0], [value for _, value in runs]
-    config, name = first.config, first.place.rpartition("/")[2]
+    config, name = first.config, first.location.rpartition("/")[2]
     return Point(
         line=line,
         name=re.sub(r",seed=\d+", "", name) if len(values) > 1 else name,
@@ -160,12 +160,12 @@ def measured(run: RunFolder, request: Request) -> float:
         UserError: the run has not finished, or has no such metric.
     """
     if not run.is_complete:
-        raise UserError(f"{run.place} is at step {run.step:,} of {run.config.total_steps:,}.")
+        raise UserError(f"{run.location} is at step {run.step:,} of {run.config.total_steps:,}.")
     metric = request.metric or run.config.checkpoint.best_metric
     rows = [row | {"step": step} for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     stop = request.stop or "step"
     if not rows or not all(math.isfinite(row.get(stop, math.nan)) for row in rows):
-        raise UserError(f"{run.place} has no metric {stop if rows else metric}.")
+        raise UserError(f"{run.location} has no metric {stop if rows else metric}.")
     return max(rows, key=lambda row: row[stop])[metric]
 
 
@@ -181,14 +181,14 @@ def find_place(run: RunFolder, against: str) -> float:
         fields = flatten_config(run.config)
         value = fields[choose("config field", against, fields)]
         if not isinstance(value, int | float):
-            raise UserError(f"{run.place} has {against}={value}, which is not a number.")
+            raise UserError(f"{run.location} has {against}={value}, which is not a number.")
         return float(value)
     own = 0.0 if run.config.init_from else run_exaflops(run.config)
     start = run.config.init_from
     while start:
         if not filesystem.exists(filesystem.join_path(start, "config.json")):
             raise UserError(
-                f"{run.place} started from {start}, which is not the folder of a run: its compute is unknown."
+                f"{run.location} started from {start}, which is not the folder of a run: its compute is unknown."
             )
         before = read_run(start, "").config
         own, start = own + run_exaflops(before), before.init_from
@@ -218,9 +218,16 @@ def are_lines(points: list[Point]) -> bool:
 def format_points(points: list[Point], against: str) -> str:
     """Returns a table of the points."""
     head = "exaFLOPs" if against == COMPUTE else against
-    rows = [("", "", "", head, "mean", "std", "runs")]
-    for point in points:
-        std = "-" if point.std is None else f"{point.std:.4f}"
-        numbers = f"{point.place:.4g}", f"{point.mean:.4f}", std, f"{point.runs:,}"
-        rows.append((point.line, point.name, point.model, *numbers))
-    return "\n".join(align(rows, right=range(3, 7)))
+    rows = [
+        (
+            point.line,
+            point.name,
+            point.model,
+            f"{point.place:.4g}",
+            f"{point.mean:.4f}",
+            "-" if point.std is None else f"{point.std:.4f}",
+            f"{point.runs:,}",
+        )
+        for point in points
+    ]
+    return "\n".join(align([("", "", "", head, "mean", "std", "runs"), *rows], right=range(3, 7)))

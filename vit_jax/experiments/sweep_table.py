@@ -90,19 +90,17 @@ def format_averages(averages: list[Average]) -> str:
     """Returns a line for each mean over several seeds; nothing if there is none."""
     if not any(average.runs > 1 for average in averages):
         return ""
-    rows = [("", "mean", "std", "seeds")]
-    for average in averages:
-        rows.append((average.name, _number(average.mean, "diverged"), _number(average.std), f"{average.runs:,}"))
-    return "\n".join(["\n", *align(rows, right=range(1, 4))])
+    rows = [(one.name, _number(one.mean, "diverged"), _number(one.std), f"{one.runs:,}") for one in averages]
+    return "\n".join(["\n", *align([("", "mean", "std", "seeds"), *rows], right=range(1, 4))])
 
 
 def format_table(outcomes: list[Outcome]) -> str:
     """Returns a line for each outcome."""
-    rows = [("", "at the end", "best", "steps", "seconds")]
-    for outcome in outcomes:
-        last, best = _number(outcome.last, "diverged"), _number(outcome.best)
-        rows.append((outcome.name, last, best, f"{outcome.steps:,}", f"{outcome.seconds:,.1f}"))
-    return "\n".join(align(rows, right=range(1, 5)))
+    rows = [
+        (one.name, _number(one.last, "diverged"), _number(one.best), f"{one.steps:,}", f"{one.seconds:,.1f}")
+        for one in outcomes
+    ]
+    return "\n".join(align([("", "at the end", "best", "steps", "seconds"), *rows], right=range(1, 5)))
 
 
 def _number(value: float | None, otherwise: str = "-") -> str:

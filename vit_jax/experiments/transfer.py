@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from vit_jax.experiments.run_record import Record
 
 # Heading -> pattern of the metric, with the data set as its group.
-FROZEN = {f"{shots}-shot": rf"fewshot_(\w+)/{shots}shot" for shots in (1, 5, 10, 25)}
-FROZEN |= {f"{k} neighbour{'s' if k > 1 else ''}": rf"knn_(\w+)/{k}nn" for k in (1, 5, 20)}
-FROZEN |= {"probe": r"probe_(?!sgd_)(\w+)/accuracy", "probe by SGD": r"probe_sgd_(\w+)/accuracy"}
+FROZEN = {
+    **{f"{shots}-shot": rf"fewshot_(\w+)/{shots}shot" for shots in (1, 5, 10, 25)},
+    **{f"{k} neighbour{'s' if k > 1 else ''}": rf"knn_(\w+)/{k}nn" for k in (1, 5, 20)},
+    "probe": r"probe_(?!sgd_)(\w+)/accuracy",
+    "probe by SGD": r"probe_sgd_(\w+)/accuracy",
+}
 HEADINGS = ("weights", "data", *FROZEN, "trained from scratch", "fine-tuned")
 
 
@@ -21,7 +24,7 @@ def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
         frozen = {key: record.metrics[name] for name, key in frozen_metrics(record).items()}
         for data in sorted({data for data, _ in frozen}):
             tuned = [run for run in _trained(records, data) if _weights(run) == record.name]
-            alike = [_without_weights(run) for run in tuned]
+            alike = [run.config | {"init_from": None} for run in tuned]
             scratch = [run for run in _trained(records, data) if not _weights(run) and run.config in alike]
             values = [frozen.get((data, heading)) for heading in FROZEN]
             values += [_mean_accuracy(scratch), _mean_accuracy(tuned)]
@@ -47,10 +50,6 @@ def _trained(records: Sequence[Record], data: str) -> list[Record]:
 def _weights(record: Record) -> str:
     """Returns the name of the run from whose weights a run started; empty: from none."""
     return posixpath.basename((record.config["init_from"] or "").rstrip("/"))
-
-
-def _without_weights(record: Record) -> dict:
-    return record.config | {"init_from": None}
 
 
 def _mean_accuracy(runs: Sequence[Record]) -> float | None:

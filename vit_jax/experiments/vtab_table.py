@@ -59,9 +59,8 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def format_tasks(summary: Mapping[str, Any]) -> str:
     """Returns a table of a summary, in percent: a line for each task and for each mean."""
-    lines = [["", "ours", *MODELS, ""]]
-    for task, row in summary["tasks"].items():
-        lines.append([task, *_percent(row), row["setting"]])
+    tasks = [[task, *_percent(row), row["setting"]] for task, row in summary["tasks"].items()]
+    lines = [["", "ours", *MODELS, ""], *tasks]
     for group, row in summary["means"].items():
         which = f"the {row['tasks']} of {len(TABLE_9)} tasks" if group == "run" else f"{group} ({row['tasks']})"
         end = f"{row['diverged']} diverged, counted as 0" if row["diverged"] else ""

@@ -29,14 +29,15 @@ def measure_attention(bench: Bench) -> Iterator[Row]:
         kind = model.field("attention")
         values = list(compare_values(bench, f"{name}: {kind}", model))
         yield from values
-        if not all(bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)):
-            yield Row(f"{name}: {kind}", "ms", None, note="it does not run on every host")
-            continue
-        if kind == PLAIN or model.vit.attention.is_sparse:
-            yield Row(f"{name}: {kind}", "ms", None, note="no kernel suits these devices")
-            continue
-        if bench.left <= 0:
-            yield Row(f"{name}: {kind}", "ms", None, note="no time was left")
+        obstacles = {
+            "it does not run on every host": not all(
+                bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)
+            ),
+            "no kernel suits these devices": kind == PLAIN or model.vit.attention.is_sparse,
+            "no time was left": bench.left <= 0,
+        }
+        if any(obstacles.values()):
+            yield Row(f"{name}: {kind}", "ms", None, note=next(filter(obstacles.get, obstacles)))
             continue
         try:
             yield from compare_times(bench, f"{name}: {kind}, {workload.images} images", kind, sizes, times)

@@ -21,6 +21,26 @@ EARLY = 20  # steps in which differences of rounding have not grown
 # Relative differences. Between 1, 2 and 8 CPU devices, which sum in other orders, they are at most 2e-7 and 3e-6; other
 # chips also have other exponentials and roots.
 EARLY_TOLERANCE, TOLERANCE = 1e-4, 1e-3
+FIELDS = {
+    "batch": BATCH,
+    "resolution": 16,
+    "total_steps": STEPS,
+    "warmup_steps": 20,
+    "base_lr": 2e-3,
+    "grad_norm_clip": 1.0,
+    "model.name": "ViT/4",
+    "model.width": 64,
+    "model.depth": 2,
+    "model.mlp_dim": 128,
+    "model.num_heads": 2,
+    "model.pooling": "gap",
+    "model.dtype": "float32",
+    "model.dropout_rate": 0.1,
+    "data.source": "digits",
+    "data.preprocess": "resize(16)|value_range(-1,1)",
+    "evals.test.preprocess": "resize(16)|value_range(-1,1)",
+    "optim.weight_decay": 0.1,
+}
 
 
 def measure_curve(bench: Bench) -> Iterator[Row]:
@@ -52,14 +72,7 @@ def measure_curve(bench: Bench) -> Iterator[Row]:
 def make_config(mesh: jax.sharding.Mesh) -> ConfigDict:
     """Returns the recipe of the curve for the devices of a mesh: digits, nothing drawn on the host."""
     config = get_config()
-    config.batch, config.resolution, config.total_steps, config.warmup_steps = BATCH, 16, STEPS, 20
-    config.base_lr, config.grad_norm_clip = 2e-3, 1.0
-    config.model.name = "ViT/4"
-    config.model.update({"width": 64, "depth": 2, "mlp_dim": 128, "num_heads": 2, "pooling": "gap"})
-    config.model.update({"dtype": "float32", "dropout_rate": 0.1})
-    config.data.source, config.data.preprocess = "digits", "resize(16)|value_range(-1,1)"
-    config.evals["test"].preprocess = config.data.preprocess
-    config.optim.weight_decay = 0.1
+    config.update_from_flattened_dict(FIELDS)
     config.mesh.update(dict(mesh.shape))
     return config
 

@@ -1,6 +1,6 @@
 """The loader alone, the step alone, both together: who waits for whom."""
 
-import time
+import functools
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -8,7 +8,7 @@ import jax
 
 from vit_jax import data
 from vit_jax.hardware import steps
-from vit_jax.hardware.bench import Bench, Timing, summarize
+from vit_jax.hardware.bench import Bench, Timing, seconds_of, summarize
 from vit_jax.hardware.row import Row
 from vit_jax.hardware.workloads import Workload
 
@@ -45,7 +45,7 @@ def time_loader(bench: Bench, config, info: data.DataInfo, running: steps.Runnin
     with closing(data.train_batches(config, running.program.batch_sharding, 0, info.opened)) as batches:
         for _ in range(batches.depth + 2):  # those that are read ahead
             jax.block_until_ready(next(batches))
-        return time_each(bench, lambda: jax.block_until_ready(next(batches)), seconds)
+        return time_each(bench, functools.partial(next, batches), seconds)
 
 
 def time_both(bench: Bench, config, info: data.DataInfo, running: steps.Running, seconds: float) -> Timing:
@@ -69,14 +69,7 @@ def time_both(bench: Bench, config, info: data.DataInfo, running: steps.Running,
 
 def time_each(bench: Bench, call, seconds: float) -> Timing:
     """Returns what each of the calls takes that fit into some seconds, by their mean: they wait for one another."""
-    once = bench.agree(elapsed(call))
+    once = bench.agree(seconds_of(call, 1))
     count = min(MOST, max(LEAST, int(seconds / once)))
-    each = [elapsed(call) for _ in range(count)]
+    each = [seconds_of(call, 1) for _ in range(count)]
     return Timing(sum(each) / count, summarize(each).spread / count**0.5)
-
-
-def elapsed(call) -> float:
-    """Returns what one call takes."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

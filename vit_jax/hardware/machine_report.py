@@ -9,6 +9,7 @@ from vit_jax.hardware.machine_record import Record
 from vit_jax.hardware.row import Row
 
 HEADINGS = ("", "predicted", "measured", "ratio", "", "predicted by", "note")
+NUMBERS = range(1, 4)  # places of the columns that are numbers
 SECTIONS = {
     "products": "Matrix products",
     "memory": "Memory of the devices",
@@ -24,7 +25,7 @@ VERDICTS = {"worse": "worse than predicted", "better": "better than predicted", 
 STYLE = """
 .off td, .off th { color: var(--off) } :root { --off: #b42318 }
 @media (prefers-color-scheme: dark) { :root { --off: #ff8f85 } }
-.ratio div { position: relative; height: .7rem; margin-top: .4rem; border-right: 1px solid var(--line);
+.ratio { position: relative; height: .7rem; margin-top: .4rem; border-right: 1px solid var(--line);
   background: linear-gradient(var(--faint), var(--faint)) 50% 0 / 1px 100% no-repeat }
 .ratio span { position: absolute; inset: .1rem auto .1rem 0; background: var(--bar) }
 .off .ratio span { background: var(--off) }
@@ -37,9 +38,7 @@ STYLE = """
 
 def format_row(section: str, row: Row) -> str:
     """Returns a row as a line."""
-    measured = f"not measured: {row.note}" if row.measured is None else _quantity(row.measured, row)
-    if row.measured is not None and row.spread:
-        measured += f" ± {_number(row.spread)}"
+    measured = _measured(row) or f"not measured: {row.note}"
     if row.predicted is not None:
         ratio = "" if row.ratio is None else f", ratio {row.ratio:.3g}"
         measured += f" ({row.source} {_quantity(row.predicted, row)}{ratio})"
@@ -54,15 +53,18 @@ def format_off(record: Record) -> list[str]:
 
 
 def _describe_off(row: Row) -> str:
-    if row.verdict == "better":
-        advice = "the prediction is wrong; please report it"
-    else:
-        advice = ADVICE[row.advice]
+    advice = "the prediction is wrong; please report it" if row.verdict == "better" else ADVICE[row.advice]
     if row.measured is None:
         return f"failed: {row.note}; {advice}."
     assert row.predicted is not None
     instead = f"{_quantity(row.measured, row)} instead of {_quantity(row.predicted, row)} ({row.source})"
     return f"{instead}; {advice}."
+
+
+def _measured(row: Row) -> str:
+    """Returns what was measured, with its spread; empty: nothing was."""
+    spread = f" ± {_number(row.spread)}" if row.spread else ""
+    return "" if row.measured is None else _quantity(row.measured, row) + spread
 
 
 def _quantity(value: float, row: Row) -> str:
@@ -99,25 +101,18 @@ def hardware_page(record: Record) -> str:
 
 
 def _section(title: str, rows: Iterable[Row]) -> str:
-    head = "".join(
-        f'<th scope="col"{" class=number" if name in HEADINGS[1:4] else ""}>{name}</th>' for name in HEADINGS
-    )
-    lines = "".join(_line(row) for row in rows)
-    return f'<h2>{escape(title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>{lines}</table></div>'
+    return f'<h2>{escape(title)}</h2><div class="wide">{html.table(map(_line, rows), HEADINGS, NUMBERS)}</div>'
 
 
-def _line(row: Row) -> str:
-    measured = "" if row.measured is None else _quantity(row.measured, row)
-    measured += f" ± {_number(row.spread)}" if row.spread else ""
+def _line(row: Row) -> html.Html:
     bound = ("at most " if row.is_rate else "at least ") if row.kind == "bound" else ""
     predicted = "" if row.predicted is None else bound + _quantity(row.predicted, row)
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-    numbers = "".join(f'<td class="number">{escape(text)}</td>' for text in (predicted, measured, ratio))
-    words = f'<td>{escape(row.source)}</td><td class="note">{escape(row.note)}</td>'
-    name = f'<th scope="row">{escape(row.name)}</th>'
-    return f"<tr{' class=off' if row.verdict else ''}>{name}{numbers}<td class=ratio>{_bar(row.ratio)}</td>{words}</tr>"
+    cells = (row.name, predicted, _measured(row), ratio, _bar(row.ratio), row.source, row.note)
+    return html.row(cells, NUMBERS, "off" if row.verdict else "")
 
 
-def _bar(ratio: float | None) -> str:
+def _bar(ratio: float | None) -> html.Html:
     """Returns a bar as long as the ratio, at most 2."""
-    return "" if ratio is None else f'<div><span style="width: {min(ratio, 2) / 2:.1%}"></span></div>'
+    bar = "" if ratio is None else f'<div class="ratio"><span style="width: {min(ratio, 2) / 2:.1%}"></span></div>'
+    return html.Html(bar)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.hardware.bench import Bench, Timing
+from vit_jax.hardware.bench import Bench, Call, Timing
 from vit_jax.hardware.published import find_published
 from vit_jax.hardware.row import Row
 
@@ -31,7 +31,7 @@ def measure_products(bench: Bench) -> Iterator[Row]:
         advice="products",
     )
     if len(bench.mesh.local_devices) > 1:
-        calls = [product(bench.dtype, size, device, 1) for device in bench.mesh.local_devices]
+        calls = [product(bench.dtype, size, SingleDeviceSharding(device), 1) for device in bench.mesh.local_devices]
         found: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
         slowest, best = (of(found, key=lambda device: found[device].median) for of in (max, min))
         yield Row(
@@ -54,18 +54,13 @@ def grow(bench: Bench, place: NamedSharding, devices: int) -> tuple[int, Timing]
     return size, timing
 
 
-def product(dtype: str, size: int, place: jax.Device | NamedSharding, devices: int):
+def product(dtype: str, size: int, place: Sharding, devices: int) -> Call:
     """Returns a call that multiplies two square matrices on each of some devices, which `place` names."""
 
     def draw() -> tuple[jax.Array, jax.Array]:
         numbers = jax.random.normal(jax.random.key(0), (devices, size, size), jnp.float32).astype(dtype)
         return numbers, numbers + 1
 
-    if isinstance(place, NamedSharding):
-        operands = jax.jit(draw, out_shardings=(place, place))()
-        multiply = jax.jit(lambda a, b: a @ b, out_shardings=place)
-    else:
-        with jax.default_device(place):
-            operands = jax.jit(draw)()
-        multiply = jax.jit(lambda a, b: a @ b)
+    operands = jax.jit(draw, out_shardings=(place, place))()
+    multiply = jax.jit(lambda a, b: a @ b, out_shardings=place)
     return lambda: multiply(*operands)

@@ -17,7 +17,11 @@ from vit_jax.program import model_without_data
 
 SCHEDULES = Path(__file__).parent / "schedules.csv"
 MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16")
-IMAGES = {"ViT-S/16": 256, "ViT-B/16": 128, "ViT-L/16": 64}  # a device; of other models as many as of the largest
+IMAGES_PER_DEVICE = {
+    "ViT-S/16": 256,
+    "ViT-B/16": 128,
+    "ViT-L/16": 64,
+}  # a device; of other models as many as of the largest
 FIELDS = {
     "total_steps": 100_000,
     "warmup_steps": 10_000,
@@ -61,8 +65,7 @@ class Schedule:
 
 def read_schedules() -> list[Schedule]:
     """Returns the schedules that are kept, of each chip the smallest slice first."""
-    with SCHEDULES.open() as file:
-        rows = list(csv.reader(file))[1:]
+    _, *rows = csv.reader(SCHEDULES.read_text().splitlines())
     kept = [Schedule(topology, model, *map(int, numbers)) for topology, model, *numbers in rows]
     return sorted(kept, key=lambda row: parse_topology(row.topology).chips)
 
@@ -93,7 +96,7 @@ class Workload:
         Raises:
             UserError: the configuration is wrong.
         """
-        images = images or IMAGES.get(name, min(IMAGES.values()))
+        images = images or IMAGES_PER_DEVICE.get(name, min(IMAGES_PER_DEVICE.values()))
         config = bench.config.copy_and_resolve_references()
         config.model.name = name
         config.batch = images * bench.mesh.devices.size // bench.mesh.shape["tensor"]

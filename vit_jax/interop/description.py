@@ -13,9 +13,9 @@ import numpy as np
 
 from vit_jax import UserError, models, user_errors
 from vit_jax.config import EXECUTION
-from vit_jax.interop.pytorch import stated_kind
+from vit_jax.interop import class_names
+from vit_jax.interop.pytorch import read_json, stated_kind
 
-MAX_BYTES = 2**24  # of a JSON file
 NOTE = "vit_jax"  # key of the description in the header of a file
 
 
@@ -39,10 +39,14 @@ class ModelDescription:
 
     @classmethod
     def of_fields(
-        cls, fields: dict[str, Any], preprocess: str | None, class_names: list | None, loss: str
+        cls, fields: dict[str, Any], preprocess: str | None, names: list[str] | None = None, loss: str = ""
     ) -> "ModelDescription":
-        """Returns the description of the model with these fields, which decide its name."""
-        return cls(models.model_name(fields), fields, preprocess, class_names, loss)
+        """Returns the description of the model with these fields, which decide its name.
+
+        Without names of its classes, a head with as many as ImageNet or ImageNet-21k is assumed to be of theirs.
+        """
+        found = names or class_names.class_names(fields["num_classes"])
+        return cls(models.model_name(fields), fields, preprocess, list(found) if found else None, loss)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -87,11 +91,7 @@ def read_description(path: Path) -> ModelDescription:
         raise UserError(
             f"its array names match no known layout; if vit_jax wrote this file, put {beside.name} in the same folder"
         )
-    if beside.stat().st_size > MAX_BYTES:
-        raise UserError(f"{beside.name} is too large to describe a model")
-    with user_errors(f"{beside.name} is not JSON", ValueError, RecursionError):
-        description = json.loads(beside.read_text())
-    return check_description(description)
+    return check_description(read_json(beside))
 
 
 def description_file(path: Path) -> Path:
@@ -115,11 +115,6 @@ def read_notes(notes: Mapping[str, str]) -> ModelDescription | None:
     with user_errors("the description in its header is not JSON", ValueError, RecursionError):
         description = json.loads(notes[NOTE])
     return check_description(description)
-
-
-def description_text(model: models.Model) -> str:
-    """Returns the description of a model as the text of a JSON file."""
-    return json.dumps(describe_model(model), indent=2) + "\n"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, reason, shown, tell, user_errors
+from vit_jax import UserError, printable, reason, tell, user_errors
 from vit_jax.storage import TIMEOUT, atomic_write, cache
 
 GOOGLE_STORAGE = "storage.googleapis.com"
@@ -56,10 +56,15 @@ def download_file(address: str, size: str | None = None, seconds: float = TIMEOU
                 raise
             tell(f"vit_jax: cannot reach {address}; the file that was downloaded before is used.")
             return path
-        if not is_here or not _is_version(path, response.headers):
+        noted, version = path.with_name(f"{path.name}.version"), _version(response.headers)
+        is_same = False
+        with contextlib.suppress(OSError):
+            is_same = bool(version) and noted.read_text() == version
+        if not is_here or not is_same:
             _write_file(address, path, size, response, seconds)
             if may_change:
-                _write_version(path, response.headers)
+                with cache.write_errors(path.parent), atomic_write(noted) as temporary:
+                    temporary.write_text(version)
     return path
 
 
@@ -80,7 +85,7 @@ def https_address(address: str, local: bool = True) -> str:
         if host and safe and parts.port != 0 and "@" not in parts.netloc:
             return address
     # The text before an @ may be a password, even where the rest cannot be parsed.
-    words = "this address (not shown: it may contain a password)" if "@" in address else shown(address, MAX_QUOTED)
+    words = "this address (not shown: it may contain a password)" if "@" in address else printable(address, MAX_QUOTED)
     raise UserError(f"cannot download from {words}; use https://HOST/PATH or gs://BUCKET/NAME.")
 
 
@@ -95,7 +100,7 @@ def relative_path(address: str) -> Path:
     if parts.query:
         names[-1] += f"?{parts.query}"
     if {"", ".", ".."} & set(names):
-        words = shown(address, MAX_QUOTED)
+        words = printable(address, MAX_QUOTED)
         raise UserError(
             f"cannot download from {words}; its path must name a file, without empty parts and without '..'."
         )
@@ -127,26 +132,10 @@ def _write_file(address: str, path: Path, size: str | None, response: http.clien
                 raise UserError("the server's answer is not an .npz file; open the address in a browser to see it.")
 
 
-def _version_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.version")
-
-
 def _version(headers: Message) -> str:
     """Returns what a server says of the version of a file; empty if it says nothing."""
     told = [headers.get(name) for name in ("ETag", "x-goog-generation", "Last-Modified")]
     return " ".join([*filter(None, told), headers.get("Content-Length") or ""]) if any(told) else ""
-
-
-def _is_version(path: Path, headers: Message) -> bool:
-    """Returns whether a file that is here is the version that a server has."""
-    with contextlib.suppress(OSError):
-        return bool(_version(headers)) and _version_file(path).read_text() == _version(headers)
-    return False
-
-
-def _write_version(path: Path, headers: Message) -> None:
-    with cache.write_errors(path.parent), atomic_write(_version_file(path)) as temporary:
-        temporary.write_text(_version(headers))
 
 
 @contextlib.contextmanager
@@ -187,7 +176,7 @@ def _checked_chunks(
     total = _announced_length(response)
     if total is not None:
         _check_size(total, size)
-    name = shown(unquote(address.rpartition("/")[2]), MAX_QUOTED)
+    name = printable(unquote(address.rpartition("/")[2]), MAX_QUOTED)
     scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     # One update a second: in a log file, where nothing is drawn over, each update is a line.
     with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:
@@ -211,7 +200,7 @@ def _announced_length(response: http.client.HTTPResponse) -> int | None:
     """
     text = response.headers.get("Content-Length")
     if text is not None and not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        words = shown(text, MAX_QUOTED)
+        words = printable(text, MAX_QUOTED)
         raise UserError(f"the server sent the length '{words}', which is not a number; try again later.")
     return None if text is None else int(text)
 
@@ -248,4 +237,4 @@ def _is_zip(path: Path) -> bool:
 def _server_reason(error: Exception) -> str:
     """Returns what went wrong, without urllib's wrapping."""
     inner = getattr(error, "reason", error)
-    return shown(reason(inner) if isinstance(inner, BaseException) else inner.partition("\n")[0], MAX_QUOTED)
+    return printable(reason(inner) if isinstance(inner, BaseException) else inner.partition("\n")[0], MAX_QUOTED)

@@ -122,20 +122,28 @@ def unstated_values(spec: ModelSpec, stated: Collection[str]) -> dict[str, bool]
     return {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(stated).items()}
 
 
-def of_blocks(part: Part, blocks: Sequence[str]) -> Stack:
+def convolutions(stages: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+    """Yields (stage, unit, suffix of the name) of every convolution of a ResNet with so many units in each stage."""
+    for stage, units in enumerate(stages, 1):
+        for unit in range(1, units + 1):
+            yield from ((stage, unit, suffix) for suffix in (("1", "2", "3", "_proj") if unit == 1 else "123"))
+
+
+def of_blocks(part: Part, blocks: Sequence[str] | str) -> Part:
     """Returns the arrays of all blocks that make up one of our stacked parameters, given those of one block.
 
     Args:
         part: of a block, without the block's name; axes of a Stack are those of our parameter, with the layers first.
-        blocks: what comes before the names in each block.
+        blocks: what comes before the names in each block; or before those of arrays that have the layers first as ours.
     """
 
     def of_block(part: Part, block: str) -> Part:
         if isinstance(part, Stack):
-            return Stack(part.axis - 1, [of_block(inner, block) for inner in part.parts])
+            axis = part.axis if block == blocks else part.axis - 1
+            return Stack(axis, [of_block(inner, block) for inner in part.parts])
         return part._replace(name=f"{block}{part.name}")
 
-    return Stack(0, [of_block(part, block) for block in blocks])
+    return of_block(part, blocks) if isinstance(blocks, str) else Stack(0, [of_block(part, block) for block in blocks])
 
 
 def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, list[np.ndarray]]:

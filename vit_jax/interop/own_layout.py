@@ -6,7 +6,8 @@ from typing import Any
 
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import Format, ModelDescription, description_file, description_text, read_description
+from vit_jax.interop.description import Format, ModelDescription, describe_model, description_file, read_description
+from vit_jax.interop.pytorch import json_text
 from vit_jax.models import BitSpec, Model, ModelSpec
 
 
@@ -36,7 +37,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, An
 
 def describing_files(name: str, model: Model) -> dict[str, str]:
     """Returns the content of the JSON file for a file with this name."""
-    return {description_file(Path(name)).name: description_text(model)}
+    return {description_file(Path(name)).name: json_text(describe_model(model))}
 
 
 OURS = Format(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.interop import class_names
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import Format, ModelDescription
 from vit_jax.interop.huggingface import config as huggingface_config
@@ -48,15 +47,11 @@ def describe_huggingface(
     """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
     stated = huggingface_config.read_folder(path.parent)
     fields = huggingface_layout.infer_fields(archive, form, given.get("resolution"), stated.resolution)
-    _require(form, stated.fields, given)
-    return form, _description(fields, stated)
-
-
-def _require(form: huggingface_layout.Form, stated: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated, **given}]
+    missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated.fields, **given}]
     if missing:
         words = " ".join(f"{key}=" for key in missing)
         raise UserError(f"its config.json must be in the same folder; without it, give {words}")
+    return form, _description(fields, stated)
 
 
 def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
@@ -67,9 +62,8 @@ def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescri
     if fields.get("pooling") in ("token", "token_gap"):  # which have a class token in any case
         fields["class_token"] = "auto"
     count = fields["num_classes"]
-    known = class_names.class_names(count)
-    names = stated.class_names if stated.class_names and len(stated.class_names) == count else known
-    return ModelDescription.of_fields(fields, stated.preprocess, list(names) if names else None, stated.loss)
+    names = stated.class_names if stated.class_names and len(stated.class_names) == count else None
+    return ModelDescription.of_fields(fields, stated.preprocess, names, stated.loss)
 
 
 def _comparable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import UserError, checkpoint, choose, models, shown, tell, tree, user_errors
+from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors
 from vit_jax.interop import archives, class_names, description, formats, locate, transfer
 from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes
@@ -66,7 +66,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
                 tell(f"{model.name}: its preprocessing, {pipe}, for images of {_in_words(model.image_size)}: {scaled}")
         return model, tree.unflatten(params)
     except UserError as error:
-        raise UserError(f"{shown(path)}: {shown(error)}") from None  # the traceback would not help a user
+        raise UserError(f"{printable(path)}: {printable(error)}") from None  # the traceback would not help a user
 
 
 def save(
@@ -119,7 +119,8 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
         loss = given.get("loss") or located.loss or stated.loss
         keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
         model = _create_as_stored(stated.model, keywords, given)
-        params = layout.read(archive, form, model.spec, _parameter_shapes(model))
+        shapes = {name: leaf.shape for name, leaf in _wanted_parameters(model.spec).items()}
+        params = layout.read(archive, form, model.spec, shapes)
     if layout.is_inferred:
         assumed = f", {model.loss} assumed (loss= states another)" if model.field("num_classes") and not loss else ""
         tell(f"{path.name}: {name} layout, {_summarise(model, params)}{assumed}")
@@ -165,7 +166,7 @@ def _load_adapted(
     try:
         source, loaded = load(base, resample=method, **sizes)
     except UserError as error:
-        raise UserError(f"the weights that it adapts, {shown(error)}") from None
+        raise UserError(f"the weights that it adapts, {printable(error)}") from None
     if stated:
         model = _create_as_stored(stated.model, stated.keywords, given)
     else:
@@ -173,8 +174,9 @@ def _load_adapted(
         own = {"preprocess": source.preprocess, "class_names": source.class_names, "loss": source.loss}
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
-        source = dataclasses.replace(source, spec=models.create(source.name, **_same_pooling(source, model)).spec)
-    wanted = _wanted_parameters(model)
+        fields = source.fields | {"pooling": model.field("pooling")}  # which reads the same parameters
+        source = dataclasses.replace(source, spec=models.create(source.name, **fields).spec)
+    wanted = _wanted_parameters(model.spec)
     keep_head = not peft.has_head(arrays)
     try:
         params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
@@ -186,11 +188,6 @@ def _load_adapted(
     params = peft.add_adapter(adapter, arrays, model, {name: np.asarray(leaf) for name, leaf in params.items()})
     _check_parameters(model, params)
     return model, params
-
-
-def _same_pooling(source: models.Model, model: models.Model) -> dict[str, Any]:
-    """Returns the fields of a model, with the pooling of another, which reads the same parameters."""
-    return source.fields | {"pooling": model.field("pooling")}
 
 
 def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> models.Model:
@@ -205,20 +202,17 @@ def _resize(
     model: models.Model, params: FlatParameters, given: dict[str, Any], method: str | None
 ) -> tuple[models.Model, FlatParameters]:
     """Returns the model at the given resolution and patch size."""
-    old = model.spec
     sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
-    other_patches = sizes["patch_size"] != model.field("patch_size")
-    name = model.name
-    if other_patches:
+    name, old, new = model.name, model.field("patch_size"), sizes["patch_size"]
+    if new != old:
         if model.field("stem") != "patches":
             raise UserError("patch_size cannot change: only patches of pixels can be resized, not those of a ResNet")
-        name = f"{name.rpartition('/')[0]}/{sizes['patch_size']}"
-    resized = models.create(name, **(model.fields | sizes))
-    spec = resized.spec
-    if other_patches:
-        sides = [f"{size}x{size}" for size in (model.field("patch_size"), sizes["patch_size"])]
-        tell(f"{name}: patches resized from {sides[0]} to {sides[1]} pixels")
-    params = models.resample_parameters(params, old, spec, method or ("flexi" if "patch_size" in given else "linear"))
+        name = f"{name.rpartition('/')[0]}/{new}"
+    spec = models.create(name, **(model.fields | sizes)).spec
+    if new != old:
+        tell(f"{name}: patches resized from {old}x{old} to {new}x{new} pixels")
+    method = method or ("flexi" if "patch_size" in given else "linear")
+    params = models.resample_parameters(params, model.spec, spec, method)
     return dataclasses.replace(model, name=name, spec=spec), params
 
 
@@ -231,24 +225,17 @@ def _usual_loss(num_classes: int) -> str:
     return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
 
 
-def _parameter_shapes(model: models.Model) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's parameters by name."""
-    return dict(_traced_shapes(model.spec))
-
-
 @functools.lru_cache
-def _traced_shapes(spec: models.ModelSpec | models.BitSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    # Cached, as the same model is traced when its file is read and when its parameters are checked.
+def _wanted_parameters(spec: models.ModelSpec | models.BitSpec) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a model's parameters by name.
+
+    Cached, as the same model is traced when its file is read and when its parameters are checked.
+    """
     model = models.Model("", spec)
     # The table of fixed positions, which may be large, is not computed.
     size = model.image_size if spec.has_sized_parameters else (spec.tile, spec.tile)
-    init, image = model.init, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
-    wanted = jax.eval_shape(init, jax.random.key(0), image)
-    return tuple((name, leaf.shape) for name, leaf in tree.flatten(wanted).items())
-
-
-def _wanted_parameters(model: models.Model) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in _parameter_shapes(model).items()}
+    image = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    return tree.flatten(jax.eval_shape(model.init, jax.random.key(0), image))
 
 
 def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
@@ -257,7 +244,7 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    if wrong := tree.differences(params, _wanted_parameters(model)):
+    if wrong := tree.differences(params, _wanted_parameters(model.spec)):
         raise UserError(f"the arrays do not match the model {model.name}: {'; '.join(wrong)}.")
 
 

@@ -112,7 +112,6 @@ def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Ar
 def _backward_plain(
     shape: Shape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended, *tables: Array
 ) -> list[Array]:
-    del attended, lse
 
     def attend(qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
         return plain_attention(apply_change(shape, qkv, tables), shape.packing, shape.heads)

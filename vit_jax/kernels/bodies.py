@@ -127,8 +127,8 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
     Args:
         shape: sizes.
         qkv: the kernel's operand in the forward pass.
-        attended: its result.
-        lse: likewise.
+        attended: the result of the forward pass.
+        lse: the logarithms of the sums of exponentials, from the forward pass.
         grad: the gradient of `attended`.
         refs: the tables of a change; the gradient; its sums, see `_sums`; that of the norms' table, if there is one;
             the changed queries and keys, if there is a change; the gradients of keys and values so far, in float32, if

@@ -44,7 +44,6 @@ _choice.def_impl(jax.jit(_choice.bind, static_argnames=("kernel", "plain", "shap
 
 @_choice.def_abstract_eval
 def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> list[Any]:
-    del kernel, interpret
     return list(jax.make_jaxpr(functools.partial(plain, shape))(*operands).out_avals)
 
 
@@ -80,7 +79,6 @@ mlir.register_lowering(_choice, _lower_for_tpu, platform="tpu")
 
 
 def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> Any:
-    del kernel, interpret
     results = jax.vmap(functools.partial(plain, shape), in_axes=tuple(axes))(*operands)
     return results, (0,) * len(results)
 

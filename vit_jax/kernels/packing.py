@@ -38,7 +38,7 @@ class Packing(NamedTuple):
         return packs[:, : self.images * self.tokens].reshape(-1, self.tokens, x.shape[-1])
 
     @property
-    def alone(self) -> "Packing":
+    def unshared(self) -> "Packing":
         """The packing in which no image shares rows."""
         return self if self.images == 1 else Packing(self.tokens, 1, round_up(self.tokens, ROW_TILE))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from vit_jax import shown
+from vit_jax import printable
 from vit_jax.machine.finding import Finding
 
 START_SECONDS = 60.0  # that the devices may take to start
@@ -120,7 +120,7 @@ def processes_with_open_files(files: list[Path]) -> Iterator[tuple[str, str]]:
         with contextlib.suppress(OSError):  # the process is another user's, or has ended
             if targets & {os.readlink(path) for path in (process / "fd").iterdir()}:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                yield process.name, shown(command.strip(), 80)
+                yield process.name, printable(command.strip(), 80)
 
 
 def check_tpu_lock(

@@ -5,7 +5,7 @@ from .adapters import is_adapted as is_adapted
 from .adapters import is_factor as is_factor
 from .adapters import merge_adapters as merge_adapters
 from .adapters import without_adapters as without_adapters
-from .attention_calls import make_attention_calls as make_attention_calls
+from .attention_check import make_attention_calls as make_attention_calls
 from .attention_check import measure_differences as measure_differences
 from .attention_choice import AttentionSizes as AttentionSizes
 from .attention_choice import attention_sizes as attention_sizes

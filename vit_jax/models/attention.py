@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
         return jnp.broadcast_to(jnp.where(self.pairs, 0.0, -jnp.inf), (batch, heads, tokens, tokens))
 
 
-class Change(NamedTuple):
+class AttentionChange(NamedTuple):
     """What happens besides equations 5 to 7."""
 
     qkv: HeadChange | None = None  # of queries and keys, after their projection
@@ -56,7 +56,9 @@ class Change(NamedTuple):
 
 
 # (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
-Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, Change | None], tuple[Rows, AttentionWeights]]
+Attention: TypeAlias = Callable[
+    [Rows, QKVKernel, QKVBias, Packing, AttentionChange | None], tuple[Rows, AttentionWeights]
+]
 
 IN_BLOCKS = 1024  # tokens from which a pattern is computed in blocks; fewer by a mask: docs/models.md
 # Names of the dimensions of the parameters.
@@ -119,7 +121,7 @@ def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, Atte
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: Change | None) -> QKV:
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange | None) -> QKV:
     """Returns the queries, keys and values of all images (equation 5), changed if there is a change."""
     kernel = gather(kernel, KERNEL, x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", *BIAS))
@@ -128,7 +130,7 @@ def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: Change | None) 
 
 def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, AttentionWeights]]) -> Attention:
     def attend(
-        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
     ) -> tuple[Rows, AttentionWeights]:
         scores = change.added if change else None
         attended, weights = attention(project(packing.unpack(x), kernel, bias, change), scores)
@@ -138,7 +140,7 @@ def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, Attenti
 
 
 def fused(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
 
@@ -167,7 +169,7 @@ def fused(
 
 
 def cudnn(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form.
 
@@ -189,7 +191,7 @@ def cudnn(
 
 
 def auto(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns the same by the fastest form for the platform that the program is lowered for.
 
@@ -218,7 +220,7 @@ def auto(
 
 
 def _in_pattern(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
     """Returns what is attended to in a pattern, and the weights by the plain form."""
     assert change.pattern
@@ -228,7 +230,7 @@ def _in_pattern(
 
 
 def _repacked(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: Change | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
     """Returns `fused` of rows in another packing."""
     images = len(x) // packing.rows * packing.images

@@ -1,6 +1,9 @@
-"""How far an implementation of attention is from its plain form: the result and all gradients, of random numbers."""
+"""An implementation of attention on random numbers: how far the result and all gradients are from those of the plain
+form, and calls that can be timed.
+"""
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -9,9 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, Attention, Change, QKVBias, QKVKernel, choose_packing
+from vit_jax.models.attention import ATTENTIONS, Attention, AttentionChange, QKVBias, QKVKernel, choose_packing
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
 from vit_jax.models.head_change import HeadChange
+from vit_jax.models.layers import Rows
+from vit_jax.models.part_specs import AttentionKind
 from vit_jax.models.rotary import ROTARIES
 
 IMAGES = 8
@@ -44,13 +49,13 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
-def draw_change(spec: Any) -> Change | None:
+def draw_change(spec: Any) -> AttentionChange | None:
     """Returns what the model does to queries and keys, with random norms; None: nothing."""
     if spec.qk_change is None:
         return None
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
-    return Change(HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
+    return AttentionChange(HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
 
 
 def compare(
@@ -60,7 +65,7 @@ def compare(
     kernel: QKVKernel,
     bias: QKVBias,
     grad: Images,
-    change: Change | None = None,
+    change: AttentionChange | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """Returns the relative difference, by Euclidean norms, of the result and of each gradient.
 
@@ -69,7 +74,7 @@ def compare(
         packing: of the rows that it gets.
         x: the tokens.
         kernel: of the projection.
-        bias: likewise.
+        bias: of the projection.
         grad: the gradient of the result.
         change: of queries and keys.
     """
@@ -79,7 +84,7 @@ def compare(
     def run(
         attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, norms: tuple[Any, ...]
     ) -> Array:
-        own = Change(change.qkv._replace(norms=norms)) if change and change.qkv else change
+        own = AttentionChange(change.qkv._replace(norms=norms)) if change and change.qkv else change
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
     result, transpose = jax.vjp(functools.partial(run, attention, packing), x, kernel, bias, norms)
@@ -94,3 +99,30 @@ def compare(
 def _difference(found: Any, expected: Any) -> Float[Array, ""]:
     found, expected = (jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each)]) for each in (found, expected))
     return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
+
+
+def make_attention_calls(
+    kind: AttentionKind, sizes: AttentionSizes, device: jax.Device
+) -> dict[str, Callable[[], jax.Array]]:
+    """Returns, by name, the forward pass, and it with the backward pass, of one layer's projection and attention.
+
+    Args:
+        kind: of attention.
+        sizes: of the images on the device.
+        device: that executes them.
+    """
+    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
+    x, kernel, bias, grad = jax.device_put(draw_operands(sizes), device)
+    rows, grad_rows = jax.jit(packing.pack)(x), jax.jit(packing.pack)(grad)
+
+    def attend(rows: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+        return ATTENTIONS[kind](rows, kernel, bias, packing, None)[0]
+
+    def differentiate(rows: Rows, kernel: QKVKernel, bias: QKVBias, grad: Rows) -> tuple[Rows, tuple]:
+        attended, transpose = jax.vjp(attend, rows, kernel, bias)
+        return attended, transpose(grad.astype(jnp.result_type(attended)))
+
+    return {
+        "forward": functools.partial(jax.jit(attend), rows, kernel, bias),
+        "forward and backward": functools.partial(jax.jit(differentiate), rows, kernel, bias, grad_rows),
+    }

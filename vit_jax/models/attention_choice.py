@@ -9,8 +9,6 @@ from vit_jax import kernels
 from vit_jax.models.part_specs import AttentionKind, Dtype
 from vit_jax.models.spec import ModelSpec
 
-KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
-
 
 class AttentionSizes(NamedTuple):
     """What the choice depends on, as it is on one device."""

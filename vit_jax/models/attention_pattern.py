@@ -25,25 +25,22 @@ def block_distance(query: Places, key: Places, length: int) -> Int[np.ndarray, "
 
 def local(query: Places, key: Places, window: int, columns: int) -> Pairs:
     """Returns which keys lie in the block of the query or in one beside it (1-D; Image Transformer, 1802.05751)."""
-    del columns
     return block_distance(query, key, window) <= 1
 
 
 def local2d(query: Places, key: Places, window: int, columns: int) -> Pairs:
-    """Returns which keys lie in the square block of the query or in the eight around it (2-D; likewise)."""
+    """Returns which keys lie in the square block of the query or in the eight around it (2-D; Image Transformer)."""
     rows = block_distance(query // columns, key // columns, window)
     return np.maximum(rows, block_distance(query % columns, key % columns, window)) <= 1
 
 
 def strided(query: Places, key: Places, window: int, columns: int) -> Pairs:
     """Returns which keys are nearer than the window, or a multiple of it away (Sparse Transformer, 1904.10509)."""
-    del columns
     return (abs(query - key) < window) | ((query - key) % window == 0)
 
 
 def fixed(query: Places, key: Places, window: int, columns: int) -> Pairs:
-    """Returns which keys lie in the block of the query, or are among the last of any block (likewise)."""
-    del columns
+    """Returns which keys lie in the block of the query, or are among the last of any block (Sparse Transformer)."""
     return (block_distance(query, key, window) == 0) | (key % window >= window - summary_size(window))
 
 

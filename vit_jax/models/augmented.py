@@ -13,7 +13,7 @@ import numpy as np
 from flax.linen.initializers import normal
 from jaxtyping import Array, Float
 
-from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, StdConv, group_norm
+from vit_jax.models.resnet import Epsilons, FeatureMap, StdConv, StridedMap, group_norm
 
 HEADS, KEY_RATIO, VALUE_RATIO, MIN_KEY_SIZE = 8, 0.2, 0.1, 20
 
@@ -53,7 +53,7 @@ class RelativeAttention(nn.Module):
         return StdConv(self.values, 1, standardise=lambda kernel: kernel, name="conv_out")(attended)
 
 
-def augment(x: FeatureMap, stride: int, epsilons: Epsilons, pooling: int = 1) -> Reduced:
+def augment(x: FeatureMap, stride: int, epsilons: Epsilons, pooling: int = 1) -> StridedMap:
     """Returns the channels of a 3x3 convolution with the stride beside those of attention, after one norm.
 
     Args:

@@ -14,16 +14,11 @@ import numpy as np
 from flax.linen.initializers import normal
 from jaxtyping import Array, Float
 
-from vit_jax.models.resnet import Epsilons, FeatureMap, Reduced, Root, StdConv, group_norm, standardise
+from vit_jax.models.resnet import Epsilons, FeatureMap, StdConv, StridedMap, group_norm, standardise
 
 HEADS = 8
 EPSILONS = Epsilons(standardise, 1e-4)
 Lines: TypeAlias = Float[Array, "batch lines length channels"]
-
-
-def axial_root(width: int, name: str) -> nn.Module:
-    """Returns the root of the post-activation form, with the epsilon of the axial units."""
-    return Root(width, EPSILONS, name=name)
 
 
 class LineAttention(nn.Module):
@@ -59,13 +54,12 @@ class LineAttention(nn.Module):
         return group_norm(attended, "norm_out", epsilon=EPSILONS.norm).reshape(x.shape)
 
 
-def average(x: FeatureMap, stride: int) -> Reduced:
+def average(x: FeatureMap, stride: int) -> StridedMap:
     """Returns the means of windows as large as the stride; zeros complete the last window, and count."""
     return nn.avg_pool(x, (stride, stride), (stride, stride), "SAME") if stride > 1 else x
 
 
-def attend_axially(x: FeatureMap, stride: int, epsilons: Epsilons) -> Reduced:
+def attend_axially(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
     """Returns `x` after attention along columns, then rows, and the means of windows of the stride."""
-    del epsilons
     x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
     return average(LineAttention(name="rows")(x), stride)

@@ -19,7 +19,7 @@ from vit_jax.models import axial_resnet, resnet
 from vit_jax.models.augmented import augment
 from vit_jax.models.bit_spec import COARSE_STAGE, BitRemat, BitSpec, Border, RootKind, UnitKind
 from vit_jax.models.layers import classifier
-from vit_jax.models.resnet import FeatureMap, Kernel, Reduced, Stage, StdConv
+from vit_jax.models.resnet import FeatureMap, Kernel, Stage, StdConv, StridedMap
 from vit_jax.models.stand_alone import AttentionRoot, attend_nearby
 from vit_jax.sharding import constrain
 
@@ -52,7 +52,7 @@ class PreActivationRoot(nn.Module):
     spec: BitSpec
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns the root's channels at a quarter of the rows and columns."""
         x = conv(self.spec.width, 7, "conv", stride=2)(x)
         x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=BORDERS[self.spec.border])
@@ -70,7 +70,7 @@ class PreActivationUnit(nn.Module):
     se_reduction: int = 0  # 0: no squeeze-and-excitation
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns `4 * width` channels."""
         residual, wide = x, 4 * self.width
         x = norm(x, "norm1")
@@ -79,16 +79,6 @@ class PreActivationUnit(nn.Module):
         x = norm(conv(self.width, 1, "conv1")(x), "norm2")
         x = norm(conv(self.width, 3, "conv2", self.stride)(x), "norm3")
         return residual + resnet.recalibrate(conv(wide, 1, "conv3")(x), self.se_reduction)
-
-
-def post_activation_root(spec: BitSpec, name: str) -> nn.Module:
-    """Returns the root of the hybrids."""
-    return resnet.Root(spec.width, name=name)
-
-
-def axial_root(spec: BitSpec, name: str) -> nn.Module:
-    """Returns the same with the epsilons of the axial units."""
-    return resnet.Root(spec.width, axial_resnet.EPSILONS, name=name)
 
 
 def augmented_fields(stage: int) -> dict[str, Any]:
@@ -105,18 +95,22 @@ class Form(NamedTuple):
     unit_fields: Callable[[int], dict[str, Any]]  # of a stage, counted from 1
 
 
-def post_activation(unit_fields: Callable[[int], dict[str, Any]], root: Callable[..., nn.Module]) -> Form:
-    """Returns a form with the units of the hybrids, and something else for their 3x3 convolutions."""
-    return Form(root, resnet.Unit, lambda x, name: x, unit_fields)
+def post_activation(
+    unit_fields: Callable[[int], dict[str, Any]], epsilons: resnet.Epsilons = resnet.EPSILONS["released"]
+) -> Form:
+    """Returns a form with root and units of the hybrids, and something else for the units' 3x3 convolutions."""
+    return Form(
+        lambda spec, name: resnet.Root(spec.width, epsilons, name=name), resnet.Unit, lambda x, name: x, unit_fields
+    )
 
 
 AXIAL = {"spatial": axial_resnet.attend_axially, "epsilons": axial_resnet.EPSILONS}
 FORMS: dict[UnitKind, Form] = {
     "pre_activation": Form(PreActivationRoot, PreActivationUnit, norm, lambda stage: {}),
-    "post_activation": post_activation(lambda stage: {}, post_activation_root),
-    "axial": post_activation(lambda stage: AXIAL, axial_root),
-    "stand_alone": post_activation(lambda stage: {"spatial": attend_nearby}, post_activation_root),
-    "augmented": post_activation(augmented_fields, post_activation_root),
+    "post_activation": post_activation(lambda stage: {}),
+    "axial": post_activation(lambda stage: AXIAL, axial_resnet.EPSILONS),
+    "stand_alone": post_activation(lambda stage: {"spatial": attend_nearby}),
+    "augmented": post_activation(augmented_fields),
 }
 ROOTS: dict[RootKind, Callable[[BitSpec], nn.Module]] = {
     "convolution": lambda spec: FORMS[spec.unit].root(spec, name="root"),
@@ -136,8 +130,7 @@ class BiT(nn.Module):
     def __call__(
         self, images: Images, capture: tuple[str, ...] = ()
     ) -> tuple[Float[Array, "batch classes"], dict[str, Array]]:
-        """Returns the logits in float32 and named intermediates; see `Model.apply`."""
-        del capture  # all intermediates are returned
+        """Returns the logits in float32 and all intermediates, whatever `capture` names; see `Model.apply`."""
         spec = self.spec
         spec.check_images(images.shape[1:3])
         form = FORMS[spec.unit]

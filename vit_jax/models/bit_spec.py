@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from vit_jax import UserError, choose
-from vit_jax.models.part_specs import Dtype
+from vit_jax import UserError, choose, refuse
+from vit_jax.models.part_specs import Dtype, check_least
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size
 
@@ -62,15 +62,19 @@ class BitSpec:
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""
         check_stages(self.stages, self.width, "width")
-        if not self.stages:
-            raise UserError("a BiT must have at least 1 stage.")
-        if self.num_classes < 0:
-            raise UserError(f"num_classes must be 0 or more, not {self.num_classes}.")
-        if self.se_reduction < 0 or self.se_reduction > 4 * self.width:
-            raise UserError(f"se_reduction must be at most {4 * self.width}, the channels of a unit, or 0 for none.")
-        sides = image_size(self.resolution)
-        if any(side % self.tile for side in sides):
-            raise UserError(f"the attention stem needs images of a multiple of {self.tile} pixels, not {sides}.")
+        check_least(self, 0, "num_classes")
+        sides = self.image_size
+        refuse(
+            (not self.stages, "a BiT must have at least 1 stage."),
+            (
+                not 0 <= self.se_reduction <= 4 * self.width,
+                f"se_reduction must be at most {4 * self.width}, the channels of a unit, or 0 for none.",
+            ),
+            (
+                any(side % self.tile for side in sides),
+                f"the attention stem needs images of a multiple of {self.tile} pixels, not {sides}.",
+            ),
+        )
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -146,13 +150,13 @@ class BitSpec:
         return {}
 
     @property
-    def simplified(self) -> "BitSpec":
+    def canonical(self) -> "BitSpec":
         """The spec without values that say what is so anyway."""
         pooled = self.unit == "pre_activation" and self.root == "convolution"
         return self if pooled else replace(self, border="zeros")
 
     @property
-    def soonest_traced(self) -> "BitSpec":
+    def quick_to_trace(self) -> "BitSpec":
         """The spec, of those with the same parameters, whose trace takes the least time."""
         return self
 

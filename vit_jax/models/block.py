@@ -13,18 +13,16 @@ from jaxtyping import Array, Float
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import (
     ATTENTIONS,
+    AttentionChange,
     AttentionWeights,
-    Change,
     Pattern,
-    QKVBias,
-    QKVKernel,
     Scores,
     choose_packing,
 )
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, product
-from vit_jax.models.mlp import MLPS
+from vit_jax.models.mlp import MLPS, DenseParameters
 from vit_jax.models.part_specs import BlockKind
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
 from vit_jax.models.rotary import ROTARIES
@@ -48,21 +46,6 @@ def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
         return gather(module.param(*declaration), ("tokens", "width"), spec.dtype)
 
     return table_of_tokens(parameter, spec)
-
-
-class QKVParameters(nn.Module):
-    """The projection to queries, keys and values by one matmul (equation 5); each is initialised with its own fans."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(self) -> tuple[QKVKernel, QKVBias]:
-        """Returns the kernel in the dtype of its gradient, and the bias."""
-        spec = self.spec
-        shape = (3, spec.attention.num_heads, spec.head_dim)
-        kernel_init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
-        kernel = self.param("kernel", kernel_init, (spec.width, *shape)).astype(spec.kernel_dtype)
-        return kernel, self.param("bias", nn.initializers.zeros, shape)
 
 
 class OutProjection(nn.Module):
@@ -95,11 +78,15 @@ class SelfAttention(nn.Module):
             x: the rows of all images.
             relative: the relative positions that all blocks share, if they do.
         """
-        kernel, bias = QKVParameters(self.spec, name="qkv")()
-        change = Change(self._qkv_change(), self._scores(relative), self._pattern())
-        attend = ATTENTIONS[self.spec.attention.kind]
+        spec = self.spec
+        shape = (spec.width, 3, spec.attention.num_heads, spec.head_dim)
+        # Queries, keys and values are projected by one matmul (equation 5), each initialised with its own fans.
+        inits = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,)), nn.initializers.zeros
+        kernel, bias = DenseParameters(shape, spec.kernel_dtype, *inits, name="qkv")()
+        change = AttentionChange(self._qkv_change(), self._scores(relative), self._pattern())
+        attend = ATTENTIONS[spec.attention.kind]
         attended, weights = attend(x, kernel, bias, self.packing, change if any(change) else None)
-        return OutProjection(self.spec, name="out")(attended), weights
+        return OutProjection(spec, name="out")(attended), weights
 
     def _scores(self, relative: RelativeTable | None) -> Scores | None:
         """Returns what is added to the scores of the attention; None: nothing."""
@@ -203,7 +190,6 @@ class AxialBlock(nn.Module):
             drop_rate: of both blocks; see `Block`.
             shared: nothing.
         """
-        del shared
         rows, columns = self.spec.grid
         x = self.packing.unpack(x).reshape(-1, rows, columns, x.shape[-1])
         x, along_rows = self._attend(x, drop_rate, "rows")

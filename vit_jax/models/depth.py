@@ -2,7 +2,7 @@
 
 import re
 
-from vit_jax import UserError, tree
+from vit_jax import UserError, refuse, tree
 from vit_jax.tree import ArrayTree
 
 STACK = "encoder/blocks/"  # what the names of stacked parameters begin with: [depth, ...], a row for each block
@@ -58,10 +58,14 @@ def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay:
         )
     if depth is None:
         return
-    if frozen_blocks > depth:
-        raise UserError(f"optim.frozen_blocks={frozen_blocks} must be at most {depth}, the blocks of {model}.")
-    if frozen_blocks == depth and layer_decay != 1:
-        raise UserError(
+    refuse(
+        (
+            frozen_blocks > depth,
+            f"optim.frozen_blocks={frozen_blocks} must be at most {depth}, the blocks of {model}.",
+        ),
+        (
+            frozen_blocks == depth and layer_decay != 1,
             f"optim.layer_decay={layer_decay:g} changes no rate while optim.frozen_blocks={frozen_blocks} freezes all "
-            "blocks; set optim.layer_decay to 1, or freeze fewer blocks."
-        )
+            "blocks; set optim.layer_decay to 1, or freeze fewer blocks.",
+        ),
+    )

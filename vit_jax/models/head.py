@@ -1,5 +1,7 @@
 """Pooling: one vector per image from its tokens; implementations with one signature."""
 
+import functools
+from collections.abc import Callable
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -10,28 +12,13 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
 from vit_jax.models.block import OutProjection
-from vit_jax.models.layers import LayerNorm, Tokens, add_bias, product
+from vit_jax.models.layers import Dense, LayerNorm, Tokens
 from vit_jax.models.mlp import MLPS
 from vit_jax.models.part_specs import Pooling
 from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, gather
+from vit_jax.sharding import constrain
 
 Pooled: TypeAlias = Float[Array, "batch width"]
-
-
-class HeadsProjection(nn.Module):
-    """A linear map from the width to heads: a query, key or value alone."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows heads head_dim"]:
-        """Returns the projection of every row."""
-        spec = self.spec
-        shape = (spec.attention.num_heads, spec.head_dim)
-        kernel = self.param("kernel", xavier_uniform(in_axis=0, out_axis=(1, 2)), (spec.width, *shape))
-        kernel = gather(kernel.astype(spec.kernel_dtype), ("width", "heads", "head_dim"), x.dtype)
-        return add_bias(product(x, kernel), self.param("bias", nn.initializers.zeros, shape))
 
 
 class ProbeAttention(nn.Module):
@@ -42,13 +29,15 @@ class ProbeAttention(nn.Module):
     @nn.compact
     def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Pooled:
         """Returns what the probe attends to in each image."""
-        query = HeadsProjection(self.spec, name="query")(probe) * self.spec.head_dim**-0.5
-        names = ("batch", "tokens", "heads", "head_dim")
-        key = constrain(HeadsProjection(self.spec, name="key")(x), names)
-        value = constrain(HeadsProjection(self.spec, name="value")(x), names)
+        spec, names = self.spec, ("batch", "tokens", "heads", "head_dim")
+        heads, init = (spec.attention.num_heads, spec.head_dim), xavier_uniform(in_axis=0, out_axis=(1, 2))
+        project = functools.partial(Dense, heads, ("width", "heads", "head_dim"), spec.kernel_dtype, init)
+        query = project(name="query")(probe) * spec.head_dim**-0.5
+        key = constrain(project(name="key")(x), names)
+        value = constrain(project(name="value")(x), names)
         scores = jnp.einsum("hd,bthd->bht", query, key, preferred_element_type=jnp.float32)
         attended = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores).astype(x.dtype), value)
-        return OutProjection(self.spec, name="out")(attended.reshape(len(x), self.spec.width))
+        return OutProjection(spec, name="out")(attended.reshape(len(x), spec.width))
 
 
 class AttentionPooling(nn.Module):
@@ -69,40 +58,29 @@ class AttentionPooling(nn.Module):
         )
 
 
-class TokenPooling(nn.Module):
-    """The class token (equation 4)."""
-
-    spec: ModelSpec
-
-    def __call__(self, x: Tokens) -> Pooled:
-        """Returns the first token."""
-        return x[:, 0]
+def pool_by_attention(spec: ModelSpec, x: Tokens) -> Pooled:
+    """Returns what `AttentionPooling` does, a part of the calling module."""
+    return AttentionPooling(spec, name="map_head")(x)
 
 
-class MeanPooling(nn.Module):
-    """Global average pooling (appendix D.3)."""
-
-    spec: ModelSpec
-
-    def __call__(self, x: Tokens) -> Pooled:
-        """Returns the mean of the patches' tokens."""
-        return x[:, self.spec.prefix_rows :].mean(axis=1, dtype=jnp.float32)
+def take_token(spec: ModelSpec, x: Tokens) -> Pooled:
+    """Returns the first token: the class token (equation 4)."""
+    return x[:, 0]
 
 
-class TokenAndMeanPooling(nn.Module):
-    """The class token, then the mean of the patches' tokens: twice the width (DINOv2's linear classifier)."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(self, x: Tokens) -> Float[Array, "batch twice_width"]:
-        """Returns both, concatenated."""
-        return jnp.concatenate([TokenPooling(self.spec)(x), MeanPooling(self.spec)(x)], axis=1)
+def average_patches(spec: ModelSpec, x: Tokens) -> Pooled:
+    """Returns the mean of the patches' tokens: global average pooling (appendix D.3)."""
+    return x[:, spec.prefix_rows :].mean(axis=1, dtype=jnp.float32)
 
 
-POOLINGS: dict[Pooling, type[nn.Module]] = {
-    "token": TokenPooling,
-    "gap": MeanPooling,
-    "map": AttentionPooling,
-    "token_gap": TokenAndMeanPooling,
+def take_both(spec: ModelSpec, x: Tokens) -> Float[Array, "batch twice_width"]:
+    """Returns the class token, then the mean of the patches' tokens (DINOv2's linear classifier)."""
+    return jnp.concatenate([take_token(spec, x), average_patches(spec, x)], axis=1)
+
+
+POOLINGS: dict[Pooling, Callable[[ModelSpec, Tokens], Float[Array, "batch features"]]] = {
+    "token": take_token,
+    "gap": average_patches,
+    "map": pool_by_attention,
+    "token_gap": take_both,
 }

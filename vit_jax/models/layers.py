@@ -87,7 +87,6 @@ def _as_matrix_forward(kernel: Array, outputs: int) -> tuple[Array, Array]:
 
 
 def _as_matrix_backward(outputs: int, kernel: Array, grad: Array) -> tuple[Array]:
-    del outputs
     return (jax.lax.optimization_barrier(grad).reshape(kernel.shape),)
 
 
@@ -202,7 +201,6 @@ def _norm_forward(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> t
 
 
 def _norm_backward(epsilon: float, residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Channels]:
-    del epsilon
     x, mean, inverse, scale = residuals
     grad = grad.astype(jnp.float32)
     normal = (x.astype(jnp.float32) - mean) * inverse

@@ -1,5 +1,6 @@
 """The MLP of a block: implementations with one signature."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -35,24 +36,14 @@ class Widening(NamedTuple):
         return nn.initializers.xavier_uniform(0, -1, batch_axis=tuple(range(1, 1 + len(self.parts))))
 
 
-def gelu_tanh(x: Float[Array, "rows mlp"]) -> Hidden:
-    """Returns GELU approximated by tanh, as published."""
-    return nn.gelu(x, approximate=True)
-
-
-def gelu(x: Float[Array, "rows mlp"]) -> Hidden:
-    """Returns x times the normal distribution function of x."""
-    return nn.gelu(x, approximate=False)
-
-
 def swiglu(x: Float[Array, "rows 2 mlp"]) -> Hidden:
     """Returns x₁ · sigmoid(x₁) · x₂ of two projections (arXiv 2002.05202, equation 6)."""
     return nn.silu(x[:, 0]) * x[:, 1]
 
 
 ACTIVATIONS: dict[Activation, Widening] = {
-    "gelu_tanh": Widening(gelu_tanh),
-    "gelu": Widening(gelu),
+    "gelu_tanh": Widening(functools.partial(nn.gelu, approximate=True)),  # as published
+    "gelu": Widening(functools.partial(nn.gelu, approximate=False)),
     "swiglu": Widening(swiglu, "dense1_gated", (2,), ("width", "gate", "mlp")),
 }
 
@@ -105,12 +96,13 @@ class DenseParameters(nn.Module):
     shape: tuple[int, ...]
     kernel_dtype: str  # of the gradient
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
+    bias_init: nn.initializers.Initializer = bias_init
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "inputs ..."], Float[Array, "..."]]:
         """Returns the kernel and the bias."""
         kernel = self.param("kernel", self.kernel_init, self.shape)
-        bias = self.param("bias", bias_init, self.shape[1:])
+        bias = self.param("bias", self.bias_init, self.shape[1:])
         return kernel.astype(self.kernel_dtype), bias
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.attention_choice import KERNELS, attention_sizes, choose_attention
+from vit_jax.models.attention_choice import attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
-from vit_jax.models.part_specs import AttentionKind
+from vit_jax.models.part_specs import KERNELS, AttentionKind
 from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
@@ -57,7 +57,7 @@ class Model:
         """Returns a field of the spec by its flat keyword; None if it is one of the other kind of model."""
         return self.values.get(name)
 
-    def words(self, name: str) -> tuple[str, ...]:
+    def choices(self, name: str) -> tuple[str, ...]:
         """Returns the words that a field accepts."""
         return field_words(self.spec)[name]
 
@@ -114,7 +114,7 @@ class Model:
             UserError: the images do not fit the model's resolution or patches.
         """
         example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)  # only shapes matter here
-        return NETWORKS[self.spec.family](self.spec.soonest_traced).lazy_init(key, example)["params"]
+        return NETWORKS[self.spec.family](self.spec.quick_to_trace).lazy_init(key, example)["params"]
 
     def apply(
         self,

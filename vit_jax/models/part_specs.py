@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vit_jax import UserError
+from vit_jax import UserError, refuse
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size
 
@@ -40,13 +40,15 @@ LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
+KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
 
 
-def check_positive(part: object, *names: str) -> None:
-    """Raises UserError if a field of these names is below 1."""
+def check_least(part: object, least: int, *names: str) -> None:
+    """Raises UserError if a field of these names is below `least`."""
     for name in names:
-        if getattr(part, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(part, name)}.")
+        if getattr(part, name) < least:
+            bound = f"at least {least}" if least else "0 or more"
+            raise UserError(f"{name} must be {bound}, not {getattr(part, name)}.")
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,22 @@ class StemSpec:
 
     def __post_init__(self):
         """Raises UserError for sizes that contradict each other."""
-        check_positive(self, "patch_size")
-        if self.kind == "patches" and (self.stages or self.width != 64 or self.epsilons != "released"):
-            raise UserError("stages, stem_width and stem_epsilons are fields of a ResNet; give stem='resnet' as well.")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise UserError("image_mean and image_std must have a value for red, green and blue; std above 0.")
+        check_least(self, 1, "patch_size")
+        refuse(
+            (
+                self.kind == "patches" and (self.stages or self.width != 64 or self.epsilons != "released"),
+                "stages, stem_width and stem_epsilons are fields of a ResNet; give stem='resnet' as well.",
+            ),
+            (
+                len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0,
+                "image_mean and image_std must have a value for red, green and blue; std above 0.",
+            ),
+        )
         check_stages(self.stages, self.width, "stem_width")
         if self.patch_size % self.stride:
-            size, stride = self.patch_size, self.stride
-            raise UserError(f"patch_size must be a multiple of {stride}, the stem's stride, not {size}.")
+            raise UserError(
+                f"patch_size must be a multiple of {self.stride}, the stem's stride, not {self.patch_size}."
+            )
 
     @property
     def stride(self) -> int:
@@ -106,8 +115,7 @@ class PrefixSpec:
 
     def __post_init__(self):
         """Raises UserError for a negative number."""
-        if self.registers < 0:
-            raise UserError(f"registers must be 0 or more, not {self.registers}.")
+        check_least(self, 0, "registers")
 
 
 @dataclass(frozen=True)
@@ -134,20 +142,24 @@ class PositionSpec:
     def __post_init__(self):
         """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
         image_size(self.resolution)
-        if self.place != "stem" and self.kind not in ADDED_POSITIONS:
-            inside = "inside the attention" if self.kind == "relative" else "at the stem"
-            raise UserError(
+        inside = "inside the attention" if self.kind == "relative" else "at the stem"
+        refuse(
+            (
+                self.place != "stem" and self.kind not in ADDED_POSITIONS,
                 f"position {self.kind} has one place, {inside}: leave position_place at stem; {self.place} is for "
-                f"{' and '.join(ADDED_POSITIONS)}."
-            )
-        if self.kind != "relative" and (self.relative_tables, self.relative_clip) != ("block", 0):
-            raise UserError("relative_tables and relative_clip are fields of position='relative'; give that as well.")
-        if self.relative_clip < 0:
-            raise UserError(f"relative_clip must be 0 or more, not {self.relative_clip}.")
-        if not 0 <= self.std < math.inf:
-            raise UserError(f"position_std must be 0 or more, not {self.std}.")
-        if self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"):
-            raise UserError(f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.")
+                f"{' and '.join(ADDED_POSITIONS)}.",
+            ),
+            (
+                self.kind != "relative" and (self.relative_tables, self.relative_clip) != ("block", 0),
+                "relative_tables and relative_clip are fields of position='relative'; give that as well.",
+            ),
+            (not 0 <= self.std < math.inf, f"position_std must be 0 or more, not {self.std}."),
+            (
+                self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"),
+                f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.",
+            ),
+        )
+        check_least(self, 0, "relative_clip")
 
     @property
     def owner(self) -> PositionOwner:
@@ -176,11 +188,17 @@ class AttentionSpec:
 
     def __post_init__(self):
         """Raises UserError for no heads, or a window without a pattern."""
-        check_positive(self, "num_heads")
-        if self.window < 0 or (self.window and self.pattern == "full"):
-            raise UserError(f"attention_window={self.window} must be 0 or more, and 0 for attention_pattern full.")
-        if self.pattern == "local2d" and not self.window:
-            raise UserError("attention_pattern local2d needs attention_window, the patches of a block on a side.")
+        check_least(self, 1, "num_heads")
+        refuse(
+            (
+                self.window < 0 or (self.window and self.pattern == "full"),
+                f"attention_window={self.window} must be 0 or more, and 0 for attention_pattern full.",
+            ),
+            (
+                self.pattern == "local2d" and not self.window,
+                "attention_pattern local2d needs attention_window, the patches of a block on a side.",
+            ),
+        )
 
     @property
     def is_sparse(self) -> bool:
@@ -207,10 +225,10 @@ class BlockSpec:
         for name in ("dropout_rate", "stochastic_depth"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
-        if not 0 < self.norm_epsilon < 1:
-            raise UserError(f"norm_epsilon must be above 0 and below 1, not {self.norm_epsilon}.")
-        if not 0 <= self.layer_scale < math.inf:
-            raise UserError(f"layer_scale must be 0 or more, not {self.layer_scale}.")
+        refuse(
+            (not 0 < self.norm_epsilon < 1, f"norm_epsilon must be above 0 and below 1, not {self.norm_epsilon}."),
+            (not 0 <= self.layer_scale < math.inf, f"layer_scale must be 0 or more, not {self.layer_scale}."),
+        )
 
 
 @dataclass(frozen=True)
@@ -233,16 +251,20 @@ class HeadSpec:
 
     def __post_init__(self):
         """Raises UserError for a negative number, or values that contradict each other."""
-        for name in ("num_classes", "representation_size"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
-        if self.representation_size and not self.pre_logits:
-            raise UserError("representation_size is the width of the pre_logits layer; give pre_logits=True as well.")
-        if self.kind == "patches" and self.final_norm == "pooled":
-            raise UserError("predicting patches needs normalised tokens; set final_norm to tokens, not pooled.")
+        check_least(self, 0, "num_classes", "representation_size")
         plain = (self.kind, self.pooling, self.final_norm, self.pre_logits) == ("image", "token", "tokens", False)
-        if self.distilled and not plain:
-            raise UserError(
+        refuse(
+            (
+                self.representation_size and not self.pre_logits,
+                "representation_size is the width of the pre_logits layer; give pre_logits=True as well.",
+            ),
+            (
+                self.kind == "patches" and self.final_norm == "pooled",
+                "predicting patches needs normalised tokens; set final_norm to tokens, not pooled.",
+            ),
+            (
+                self.distilled and not plain,
                 "distilled_head is a second classifier beside that of the class token: it needs head=image, "
-                "pooling=token, final_norm=tokens and pre_logits=False."
-            )
+                "pooling=token, final_norm=tokens and pre_logits=False.",
+            ),
+        )

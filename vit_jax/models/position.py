@@ -19,7 +19,7 @@ PositionTable: TypeAlias = Float[Array, "tokens width"]
 RelativeTable: TypeAlias = Float[Array, "*heads offsets head_dim"]
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 Scores: TypeAlias = Float[Array, "batch heads queries keys"]
-Angles: TypeAlias = Float[np.ndarray, "patches quarter"]
+Angles: TypeAlias = Float[np.ndarray, "2 patches quarter"]
 
 TEMPERATURE = 10_000.0
 
@@ -55,11 +55,7 @@ def sincos2d(param: Parameter, spec: ModelSpec) -> PositionTable:
     As in big_vision: the quarters of the width are, in this order, sin x, cos x, sin y and cos y of the
     patch's column x and row y times frequencies falling geometrically from 1 to 1/10000. Not in the paper.
     """
-    del param
-    quarter = spec.width // 4
-    frequencies = TEMPERATURE ** -(np.arange(quarter) / (quarter - 1))
-    rows, columns = _coordinates(spec)
-    return _sinusoids((columns * frequencies, rows * frequencies), spec.position_rows)
+    return _sinusoids(_angles(spec, spec.width // 4 - 1)[::-1], spec.position_rows)
 
 
 def sincos2d_moco(param: Parameter, spec: ModelSpec) -> PositionTable:
@@ -68,16 +64,11 @@ def sincos2d_moco(param: Parameter, spec: ModelSpec) -> PositionTable:
     As in MoCo v3, which calls the row x: the quarters of the width are sin y, cos y, sin x and cos x, and the
     frequencies fall from 1 towards 1/10000 without reaching it. Not in the paper.
     """
-    del param
-    quarter = spec.width // 4
-    frequencies = TEMPERATURE ** -(np.arange(quarter) / quarter)
-    rows, columns = _coordinates(spec)
-    return _sinusoids((rows * frequencies, columns * frequencies), spec.position_rows)
+    return _sinusoids(_angles(spec, spec.width // 4), spec.position_rows)
 
 
 def none(param: Parameter, spec: ModelSpec) -> None:
     """Returns no table: nothing is added to the tokens, and without other positions the patches have no order."""
-    del param, spec
 
 
 POSITIONS: dict[PositionKind, Callable[[Parameter, ModelSpec], PositionTable | None]] = {
@@ -145,12 +136,15 @@ def _normal(spec: ModelSpec) -> Callable[..., Array]:
     return jax.nn.initializers.normal(spec.position.std)
 
 
-def _coordinates(spec: ModelSpec) -> np.ndarray:
-    """Returns the row and the column of every patch in raster order, [2, patches, 1]."""
-    return np.mgrid[: spec.grid[0], : spec.grid[1]].reshape(2, -1, 1)
+def _angles(spec: ModelSpec, steps: int) -> Angles:
+    """Returns row and column of every patch in raster order, times a quarter of the width of frequencies, which fall
+    geometrically: the one after `steps` others is 1/10000.
+    """
+    places = np.mgrid[: spec.grid[0], : spec.grid[1]].reshape(2, -1, 1)
+    return places * TEMPERATURE ** -(np.arange(spec.width // 4) / steps)
 
 
-def _sinusoids(angles: tuple[Angles, Angles], prefix_rows: int) -> PositionTable:
-    """Returns the sines and cosines of both arrays of angles, below `prefix_rows` rows of zeros."""
+def _sinusoids(angles: Angles, prefix_rows: int) -> PositionTable:
+    """Returns the sines and cosines of the angles by one axis, then by the other, below `prefix_rows` rows of zeros."""
     patches = np.concatenate([function(angle) for angle in angles for function in (np.sin, np.cos)], axis=1)
     return jnp.asarray(np.pad(patches, ((prefix_rows, 0), (0, 0))), jnp.float32)

@@ -109,7 +109,8 @@ def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: s
     def resample(name: str, leaf: Any) -> Any:
         if line := re.fullmatch(r"stage(\d+)/unit(\d+)/(\w+/relative_\w+)", name):
             place = int(line[1]), int(line[2]), LINE_AXES[line[3]]
-            return resample_line(leaf, old.line_length(*place), new.line_length(*place), method)
+            offsets, new_offsets = (2 * spec.line_length(*place) - 1 for spec in (old, new))  # 0 stays in the middle
+            return resample_positions(leaf, (1, offsets), (1, new_offsets), 0, method)
         one = TABLES.get(name.rpartition("/")[2])
         if one is None or old.grid == new.grid:
             return leaf
@@ -147,13 +148,6 @@ def resample_relative(table: Table, old: Any, new: Any, method: str = "linear") 
     for total, values in ((sums, plane * pairs[..., None]), (weights, pairs[..., None])):
         np.add.at(total, _offsets(new_rows, new_columns), values)
     return np.concatenate([table[:ends], (sums / weights).astype(table.dtype), table[len(table) - ends :]])
-
-
-def resample_line(
-    table: Float[Array | np.ndarray, "rows channels"], old: int, new: int, method: str = "linear"
-) -> NewTable:
-    """Returns the relative positions of lines of `new` places from those of `old`; the offset 0 stays in the middle."""
-    return resample_positions(table, (1, 2 * old - 1), (1, 2 * new - 1), 0, method)
 
 
 # Positions of a ResNet's unit -> the axis of the feature map (0: height, 1: width) along which they count offsets.

@@ -16,7 +16,7 @@ from vit_jax.models.layers import Dense
 from vit_jax.sharding import constrain, gather
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
-Reduced: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
+StridedMap: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
 Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
 
 # Constrained after every layer: else the gradients follow the kernels' shards and are gathered over the batch.
@@ -25,14 +25,12 @@ DIMENSIONS = ("batch", "rows", "columns", "channels")
 
 def standardise(kernel: Kernel) -> Kernel:
     """Returns (w - mean) / (standard deviation + 1e-5), both of each filter (arXiv 1903.10520), as released."""
-    axes = (0, 1, 2)
-    return (kernel - kernel.mean(axes)) / (kernel.std(axes) + 1e-5)
+    return (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
 
 
 def standardise_as_timm(kernel: Kernel) -> Kernel:
     """Returns (w - mean) / sqrt(variance + 1e-8), both of each filter."""
-    axes = (0, 1, 2)
-    return (kernel - kernel.mean(axes)) * jax.lax.rsqrt(kernel.var(axes) + 1e-8)
+    return (kernel - kernel.mean((0, 1, 2))) * jax.lax.rsqrt(kernel.var((0, 1, 2)) + 1e-8)
 
 
 class Epsilons(NamedTuple):
@@ -78,7 +76,7 @@ class StdConv(nn.Module):
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = self.standardise(self.param("kernel", self.kernel_init, shape)).astype(x.dtype)
@@ -91,7 +89,7 @@ class StdConv(nn.Module):
 
 def conv_norm(
     x: FeatureMap, filters: int, size: int, stride: int, suffix: str, epsilons: Epsilons, scale: float = 1.0
-) -> Reduced:
+) -> StridedMap:
     """Returns `x` after the convolution and the GroupNorm of this suffix; `scale` is the norm's initial scale."""
     x = StdConv(filters, size, stride, standardise=epsilons.standardise, name=f"conv{suffix}")(x)
     return group_norm(x, f"norm{suffix}", scale, epsilons.norm)
@@ -104,20 +102,20 @@ class Root(nn.Module):
     epsilons: Epsilons = EPSILONS["released"]
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns `width` channels at a quarter of the rows and columns."""
         x = nn.relu(conv_norm(x, self.width, 7, 2, "", self.epsilons))
         return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
-def convolve(x: FeatureMap, stride: int, epsilons: Epsilons) -> Reduced:
+def convolve(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
     """Returns `x` after the 3x3 convolution of a unit, which has the stride, and its norm."""
     return conv_norm(x, x.shape[-1], 3, stride, "2", epsilons)
 
 
 # What a unit computes between its 1x1 convolutions, norm included, as part of its module: of as many channels, with
 # 1 / stride of the rows and columns.
-Spatial: TypeAlias = Callable[[FeatureMap, int, Epsilons], Reduced]
+Spatial: TypeAlias = Callable[[FeatureMap, int, Epsilons], StridedMap]
 
 
 class SqueezeExcitation(nn.Module):
@@ -150,7 +148,7 @@ class Unit(nn.Module):
     se_reduction: int = 0  # 0: no squeeze-and-excitation
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns `4 * width` channels."""
         residual, wide, epsilons = x, 4 * self.width, self.epsilons
         if self.stride > 1 or x.shape[-1] != wide:
@@ -170,7 +168,7 @@ class Stage(nn.Module):
     unit: Callable[..., nn.Module] = Unit
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns the last unit's output."""
         for index in range(self.units):
             x = self.unit(self.width, self.stride if index == 0 else 1, name=f"unit{index + 1}")(x)
@@ -185,7 +183,7 @@ class ResNet(nn.Module):
     epsilons: str = "released"  # of EPSILONS
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Reduced:
+    def __call__(self, x: FeatureMap) -> StridedMap:
         """Returns the last stage's output, or the root's if there is none, in the dtype of `x`."""
         epsilons = EPSILONS[self.epsilons]
         unit = functools.partial(Unit, epsilons=epsilons)

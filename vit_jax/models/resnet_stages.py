@@ -1,6 +1,6 @@
 """The stages of a ResNet, that of a hybrid or a BiT: how many units they may have, and how far they reduce images."""
 
-from vit_jax import UserError
+from vit_jax import refuse
 
 MAX_STAGES, MAX_UNITS = 8, 100  # the ResNet of 200 layers has 4 and 66
 
@@ -11,12 +11,14 @@ def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
     Raises:
         UserError: there are too many or too few, or 32 groups do not divide the channels.
     """
-    if len(stages) > MAX_STAGES or sum(stages) > MAX_UNITS:
-        raise UserError(f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.")
-    if min(stages, default=1) < 1:
-        raise UserError(f"each of the stages must have at least 1 unit, not {stages}.")
-    if width < 1 or width % 32:
-        raise UserError(f"{keyword} must be a multiple of 32, the groups of GroupNorm, not {width}.")
+    refuse(
+        (
+            len(stages) > MAX_STAGES or sum(stages) > MAX_UNITS,
+            f"a ResNet has at most {MAX_STAGES} stages and {MAX_UNITS} units in all.",
+        ),
+        (min(stages, default=1) < 1, f"each of the stages must have at least 1 unit, not {stages}."),
+        (width < 1 or width % 32, f"{keyword} must be a multiple of 32, the groups of GroupNorm, not {width}."),
+    )
 
 
 def resnet_stride(stages: tuple[int, ...]) -> int:

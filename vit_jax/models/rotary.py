@@ -18,7 +18,6 @@ TEMPERATURE = 10_000.0
 
 def none(spec: ModelSpec) -> None:
     """Returns no angles."""
-    del spec
 
 
 def axial(spec: ModelSpec) -> Angles:

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.models.attention_pattern import block_distance, block_length, summary_size
+from vit_jax.models.attention_pattern import Places, block_distance, block_length, summary_size
 from vit_jax.models.spec import ModelSpec
 
 AnyArray: TypeAlias = Array | np.ndarray
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
-Places: TypeAlias = Int[np.ndarray, "..."]  # -1: padding
-Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]  # of queries and keys in the same blocks
+# Of queries and keys in the same blocks, -1 for what pads them.
+Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]
 MASKED = -1e30  # as a score; finite, so that a query without a key in some part gives no NaN
 
 

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from vit_jax import UserError
+from vit_jax import UserError, refuse
 from vit_jax.kernels import QKChange
 from vit_jax.models.part_specs import (
     CLASS_POOLINGS,
+    KERNELS,
     LEARNED_POSITIONS,
     AttentionSpec,
     BlockSpec,
@@ -18,52 +19,56 @@ from vit_jax.models.part_specs import (
     PrefixSpec,
     Remat,
     StemSpec,
-    check_positive,
+    check_least,
 )
 
 
-def _check_prefix(spec: "ModelSpec") -> None:
-    if spec.head.distilled and not spec.prefix.registers:
-        raise UserError("distilled_head reads the first register, but there is none; set registers=1.")
-
-
-def _check_axial(spec: "ModelSpec") -> None:
-    if spec.prefix_rows:
-        raise UserError(
+def _check_parts(spec: "ModelSpec") -> None:
+    """Raises UserError for parts that do not suit each other."""
+    position, attention, is_axial = spec.position, spec.attention, spec.block.kind == "axial"
+    refuse(
+        (
+            spec.width % attention.num_heads,
+            f"width {spec.width} is not divisible by num_heads {attention.num_heads}.",
+        ),
+        (
+            position.kind in ("sincos2d", "sincos2d_moco") and (spec.width % 4 or spec.width < 8),
+            f"position {position.kind} needs a width of 8 or more divisible by 4, not {spec.width}.",
+        ),
+        (
+            position.kind == "learned2d" and spec.width % 2,
+            f"position learned2d needs an even width, half for each axis, not {spec.width}.",
+        ),
+        (
+            position.rotary == "axial" and spec.head_dim % 4,
+            f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
+        ),
+        (
+            attention.kind in KERNELS and spec.adds_scores,
+            f"attention {attention.kind} computes no relative positions; leave it auto, or use tokens_first.",
+        ),
+        (
+            attention.kind in KERNELS and attention.is_sparse,
+            f"attention {attention.kind} computes no attention_pattern; leave it auto.",
+        ),
+        (
+            is_axial and attention.is_sparse,
+            f"axial blocks have a pattern of their own; leave attention_pattern full, not {attention.pattern}.",
+        ),
+        (
+            spec.head.distilled and not spec.prefix.registers,
+            "distilled_head reads the first register, but there is none; set registers=1.",
+        ),
+        (
+            is_axial and spec.prefix_rows,
             "axial blocks have no place for a class token or registers: set pooling to gap or map, class_token to auto "
-            "and registers to 0."
-        )
-    if spec.position.owner != "model" or spec.position.rotary != "none":
-        raise UserError("axial blocks get positions at the stem only: leave position_place and rotary as they are.")
-
-
-def _check_kernels(spec: "ModelSpec") -> None:
-    kind = spec.attention.kind
-    if kind in ("fused", "cudnn") and spec.adds_scores:
-        raise UserError(f"attention {kind} computes no relative positions; leave it auto, or use tokens_first.")
-
-
-def _check_sparse(spec: "ModelSpec") -> None:
-    pattern, window = spec.attention.pattern, spec.attention.window
-    if pattern == "full":
-        return
-    largest = max(spec.grid) if pattern == "local2d" else math.prod(spec.grid)
-    if spec.attention.kind in ("fused", "cudnn"):
-        raise UserError(f"attention {spec.attention.kind} computes no attention_pattern; leave it auto.")
-    if spec.block.kind == "axial":
-        raise UserError(f"axial blocks have a pattern of their own; leave attention_pattern full, not {pattern}.")
-    if window > largest:
-        raise UserError(f"attention_window must be at most {largest}, not {window}.")
-
-
-def _check_widths(spec: "ModelSpec") -> None:
-    position = spec.position.kind
-    if position in ("sincos2d", "sincos2d_moco") and (spec.width % 4 or spec.width < 8):
-        raise UserError(f"position {position} needs a width of 8 or more divisible by 4, not {spec.width}.")
-    if position == "learned2d" and spec.width % 2:
-        raise UserError(f"position learned2d needs an even width, half for each axis, not {spec.width}.")
-    if spec.position.rotary == "axial" and spec.head_dim % 4:
-        raise UserError(f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.")
+            "and registers to 0.",
+        ),
+        (
+            is_axial and (position.owner != "model" or position.rotary != "none"),
+            "axial blocks get positions at the stem only: leave position_place and rotary as they are.",
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -89,19 +94,15 @@ class ModelSpec:
 
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""
-        check_positive(self, "width", "depth", "mlp_dim")
-        if self.width % self.attention.num_heads:
-            raise UserError(f"width {self.width} is not divisible by num_heads {self.attention.num_heads}.")
-        _check_widths(self)
-        _check_kernels(self)
-        _check_sparse(self)
-        _check_prefix(self)
-        if self.block.kind == "axial":
-            _check_axial(self)
-        self.grid_of(self.position.image_size)
+        check_least(self, 1, "width", "depth", "mlp_dim")
+        _check_parts(self)
+        rows, columns = self.grid
+        largest = max(rows, columns) if self.attention.pattern == "local2d" else rows * columns
+        if self.attention.window > largest:
+            raise UserError(f"attention_window must be at most {largest}, not {self.attention.window}.")
 
     @property
-    def simplified(self) -> "ModelSpec":
+    def canonical(self) -> "ModelSpec":
         """The spec with defaults in place of values that change nothing, so that equal models have equal specs."""
         head, prefix, position = self.head, self.prefix, self.position
         if head.representation_size == self.width:
@@ -117,15 +118,19 @@ class ModelSpec:
         return replace(self, head=head, prefix=prefix, position=position)
 
     @property
-    def soonest_traced(self) -> "ModelSpec":
+    def quick_to_trace(self) -> "ModelSpec":
         """The spec with the same parameters that is traced fastest: one block is traced, not each."""
         return replace(self, scan=True, remat="none")
 
     @property
     def sizes(self) -> dict[str, Any]:
         """The fields that determine how large the model is."""
-        heads = self.attention.num_heads
-        return {"width": self.width, "depth": self.depth, "mlp_dim": self.mlp_dim, "num_heads": heads}
+        return {
+            "width": self.width,
+            "depth": self.depth,
+            "mlp_dim": self.mlp_dim,
+            "num_heads": self.attention.num_heads,
+        }
 
     @property
     def feature_width(self) -> int:
@@ -201,16 +206,12 @@ class ModelSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(rows, columns) of patches at `resolution`."""
-        return self.grid_of(self.position.image_size)
-
-    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Returns (rows, columns) of patches of an image of (height, width) pixels.
+        """(rows, columns) of patches at `resolution`.
 
         Raises:
             UserError: the patch size does not divide the image.
         """
-        patch, (height, width) = self.stem.patch_size, image_size
+        patch, (height, width) = self.stem.patch_size, self.position.image_size
         if height % patch or width % patch or min(height, width) < patch:
             near = max(patch, round(height / patch) * patch)
             raise UserError(

@@ -37,7 +37,7 @@ def replace_fields(spec: Any, **flat: Any) -> Any:
             given[name] = _converted(name, value, known[name])
             if name in words:
                 choose(name, given[name], words[name])
-    return _replaced(spec, given).simplified
+    return _replaced(spec, given).canonical
 
 
 def image_size(resolution: Any) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from flax.linen.initializers import lecun_normal, normal
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.models.axial_resnet import average
-from vit_jax.models.resnet import Epsilons, FeatureMap, Kernel, Reduced, StdConv, group_norm
+from vit_jax.models.resnet import Epsilons, FeatureMap, Kernel, StdConv, StridedMap, group_norm
 from vit_jax.sharding import constrain
 
 HEADS, EXTENT = 8, 7  # rows and columns of a neighbourhood
@@ -90,7 +90,7 @@ def attend(query: PerHead, key: PerHead, value: PerHead, down: Table, across: Ta
     are not on the map.
 
     Args:
-        query: those of all places; likewise `key` and `value`.
+        query: of all places, as `key` and `value` are.
         down: positions of the offsets in rows from -3 to 3, which the first half of the query's channels reads.
         across: those in columns, which the other half reads.
     """
@@ -106,7 +106,8 @@ def attend(query: PerHead, key: PerHead, value: PerHead, down: Table, across: Ta
     by_column = columns.position_scores(query[..., size // 2 :], across, "j")
     query = jnp.concatenate([query, by_row, by_column, jnp.ones_like(query[..., :1])], -1)
     keys = key.shape[:-1]
-    ones = (np.eye(keys[-2])[:, None], np.eye(keys[-1]), MASKED * _outside(rows, columns))
+    outside = rows.outside[:, None, None, :, None, None] | columns.outside[:, None, None, :, None]
+    ones = (np.eye(keys[-2])[:, None], np.eye(keys[-1]), MASKED * outside)
     key = jnp.concatenate([key, *(jnp.broadcast_to(each, (*keys, each.shape[-1])).astype(dtype) for each in ones)], -1)
     query, key, value = (x.reshape(*x.shape[:4], -1, x.shape[-1]) for x in (query, key, value))
     scores = jnp.einsum("...qf,...kf->...qk", query, key, preferred_element_type=jnp.float32)
@@ -114,11 +115,6 @@ def attend(query: PerHead, key: PerHead, value: PerHead, down: Table, across: Ta
     attended = attended.reshape(*attended.shape[:4], rows.length, columns.length, size).transpose(0, 1, 4, 2, 5, 3, 6)
     filled = (len(line.starts) * line.length for line in (rows, columns))
     return attended.reshape(batch, *filled, heads, size)[:, :height, :width]
-
-
-def _outside(rows: Line, columns: Line) -> Bool[np.ndarray, "row_blocks column_blocks 1 rows columns 1"]:
-    down, across = rows.outside[:, None, None, :, None, None], columns.outside[:, None, None, :, None]
-    return down | across
 
 
 class NeighbourhoodAttention(nn.Module):
@@ -144,7 +140,7 @@ class NeighbourhoodAttention(nn.Module):
         return attend(query, key, value, down, across).reshape(x.shape)
 
 
-def attend_nearby(x: FeatureMap, stride: int, epsilons: Epsilons) -> Reduced:
+def attend_nearby(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
     """Returns `x` after attention in neighbourhoods, the means of windows of the stride, and the norm."""
     x = average(NeighbourhoodAttention(name="attention")(x), stride)
     return group_norm(x, "norm2", epsilon=epsilons.norm)
@@ -161,7 +157,7 @@ class AttentionRoot(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch height width 3"]) -> Reduced:
+    def __call__(self, x: Float[Array, "batch height width 3"]) -> StridedMap:
         """Returns `width` channels at a quarter of the rows and columns."""
         (batch, height, width, channels), side, size = x.shape, STEM_BLOCK, self.width // STEM_HEADS
         x = x.reshape(batch, height // side, side, width // side, side, channels)

@@ -17,7 +17,7 @@ from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, classifier, dropout, product
 from vit_jax.models.part_specs import StemKind
 from vit_jax.models.position import table_of_tokens
-from vit_jax.models.resnet import FeatureMap, Reduced, ResNet
+from vit_jax.models.resnet import FeatureMap, ResNet, StridedMap
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather, local_size
 
@@ -33,18 +33,17 @@ def normalise(spec: ModelSpec, images: Images) -> Images:
     return images.astype(jnp.float32) * scale + shift
 
 
-def pixel_stem(spec: ModelSpec, images: Images) -> Reduced:
+def pixel_stem(spec: ModelSpec, images: Images) -> StridedMap:
     """Returns the images, whose patches become the tokens."""
-    del spec
     return images
 
 
-def resnet_stem(spec: ModelSpec, images: Images) -> Reduced:
+def resnet_stem(spec: ModelSpec, images: Images) -> StridedMap:
     """Returns the feature map of a ResNet, whose patches become the tokens of a hybrid (section 3.1)."""
     return ResNet(spec.stem.stages, spec.stem.width, spec.stem.epsilons, name="stem")(images.astype(spec.dtype))
 
 
-STEMS: dict[StemKind, Callable[[ModelSpec, Images], Reduced]] = {"patches": pixel_stem, "resnet": resnet_stem}
+STEMS: dict[StemKind, Callable[[ModelSpec, Images], StridedMap]] = {"patches": pixel_stem, "resnet": resnet_stem}
 
 
 class Embed(nn.Module):
@@ -90,9 +89,9 @@ class ViT(nn.Module):
             local_size("heads", attention.num_heads),
             images_here,
         )
-        alone = packing.alone
+        unshared = packing.unshared
         x = STEMS[spec.stem.kind](spec, normalise(spec, images))
-        x, bias = Embed(spec, before, alone.rows, name="embed")(x)
+        x, bias = Embed(spec, before, unshared.rows, name="embed")(x)
         if spec.head.kind == "patches":
             x = self._mask(x, masked, before)
         added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: prefix, biases and positions
@@ -100,9 +99,9 @@ class ViT(nn.Module):
         table = table_of_tokens(self.param, spec) if spec.position.owner == "model" else None
         if table is not None:
             added += table
-        x = constrain(add_bias(x, alone.pack(added[None])), ("batch", "tokens", "width")).reshape(-1, spec.width)
+        x = constrain(add_bias(x, unshared.pack(added[None])), ("batch", "tokens", "width")).reshape(-1, spec.width)
         # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
-        x = constrain(alone.repack(dropout(self, x, alone), packing), ("batch", "width"))
+        x = constrain(unshared.repack(dropout(self, x, unshared), packing), ("batch", "width"))
         x, out = Encoder(spec, name="encoder")(x, packing, capture)
         return self._classify(x, out)
 
@@ -141,9 +140,8 @@ class ViT(nn.Module):
 
     def _classify(self, tokens: Tokens, out: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         head = self.spec.head
-        name = "map_head" if head.pooling == "map" else None
         # The head is small: float32 costs nothing there.
-        x = POOLINGS[head.pooling](self.spec, name=name)(tokens).astype(jnp.float32)
+        x = POOLINGS[head.pooling](self.spec, tokens).astype(jnp.float32)
         if head.final_norm == "pooled":
             x = LayerNorm(self.spec.block.norm_epsilon, name="pooled_norm")(x)
         rows: tuple[str, ...] = ("batch",)

@@ -1,5 +1,4 @@
 from . import events as events
-from .device_watch import DeviceWatch as DeviceWatch
 from .history import History as History
 from .history import read_history as read_history
 from .ledger import Category as Category

@@ -1,13 +1,19 @@
 """Where the seconds of a process go: each belongs to one category."""
 
+import contextlib
 import enum
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vit_jax.monitoring.device_watch import DeviceWatch
+import jax
+
 from vit_jax.tree import ArrayTree
+
+PARTING = 10.0  # seconds for the results that are still computed at the end; Python must not end while they are awaited
 
 
 class Category(enum.StrEnum):
@@ -15,7 +21,7 @@ class Category(enum.StrEnum):
 
     STEP = "step"  # training, each step once: what the run is for
     DATA = "waiting for data"  # the devices have nothing to do, as the next batch is not read yet
-    COMPILING = "compiling"  # of the evaluation step and the training step, with a try of the former
+    COMPILING = "compiling"  # of the evaluation step and the training step, with a try of the evaluation step
     EVALUATING = "evaluating"  # with what evaluations read and compile
     SAVING = "saving"  # the part of saves that training waits for, and the export at the end
     RESTORING = "restoring"  # a checkpoint is read and compared with its fingerprints
@@ -25,6 +31,41 @@ class Category(enum.StrEnum):
     UNKNOWN = "unknown"  # none of these: a report, the end after a failure
 
 
+class DeviceWatch:
+    """Waits in a thread for what was dispatched to the devices, so that the main thread knows when they fell idle."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        """Starts with idle devices; `clock` gives seconds."""
+        self._clock = clock
+        self._dispatched, self._finished = 0, (0, clock())  # how many were finished, and when the last was
+        self._results: queue.SimpleQueue[ArrayTree | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+
+    def dispatch(self, results: ArrayTree) -> None:
+        """Notes what was dispatched; the results must not be donated."""
+        if not self._dispatched:
+            self._thread.start()
+        self._dispatched += 1
+        self._results.put(results)
+
+    def idle_seconds(self) -> float:
+        """Returns the seconds since the devices finished all that was dispatched; 0.0 while they compute."""
+        count, since = self._finished
+        return self._clock() - since if count == self._dispatched else 0.0
+
+    def close(self) -> None:
+        """Ends the thread after what was dispatched, unless that takes for ever."""
+        self._results.put(None)
+        if self._thread.is_alive():
+            self._thread.join(PARTING)
+
+    def _wait(self) -> None:
+        while (results := self._results.get()) is not None:
+            with contextlib.suppress(Exception):  # the main thread meets it when it fetches them
+                jax.block_until_ready(results)
+            self._finished = self._finished[0] + 1, self._clock()
+
+
 class Ledger:
     """Adds up the seconds of a run in this process by category; entering one leaves the one before.
 
@@ -32,6 +73,7 @@ class Ledger:
 
     Attributes:
         began: when it begins, in seconds since 1970.
+        category: that of this moment; see `enter`.
     """
 
     def __init__(self, age: float = 0.0, clock: Callable[[], float] = time.monotonic):
@@ -39,30 +81,25 @@ class Ledger:
         self._clock, self._devices = clock, DeviceWatch(clock)
         self.began = time.time() - age
         self._spent = dict.fromkeys(Category, 0.0)
-        self._category, self._since = Category.STARTING, clock() - age
+        self.category, self._since = Category.STARTING, clock() - age
         self._step = Category.STEP  # of what the devices compute
-
-    @property
-    def category(self) -> Category:
-        """That of this moment."""
-        return self._category
 
     @property
     def seconds(self) -> dict[Category, float]:
         """Those of each category until now; they add up to the time since the beginning."""
-        self.enter(self._category)
+        self.enter(self.category)
         return dict(self._spent)
 
     def enter(self, category: Category) -> None:
         """Lets the seconds from now on belong to a category."""
         now = self._clock()
         spent = now - self._since
-        if self._category is Category.DATA:
+        if self.category is Category.DATA:
             idle = min(spent, self._devices.idle_seconds())
             self._spent[self._step] += spent - idle
             spent = idle
-        self._spent[self._category] += spent
-        self._category, self._since = category, now
+        self._spent[self.category] += spent
+        self.category, self._since = category, now
 
     def dispatch(self, results: ArrayTree, category: Category) -> None:
         """Enters the category of a step, whose results the devices compute from now on; they must not be donated."""

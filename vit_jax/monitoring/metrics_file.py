@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from vit_jax import UserError, shown
+from vit_jax import UserError, printable
 from vit_jax.storage import atomic_write
 
 Metrics = dict[str, float]
@@ -34,7 +34,7 @@ def read_metrics(content: bytes, path: str) -> list[tuple[int, Metrics]]:
                 for name, value in values.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            text = shown(line.decode(errors="replace"), 40)
+            text = printable(line.decode(errors="replace"), 40)
             raise UserError(f"cannot read {path}: {text!r} is not the JSON of a step's metrics.") from error
         while rows and rows[-1][0] > step:
             rows.pop()

@@ -25,7 +25,7 @@ class RunFolder:
 
     Attributes:
         name: of the run.
-        place: the folder, local or remote.
+        location: the folder, local or remote.
         config: the configuration.
         metrics: each step that has metrics, once and in order, with its metrics.
         processes: that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
@@ -35,7 +35,7 @@ class RunFolder:
     """
 
     name: str
-    place: str
+    location: str
     config: ConfigDict
     metrics: list[tuple[int, dict[str, float]]]
     processes: list[dict[str, Any]]
@@ -82,23 +82,23 @@ def find_runs(folder: str) -> dict[str, str]:
     return {filesystem.join_path(top, run): f"{posixpath.basename(top)}/{run}" for run in found}
 
 
-def read_run(place: str, name: str) -> RunFolder:
+def read_run(location: str, name: str) -> RunFolder:
     """Returns what lies in the folder of a run.
 
     Raises:
         UserError: there is no run, or a file cannot be read.
     """
-    paths = {file: filesystem.join_path(place, file) for file in (CONFIG, METRICS, HISTORY, PLAN, LEDGER)}
+    paths = {file: filesystem.join_path(location, file) for file in (CONFIG, METRICS, HISTORY, PLAN, LEDGER)}
     text = {file: filesystem.read_bytes(path) for file, path in paths.items() if filesystem.exists(path)}
-    saved = filesystem.expand_pattern(filesystem.join_path(place, f"*{MISTAKES}"))
+    saved = filesystem.expand_pattern(filesystem.join_path(location, f"*{MISTAKES}"))
     if CONFIG not in text:
-        raise UserError(f"{place} is not the folder of a run: it contains no {CONFIG}.")
+        raise UserError(f"{location} is not the folder of a run: it contains no {CONFIG}.")
     config = parse_config(text[CONFIG], paths[CONFIG])
     if "total_steps" not in config:
-        raise UserError(f"{place} is not the folder of a run: its {CONFIG} is of another program.")
+        raise UserError(f"{location} is not the folder of a run: its {CONFIG} is of another program.")
     return RunFolder(
         name,
-        place,
+        location,
         config,
         read_metrics(text.get(METRICS, b""), paths[METRICS]),
         read_history(text[HISTORY], paths[HISTORY]) if HISTORY in text else [],

@@ -12,24 +12,23 @@ class Terminal:
 
     def __init__(self, bar: bool, start: int, total: int):
         """Draws a bar from step `start` to `total`, if asked to or if stderr is a terminal."""
-        shown = bar or (sys.stderr is not None and sys.stderr.isatty())  # a notebook is none, but shows a bar
+        self.has_bar = bar or (sys.stderr is not None and sys.stderr.isatty())  # a notebook is none, but shows a bar
         with ignore_closed_stderr():
             self._bar = tqdm(
-                initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05, disable=not shown
+                initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05, disable=not self.has_bar
             )
-        self.has_bar = shown
 
+    @ignore_closed_stderr()
     def write(self, text: str) -> None:
         """Writes lines."""
-        with ignore_closed_stderr():
-            tqdm.write(text, file=sys.stderr)
+        tqdm.write(text, file=sys.stderr)
 
+    @ignore_closed_stderr()
     def advance(self, step: int) -> None:
         """Moves the bar."""
-        with ignore_closed_stderr():
-            self._bar.update(step - self._bar.n)
+        self._bar.update(step - self._bar.n)
 
+    @ignore_closed_stderr()
     def close(self) -> None:
         """Leaves the bar as it is."""
-        with ignore_closed_stderr():
-            self._bar.close()
+        self._bar.close()

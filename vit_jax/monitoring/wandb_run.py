@@ -15,12 +15,12 @@ class WandbRun:
     WANDB_MODE=offline keeps everything in the folder `wandb` of the workdir; `wandb sync` uploads it later.
     """
 
-    def __init__(self, project: str, place: str, folder: Path, config: dict[str, Any]):
+    def __init__(self, project: str, location: str, folder: Path, config: dict[str, Any]):
         """Starts or continues the run.
 
         Args:
             project: to which it belongs.
-            place: the workdir, whose text identifies the run.
+            location: the workdir, whose text identifies the run.
             folder: where files are kept.
             config: shown with the run.
 
@@ -32,8 +32,8 @@ class WandbRun:
         except ImportError as error:
             raise UserError("config.wandb is set, but wandb is not installed: pip install -e '.[wandb]'.") from error
         self._told = False
-        run = hashlib.sha256(place.encode()).hexdigest()[:16]
-        name = place.rstrip("/").rpartition("/")[2]
+        run = hashlib.sha256(location.encode()).hexdigest()[:16]
+        name = location.rstrip("/").rpartition("/")[2]
         try:
             self._run = init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")
         except (errors.Error, OSError) as error:

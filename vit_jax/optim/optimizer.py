@@ -37,21 +37,15 @@ def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTran
         optax.stateless(lambda updates, _: multipliers.scale(updates)),
         optax.scale_by_schedule(lambda step: -schedule(step)),
     )
-    return _average(chain, config, rate) if config.optim.name == "schedule_free_adamw" else chain
-
-
-def _average(
-    chain: optax.GradientTransformation, config: ConfigDict, rate: LearningRate
-) -> optax.GradientTransformation:
-    """Returns the schedule-free form of a chain; rounding does not move frozen parameters."""
+    if config.optim.name != "schedule_free_adamw":
+        return chain
     averaged = optax.contrib.schedule_free(chain, rate, config.optim.beta1)
-    multipliers = make_lr_multipliers(config)
 
     def update(
         grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         updates, state = averaged.update(grads, state, params)
-        return multipliers.keep_frozen(updates), state
+        return multipliers.keep_frozen(updates), state  # rounding does not move frozen parameters
 
     return optax.GradientTransformation(averaged.init, update)
 

@@ -54,6 +54,5 @@ def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> Sharpne
     largest, least = config.optim.sam_rho, config.optim.sam_rho_min
     if not largest:
         return None
-    if least is None:
-        least = largest
-    return Sharpness(lambda step: least + (largest - least) * relative_rate(step), config.optim.sam_alpha)
+    end = largest if least is None else least
+    return Sharpness(lambda step: end + (largest - end) * relative_rate(step), config.optim.sam_alpha)

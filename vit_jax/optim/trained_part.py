@@ -39,11 +39,10 @@ class LastBlocks:
 
     def select(self, params: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters."""
-        first = self.frozen_blocks
-        if not first:
+        if not self.frozen_blocks:
             return params
         leaves = {name: leaf for name, leaf in tree.flatten(params).items() if not is_before_blocks(name)}
-        rows = {name: leaf[first:] if is_stacked(name) else leaf for name, leaf in leaves.items()}
+        rows = {name: leaf[self.frozen_blocks :] if is_stacked(name) else leaf for name, leaf in leaves.items()}
         return tree.unflatten({name: leaf for name, leaf in rows.items() if len(leaf)})
 
     def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
@@ -51,11 +50,10 @@ class LastBlocks:
 
         The blocks are two stacks, the frozen ones and the others: gradients of the second do not touch the first.
         """
-        first = self.frozen_blocks
-        if not first:
+        if not self.frozen_blocks:
             return trained
         whole, part = tree.flatten(params), tree.flatten(trained)
-        frozen = {name: leaf[:first] for name, leaf in whole.items() if is_stacked(name)}
+        frozen = {name: leaf[: self.frozen_blocks] for name, leaf in whole.items() if is_stacked(name)}
         stacks = [{name: leaf for name, leaf in rows.items() if is_stacked(name)} for rows in (frozen, part)]
         blocks = [tree.unflatten({name.removeprefix(STACK): leaf for name, leaf in stack.items()}) for stack in stacks]
         others = {name: leaf for name, leaf in (whole | part).items() if not is_stacked(name)}
@@ -63,13 +61,15 @@ class LastBlocks:
 
     def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
         """Returns the parameters with another trained part, written in place where they are donated."""
-        first = self.frozen_blocks
-        if not first:
+        if not self.frozen_blocks:
             return trained
         leaves = tree.flatten(params)
         for name, leaf in tree.flatten(trained).items():
-            stacked = is_stacked(name)
-            leaves[name] = jax.lax.dynamic_update_slice_in_dim(leaves[name], leaf, first, 0) if stacked else leaf
+            leaves[name] = (
+                jax.lax.dynamic_update_slice_in_dim(leaves[name], leaf, self.frozen_blocks, 0)
+                if is_stacked(name)
+                else leaf
+            )
         return tree.unflatten(leaves)
 
 

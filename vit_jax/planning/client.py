@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from vit_jax import UserError, shown
+from vit_jax import UserError, printable
 from vit_jax.planning import targets
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import Compilation, Request
@@ -85,7 +85,7 @@ def _failure(errors: IO[str], code: int) -> str:
     sentences = [line.removeprefix("vit_jax: ") for line in lines if line.startswith("vit_jax: ")]
     if code == 2 and sentences:
         return sentences[-1]
-    last = shown(lines[-1] if lines else "it printed nothing", 500)
+    last = printable(lines[-1] if lines else "it printed nothing", 500)
     if code < 0:  # a fault of the compiler; another strategy or accum_steps makes another program
         return f"the compiler crashed on this program with signal {-code}: {last}"
     return f"the compiler's process ended with exit code {code}: {last}"

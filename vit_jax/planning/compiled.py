@@ -7,7 +7,6 @@ import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, schedules
-from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import Exchange, Executable
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
@@ -32,7 +31,7 @@ def read_executable(
     executed = [each for each in hlo.read_instructions(text) if not each.fused]
     cycles = sum(each.cycles * each.times for each in executed if each.cycles)
     loops = any(each.operation == "while" for each in executed)
-    tpu = chips.parse_topology(target) if is_topology(target) else None
+    tpu = chips.parse_topology(target) if chips.is_topology(target) else None
     links = collectives.find_links(tpu, devices) if tpu else None
     schedule = schedules.read_step_schedule(text, dumps, links) if dumps and links else None
     return Executable(

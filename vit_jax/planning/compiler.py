@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +22,7 @@ from vit_jax.tree import ArrayTree
 
 # What is to be known of a function: the memory that it needs; also its cycles; also the schedule of every operation.
 Measure = Literal["memory", "estimate", "schedule"]
+PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a report states
 
 
 class Function(NamedTuple):
@@ -65,7 +65,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Measu
         needed_bytes=needed_bytes,
         flops=2 * macs,
         compile_seconds=round(time.monotonic() - began, 1),
-        versions={name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
+        versions=dict.fromkeys(PACKAGES) | versions.library_versions(PACKAGES),
         remembered=False,
     )
     with contextlib.suppress(OSError):  # on a full disk it is not remembered
@@ -109,10 +109,3 @@ def device_bytes(shapes: ArrayTree, shardings: ArrayTree) -> int:
         lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize, shapes, shardings
     )
     return sum(jax.tree.leaves(sizes))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from vit_jax import models
+from vit_jax.columns import markdown_table
 from vit_jax.planning.estimate import estimate_schedule, estimate_step
 from vit_jax.planning.plan_types import Compilation, Request
 
@@ -71,19 +72,17 @@ class InferenceFigure:
         """Returns both halves of the figure as one table: a row for each model, columns for the sizes."""
         sizes = dict.fromkeys(point.size for point in self.points)
         by_schedule = any(point.by_schedule for point in self.points)
-        lines = [
+        words = [
             f"Predictions on one chip of {self.target}: images/s at about {TOKENS:,} tokens, by the "
             + ("schedules, which are optimistic;" if by_schedule else "compiler's estimate;"),
             f"largest batch, on the line through the memory of that batch and of {LARGER} times it; in brackets, the",
             "nearest size that patches tile.",
             "",
-            "| model | " + " | ".join(f"{size} px: images/s, batch" for size in sizes) + " |",
-            "|---" * (1 + len(sizes)) + "|",
         ]
-        for name in dict.fromkeys(point.model for point in self.points):
-            cells = [_cell(point) for point in self.points if point.model == name]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+        names = dict.fromkeys(point.model for point in self.points)
+        lines = [["model", *(f"{size} px: images/s, batch" for size in sizes)]]
+        lines += [[name, *(_cell(point) for point in self.points if point.model == name)] for name in names]
+        return "\n".join([*words, markdown_table(lines).rstrip()])
 
 
 def plan_inference(

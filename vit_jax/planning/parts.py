@@ -5,21 +5,21 @@ from vit_jax.planning.plan_types import Compilation, Workload
 
 Parts = dict[str, float]
 
+ACTIVATIONS = "activations, gradients"  # what a program needs beside the state
+
 
 def memory_parts(compilation: Compilation) -> dict[str, Parts]:
     """Returns the bytes of each part of the memory that each program needs, whether it fits or not."""
     workload, evaluation = compilation.workload, compilation.evaluation
     programs = {function_name(workload): compilation.step.required_bytes}
     programs |= {"evaluation": evaluation.required_bytes} if evaluation else {}
-    found = {}
-    for program, required in programs.items():
-        state: Parts = {"parameters": workload.parameter_bytes}
-        if not workload.inference:
-            state["optimizer, average"] = workload.state_bytes - workload.parameter_bytes
-        if workload.teacher_bytes:
-            state["teacher"] = workload.teacher_bytes
-        found[program] = state | {"activations, gradients": required - workload.resident_bytes}
-    return found
+    state: Parts = {"parameters": workload.parameter_bytes}
+    if not workload.inference:
+        state["optimizer, average"] = workload.state_bytes - workload.parameter_bytes
+    if workload.teacher_bytes:
+        state["teacher"] = workload.teacher_bytes
+    beside = {program: required - workload.resident_bytes for program, required in programs.items()}
+    return {program: state | {ACTIVATIONS: size} for program, size in beside.items()}
 
 
 def function_name(workload: Workload) -> str:

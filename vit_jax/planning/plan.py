@@ -4,7 +4,7 @@ import dataclasses
 
 from vit_jax.planning.calibration import Band
 from vit_jax.planning.goodput import GoodputEstimate
-from vit_jax.planning.plan_types import Change, Compilation
+from vit_jax.planning.plan_types import Compilation, ConfigChange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Advice:
         plan: with the change; None: no change that was tried makes the program fit.
     """
 
-    change: Change
+    change: ConfigChange
     plan: "Plan | None"
 
 

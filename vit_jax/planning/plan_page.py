@@ -1,7 +1,7 @@
 """The page that `vit_jax.plan --html` writes: memory, cycles and limits of plans side by side."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,25 @@ def write_page(path: Path, plans: Sequence[Plan]) -> None:
     found = dict(_list_plans(plans))
     workload = plans[0].compilation.workload
     title = f"Plan of {workload.model}"
+    lines = plan_table.side_by_side(found.values())
+    rows = [(label, texts if any(texts) else []) for label, texts in lines if label]
+    notes = [f"<p>{escape(text)}.</p>" for plan in plans for text, _ in plan_table.alternatives(plan)]
+    commands = [
+        f"<p>{escape(plan_table.run_sentence(plan))}:</p><pre>{escape(plan.command)}</pre>"
+        for plan in plans
+        if plan.command
+    ]
     body = [
         f"<h1>{escape(title)}</h1>",
         analysis.html.table((name, plan_table.limit(plan)) for name, plan in found.items()),
+        '<div class="figures">',
+        *_figures(found),
+        "</div><h2>Side by side</h2>",
+        analysis.html.columns(list(found), rows),
+        *(f'<p class="faint">{escape(line)}</p>' for line in plan_table.footnotes(list(found.values()))),
+        *(["<h2>What to change</h2>", *notes] if notes else []),
+        *(["<h2>To run it</h2>", *commands] if commands else []),
     ]
-    body += ['<div class="figures">', *_figures(found), "</div>", "<h2>Side by side</h2>"]
-    rows = [{label: text for label, text in plan_table.plan_rows(plan) if label} for plan in found.values()]
-    body.append(analysis.html.columns(list(found), rows))
-    body += [f'<p class="faint">{escape(line)}</p>' for line in plan_table.footnotes(list(found.values()))]
-    notes = [f"<p>{escape(text)}.</p>" for plan in plans for text, _ in plan_table.alternatives(plan)]
-    body += ["<h2>What to change</h2>", *notes] if notes else []
-    commands = [(plan_table.run_sentence(plan), plan.command) for plan in plans if plan.command]
-    body += ["<h2>To run it</h2>"] if commands else []
-    body += [f"<p>{escape(text)}:</p><pre>{escape(command)}</pre>" for text, command in commands]
     path.write_text(analysis.html.document(title, "\n".join(body)), encoding="utf-8")
 
 
@@ -97,10 +103,6 @@ def _section(title: str, caption: str, groups: analysis.bars.Groups, **style: An
         for name, bars in groups.items()
         for bar, parts in bars.items()
     )
-    drawn = analysis.html.picture(_encode(draw, "light"), _encode(draw, "dark"), text)
+    light, dark = (analysis.plot.encode_themed(draw, theme) for theme in analysis.plot.THEMES)
+    drawn = analysis.html.picture(light, dark, text)
     return f"<section><h2>{escape(title)}</h2>{drawn}<p>{escape(caption)}</p></section>"
-
-
-def _encode(draw: Callable[[], Any], theme: analysis.plot.Theme) -> bytes:
-    with analysis.plot.theme(theme):
-        return analysis.plot.encode_figure(draw(), "svg")

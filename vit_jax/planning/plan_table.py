@@ -1,144 +1,147 @@
 """Plans as text: side by side, a column each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vit_jax.columns import align
 from vit_jax.planning.calibration import Band
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import GoodputEstimate
-from vit_jax.planning.parts import function_name, memory_parts
-from vit_jax.planning.plan import Estimate, Plan, ScheduleEstimate
+from vit_jax.planning.parts import ACTIVATIONS, function_name, memory_parts
+from vit_jax.planning.plan import Estimate, Plan, RunEstimate, ScheduleEstimate
 from vit_jax.planning.plan_types import Compilation, EvaluationReport, StepReport, config_flags
 
-ESTIMATE = "compiler estimate"
+Rows = dict[str, str | None]  # label -> text; None: the plan has no such line
 
 
 def render_plans(plans: list[Plan]) -> str:
     """Returns a table of plans and, below it, the advice, the largest batches and the commands to run."""
-    columns = [dict(plan_rows(plan)) for plan in plans]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
-    lines = align([label, *(column.get(label, "") for column in columns)] for label in labels)
+    lines = align([label, *texts] for label, texts in side_by_side(plans))
     return "\n".join([*lines, *footnotes(plans), *(line for plan in plans for line in _notes(plan))])
 
 
-def plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yields label and value of the lines of a plan; bytes, FLOPs and exchanges are those of one chip (or device)."""
+def side_by_side(plans: Iterable[Plan]) -> list[tuple[str, list[str]]]:
+    """Returns label and texts of all lines of plans, an empty text where a plan has no such line."""
+    columns = [plan_rows(plan) for plan in plans]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    return [(label, [column.get(label, "") for column in columns]) for label in labels]
+
+
+def plan_rows(plan: Plan) -> dict[str, str]:
+    """Returns label -> text of the lines of a plan; bytes, FLOPs and exchanges are those of one chip (or device)."""
     workload = plan.compilation.workload
-    yield "", workload.target
-    yield "program", f"{workload.model}, {function_name(workload)}, {workload.dtype}"
-    yield "mesh", f"{workload.devices} x {workload.device_kind}, {workload.mesh_axes}"
     parts = f" in {workload.accum_steps} parts" if workload.accum_steps > 1 else ""
-    yield "images a step", f"{workload.batch:,}, {workload.batch / workload.devices:g} a chip{parts}"
-    yield "fits", "yes" if plan.compilation.fits else "no"
-    yield from _memory_rows(plan.compilation)
+    rows: Rows = {
+        "": workload.target,
+        "program": f"{workload.model}, {function_name(workload)}, {workload.dtype}",
+        "mesh": f"{workload.devices} x {workload.device_kind}, {workload.mesh_axes}",
+        "images a step": f"{workload.batch:,}, {workload.batch / workload.devices:g} a chip{parts}",
+        "fits": "yes" if plan.compilation.fits else "no",
+        **_memory_rows(plan.compilation),
+    }
     if plan.compilation.step.needed_bytes is None:
-        yield from _program_rows(plan)
-        if plan.estimate:
-            yield from _estimate_rows(plan, plan.estimate)
-        if plan.by_schedule:
-            yield from _schedule_rows(plan, plan.by_schedule)
+        rows |= _program_rows(plan)
+        rows |= _estimate_rows(plan, plan.estimate) if plan.estimate else {}
+        rows |= _schedule_rows(plan, plan.by_schedule) if plan.by_schedule else {}
+    return {label: text for label, text in rows.items() if text is not None}
 
 
-def _memory_rows(compilation: Compilation) -> Iterator[tuple[str, str]]:
+def _memory_rows(compilation: Compilation) -> Rows:
     workload, step, evaluation = compilation.workload, compilation.step, compilation.evaluation
-    memory = format_bytes(workload.memory_bytes)
-    for part, size in memory_parts(compilation)[function_name(workload)].items():
-        if part != "activations, gradients" or step.needed_bytes is None:
-            yield part, format_bytes(size)
-    yield _memory_label(step), f"{format_bytes(step.required_bytes)} of {memory}"
+    memory, free, waiting = format_bytes(workload.memory_bytes), compilation.free_bytes, workload.waiting_bytes
+    parts = memory_parts(compilation)[function_name(workload)].items()
+    known = [(part, size) for part, size in parts if part != ACTIVATIONS or step.needed_bytes is None]
+    rows: Rows = {part: format_bytes(size) for part, size in known}
+    rows[_memory_label(step)] = f"{format_bytes(step.required_bytes)} of {memory}"
     if evaluation:
         images = f"{evaluation.images_per_device:,} images a chip"
-        yield (
-            f"{_memory_label(evaluation)}, evaluation",
-            f"{format_bytes(evaluation.required_bytes)} of {memory}, {images}",
-        )
+        needed = f"{format_bytes(evaluation.required_bytes)} of {memory}, {images}"
+        rows[f"{_memory_label(evaluation)}, evaluation"] = needed
     if compilation.fits:
-        free, waiting = compilation.free_bytes, workload.waiting_bytes
         enough = "enough" if free >= waiting else "too little"
-        yield "left", f"{format_bytes(free)}, {enough} for {format_bytes(waiting)} of batches read ahead"
+        rows["left"] = f"{format_bytes(free)}, {enough} for {format_bytes(waiting)} of batches read ahead"
+    return rows
 
 
 def _memory_label(report: StepReport | EvaluationReport) -> str:
     return "peak" if report.needed_bytes is None else "needed"
 
 
-def _program_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    executable = plan.compilation.step.executable
+def _program_rows(plan: Plan) -> Rows:
+    executable, estimate = plan.compilation.step.executable, plan.estimate
     assert executable
-    yield "FLOPs of matmuls", f"{plan.compilation.step.flops:.4g}"
-    if executable.compiler_flops:
-        yield "FLOPs, compiler's", f"{executable.compiler_flops:.4g}"
-    if plan.estimate:
-        yield f"{2 if plan.compilation.workload.inference else 6} x MACs", f"{plan.estimate.model_flops:.4g}"
-    for kind, exchange in executable.collectives.items():
-        yield kind, f"{exchange.count:,} x, {format_bytes(exchange.bytes)}"
-    if plan.estimate and executable.kernels:
-        cycles = executable.kernel_cycles
-        told = (
-            "of unknown cycles, left out below" if cycles is None else f"{cycles / 1e6:.2f} million cycles by schedule"
-        )
-        yield "kernels", f"{executable.kernels:,}, {told}"
+    count, cycles = executable.compiler_flops, executable.kernel_cycles
+    factor = 2 if plan.compilation.workload.inference else 6
+    told = "of unknown cycles, left out below" if cycles is None else f"{cycles / 1e6:.2f} million cycles by schedule"
+    return {
+        "FLOPs of matmuls": f"{plan.compilation.step.flops:.4g}",
+        "FLOPs, compiler's": f"{count:.4g}" if count else None,
+        f"{factor} x MACs": f"{estimate.model_flops:.4g}" if estimate else None,
+        **{kind: f"{one.count:,} x, {format_bytes(one.bytes)}" for kind, one in executable.collectives.items()},
+        "kernels": f"{executable.kernels:,}, {told}" if estimate and executable.kernels else None,
+    }
 
 
-def _estimate_rows(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
-    yield ESTIMATE, ""
-    yield "  cycles an image", f"{estimate.cycles_per_image / 1e6:.2f} million"
+def _estimate_rows(plan: Plan, estimate: Estimate) -> Rows:
     compute, exchange = estimate.compute_seconds * 1e3, estimate.exchange_seconds * 1e3
-    yield "  step", f"{compute + exchange:.1f} ms = {compute:.1f} of compute + {exchange:.1f} of exchange"
-    yield "  published / estimate", format_band(estimate.band)
-    yield "  images/s/chip", f"{estimate.images_per_second_per_chip:,.0f}"
-    yield "  MFU", f"{estimate.mfu:.0%}"
-    run = estimate.run
-    if run is None:
-        return
-    yield "  run", f"{plan.compilation.workload.steps:,} steps"
-    yield "  order of magnitude", f"{run.hours:,.1f} hours, {run.chip_hours:,.0f} chip-hours"
-    if plan.price is not None:
-        yield "  price", f"{plan.price:,.0f}"
-    yield "read by each host", f"{run.images_per_second_per_host:,.0f} images/s"
-    yield "  cores for it", f"{run.input_cores:.1f} of {run.host_cores}"
-    if needs := [f"{need / 1e9:.2g} GB" for need in run.streamed_disk.values()]:
-        yield "  disk, streamed", f"{needs[0]} a host" + (f", {needs[-1]} on one alone" if len(needs) > 1 else "")
-    yield "  limit", "chips" if run.input_cores <= run.host_cores else "input"
-    if plan.goodput:
-        yield from _goodput_rows(plan.goodput)
-    if days := run.paper_tpuv3_core_days:
-        yield "paper", f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3"
+    return {
+        "compiler estimate": "",
+        "  cycles an image": f"{estimate.cycles_per_image / 1e6:.2f} million",
+        "  step": f"{compute + exchange:.1f} ms = {compute:.1f} of compute + {exchange:.1f} of exchange",
+        "  published / estimate": format_band(estimate.band),
+        "  images/s/chip": f"{estimate.images_per_second_per_chip:,.0f}",
+        "  MFU": f"{estimate.mfu:.0%}",
+        **(_run_rows(plan, estimate.run) if estimate.run else {}),
+    }
 
 
-def _goodput_rows(found: GoodputEstimate) -> Iterator[tuple[str, str]]:
+def _run_rows(plan: Plan, run: RunEstimate) -> Rows:
+    needs, days = [f"{need / 1e9:.2g} GB" for need in run.streamed_disk.values()], run.paper_tpuv3_core_days
+    alone = f", {needs[-1]} on one alone" if len(needs) > 1 else ""
+    return {
+        "  run": f"{plan.compilation.workload.steps:,} steps",
+        "  order of magnitude": f"{run.hours:,.1f} hours, {run.chip_hours:,.0f} chip-hours",
+        "  price": None if plan.price is None else f"{plan.price:,.0f}",
+        "read by each host": f"{run.images_per_second_per_host:,.0f} images/s",
+        "  cores for it": f"{run.input_cores:.1f} of {run.host_cores}",
+        "  disk, streamed": f"{needs[0]} a host{alone}" if needs else None,
+        "  limit": "chips" if run.input_cores <= run.host_cores else "input",
+        **(_goodput_rows(plan.goodput) if plan.goodput else {}),
+        "paper": f"{days:,} TPUv3-core-days, {days * 24 / 2:,.0f} chip-hours of a v3" if days else None,
+    }
+
+
+def _goodput_rows(found: GoodputEstimate) -> Rows:
     faults, restart = found.faults, found.faults.restart
-    yield "goodput, expected", f"{found.goodput:.1%}, saving every {format_minutes(found.interval_seconds)}"
     best = f"{found.best_steps:,} steps, {format_minutes(found.best_interval_seconds)} (Daly)"
     young = f"Young: {format_minutes(found.young_interval_seconds)}"
-    yield "  best save interval", f"{best}, {found.best_goodput:.1%}; {young}"
     rate = f"{faults.per_1000_host_days:.3g} in 1,000 host-days ({faults.rate_of}), {found.hosts:,} host(s)"
-    yield "  failures", f"one in {found.failure_seconds / 3600:,.1f} hours: {rate}"
-    yield "  a save, a restart", f"{restart.save:.3g} s, {format_minutes(restart.seconds)} ({faults.restart_of})"
+    return {
+        "goodput, expected": f"{found.goodput:.1%}, saving every {format_minutes(found.interval_seconds)}",
+        "  best save interval": f"{best}, {found.best_goodput:.1%}; {young}",
+        "  failures": f"one in {found.failure_seconds / 3600:,.1f} hours: {rate}",
+        "  a save, a restart": f"{restart.save:.3g} s, {format_minutes(restart.seconds)} ({faults.restart_of})",
+    }
 
 
-def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Iterator[tuple[str, str]]:
-    """Yields a step by the schedules of its operations, in millions of cycles; labels differ from the estimate's."""
+def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Rows:
+    """Returns a step by the schedules of its operations, in millions of cycles; labels differ from the estimate's."""
     executable = plan.compilation.step.executable
     assert executable and executable.schedule
-    schedule = executable.schedule
-    yield "schedule", "optimistic: operations wait for nothing"
-    yield "  Mcycles an image", f"{found.cycles_per_image / 1e6:.2f}"
-    for kind, cycles in schedule.kinds.items():
-        yield f"  {kind}", f"{cycles / 1e6:.2f} Mcycles, {cycles / schedule.cycles:.0%}"
-    for kind, exposed, hidden in (
-        ("exchange", schedule.exchange_exposed, schedule.exchange_hidden),
-        ("copies", schedule.copies_exposed, schedule.copies_hidden),
-    ):
-        yield f"  {kind}", f"{exposed / 1e6:.2f} Mcycles exposed, {hidden / 1e6:.2f} hidden"
-    yield "  moved", f"{format_bytes(schedule.hbm_bytes)} from and to HBM"
-    if schedule.open_loops:
-        yield "  loops", f"{schedule.open_loops:,} operations with loops of unknown turns"
-    if schedule.missing:
-        yield "  missing", f"{schedule.missing:,} operations, left out"
-    yield "  ms, images/s", f"{found.seconds * 1e3:.1f}, {found.images_per_second_per_chip:,.0f} a chip"
-    yield "  published / schedule", format_band(found.band)
-    yield "  MFU by schedule", f"{found.mfu:.0%}"
+    schedule, whole = executable.schedule, executable.schedule.cycles
+    exposed = "{:.2f} Mcycles exposed, {:.2f} hidden".format
+    return {
+        "schedule": "optimistic: operations wait for nothing",
+        "  Mcycles an image": f"{found.cycles_per_image / 1e6:.2f}",
+        **{f"  {kind}": f"{own / 1e6:.2f} Mcycles, {own / whole:.0%}" for kind, own in schedule.kinds.items()},
+        "  exchange": exposed(schedule.exchange_exposed / 1e6, schedule.exchange_hidden / 1e6),
+        "  copies": exposed(schedule.copies_exposed / 1e6, schedule.copies_hidden / 1e6),
+        "  moved": f"{format_bytes(schedule.hbm_bytes)} from and to HBM",
+        "  loops": f"{schedule.open_loops:,} operations with loops of unknown turns" if schedule.open_loops else None,
+        "  missing": f"{schedule.missing:,} operations, left out" if schedule.missing else None,
+        "  ms, images/s": f"{found.seconds * 1e3:.1f}, {found.images_per_second_per_chip:,.0f} a chip",
+        "  published / schedule": format_band(found.band),
+        "  MFU by schedule": f"{found.mfu:.0%}",
+    }
 
 
 def footnotes(plans: list[Plan]) -> list[str]:

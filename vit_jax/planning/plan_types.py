@@ -6,10 +6,10 @@ Bytes, FLOPs and exchanges are those of one device.
 import dataclasses
 from collections.abc import Iterable
 
-Change = dict[str, str]  # config field -> value
+ConfigChange = dict[str, str]  # config field -> value
 
 
-def config_flags(change: Change) -> list[str]:
+def config_flags(change: ConfigChange) -> list[str]:
     """Returns a change as flags of `vit_jax.main`."""
     return [f"--config.{key}={value}" for key, value in change.items()]
 
@@ -37,7 +37,7 @@ class Request:
         """The flag of XLA_FLAGS with which the CPU stands for several devices."""
         return f"--xla_force_host_platform_device_count={self.emulated_devices}"
 
-    def with_change(self, change: Change) -> "Request":
+    def with_change(self, change: ConfigChange) -> "Request":
         """Returns the request with other values of some config fields."""
         return dataclasses.replace(self, words=(*self.words, *config_flags(change)))
 

@@ -7,7 +7,7 @@ from vit_jax.planning.command import training_command
 from vit_jax.planning.estimate import estimate_interruptions, estimate_schedule, estimate_step
 from vit_jax.planning.goodput import ASSUMED_FAULTS, Faults
 from vit_jax.planning.plan import Advice, LargestBatch, Plan
-from vit_jax.planning.plan_types import Change, Compilation, Request
+from vit_jax.planning.plan_types import Compilation, ConfigChange, Request
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
 
 
@@ -32,11 +32,11 @@ def make_plan(
         UserError: the flags are wrong, or nothing compiles for the target.
     """
 
-    def compile_changed(change: Change) -> Compilation:
+    def compile_changed(change: ConfigChange) -> Compilation:
         return compile(request.with_change(change))
 
     first = compile(request)
-    change: Change | None = {} if first.fits else None  # to a program that fits
+    change: ConfigChange | None = {} if first.fits else None  # to a program that fits
     advice, largest = None, None
     if largest_batch:
         best, refused = find_largest_batch(first, compile_changed)

@@ -6,12 +6,12 @@ The memory is extrapolated from what is known; what fits is confirmed by compili
 from collections.abc import Callable, Iterator
 
 from vit_jax import UserError
-from vit_jax.planning.plan_types import Change, Compilation
+from vit_jax.planning.plan_types import Compilation, ConfigChange
 
-Compile = Callable[[Change], Compilation]
+Compile = Callable[[ConfigChange], Compilation]
 
 # How parameters and optimizer are placed on the devices: copied to each, or split over all.
-STRATEGIES: dict[str, Change] = {
+STRATEGIES: dict[str, ConfigChange] = {
     "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
@@ -22,7 +22,7 @@ MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
 BATCH_STEPS = 16  # the search ends at a batch if one larger by a 16th of it does not fit
 
 
-def find_fitting_change(first: Compilation, compile: Compile) -> tuple[Change, Compilation] | None:
+def find_fitting_change(first: Compilation, compile: Compile) -> tuple[ConfigChange, Compilation] | None:
     """Returns the change that costs the least speed of those with which a program fits, and its compilation.
 
     Returns None if no change that is tried makes it fit; the one that saves the most is always tried. If only the
@@ -49,8 +49,8 @@ def find_fitting_change(first: Compilation, compile: Compile) -> tuple[Change, C
 
 
 def _find_evaluation_batch(
-    change: Change, compilation: Compilation, compile: Compile
-) -> tuple[Change, Compilation] | None:
+    change: ConfigChange, compilation: Compilation, compile: Compile
+) -> tuple[ConfigChange, Compilation] | None:
     """Returns a change with the largest `batch_eval`, found by halving, with which the evaluation step fits too."""
     evaluation, workload = compilation.evaluation, compilation.workload
     assert evaluation
@@ -67,7 +67,7 @@ def _find_evaluation_batch(
     return None
 
 
-def candidate_changes(compilation: Compilation) -> Iterator[tuple[Change, int]]:
+def candidate_changes(compilation: Compilation) -> Iterator[tuple[ConfigChange, int]]:
     """Yields changes in the order of the speed they cost, each with a guess of the bytes that a device then needs.
 
     First come more parts of a batch; then parameters and optimizer split over all devices, with parts if need be; then

@@ -6,7 +6,6 @@ and null if that part lacks the value, as the cycles on a CPU.
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from vit_jax.planning.plan import Plan
@@ -58,11 +57,7 @@ def compilation_to_json(compilation: Compilation) -> Json:
 
 
 def compilation_from_json(given: Json) -> Compilation:
-    """Rebuilds a compilation from the JSON that `compilation_to_json` wrote.
-
-    Raises:
-        ValueError: `given` is not such JSON.
-    """
+    """Rebuilds a compilation from the JSON that `compilation_to_json` wrote."""
     evaluation = given.get("evaluation")
     optional: Json = {"peak_bytes": None, "needed_bytes": None}
     return Compilation(
@@ -74,28 +69,19 @@ def compilation_from_json(given: Json) -> Compilation:
 
 def step_to_json(step: StepReport) -> Json:
     """Returns what the compiler reported of a step."""
-    result: Json = {"fits": step.needed_bytes is None}
-    result |= dataclasses.asdict(step.executable) if step.executable else {}
-    result |= {} if step.needed_bytes is None else {"needed_bytes": step.needed_bytes}
-    return result | _shallow(step, "executable", "needed_bytes")
+    told = dataclasses.asdict(step)
+    executable, needed_bytes = told.pop("executable") or {}, told.pop("needed_bytes")
+    needed = {} if needed_bytes is None else {"needed_bytes": needed_bytes}
+    return {"fits": needed_bytes is None, **executable, **needed, **told}
 
 
 def step_from_json(given: Json) -> StepReport:
-    """Returns the step that `step_to_json` wrote.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Returns the step that `step_to_json` wrote; raises what a look-up raises if it is something else."""
     executable = None
     if "peak_bytes" in given:
-        kinds = given.get("collectives")
-        if not isinstance(kinds, Mapping):
-            raise ValueError("no collectives")
-        collectives = {kind: _select(Exchange, each) for kind, each in kinds.items()}
-        schedule = _select(StepSchedule, given["schedule"]) if given.get("schedule") else None
+        collectives = {kind: Exchange(**each) for kind, each in given["collectives"].items()}
+        schedule = StepSchedule(**given["schedule"]) if given.get("schedule") else None
         executable = _select(Executable, given | {"collectives": collectives, "schedule": schedule})
-    if executable is None and "needed_bytes" not in given:
-        raise ValueError("neither peak_bytes nor needed_bytes")
     return _select(StepReport, {"needed_bytes": None} | given | {"executable": executable})
 
 
@@ -110,20 +96,13 @@ def remembered_step(text: str, flops: float) -> StepReport:
     Raises:
         ValueError: the text is damaged.
     """
-    given = json.loads(text)
-    if not isinstance(given, dict):
-        raise ValueError("not an object")
-    return step_from_json(given | {"flops": flops, "remembered": True})
+    try:
+        return step_from_json(json.loads(text) | {"flops": flops, "remembered": True})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError("not a report") from error
 
 
 def _select(kind: type[Record], given: Json) -> Record:
     """Returns a record with those values that it has fields for."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    if missing := [name for name in names if name not in given]:
-        raise ValueError(f"no {', '.join(missing)}")
     return kind(**{name: given[name] for name in names})
-
-
-def _shallow(record: Any, *without: str) -> Json:
-    names = [field.name for field in dataclasses.fields(record)]
-    return {name: getattr(record, name) for name in names if name not in without}

@@ -9,7 +9,6 @@ from jax.experimental import topologies
 
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
-from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import Request
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
@@ -30,7 +29,7 @@ def compiler_environment(request: Request) -> dict[str, str]:
     Its last line on stderr is then an exception, and not JAX's advice on how to see more of the traceback.
     """
     own = {"JAX_TRACEBACK_FILTERING": "off"}
-    if is_topology(request.target):
+    if chips.is_topology(request.target):
         kept = {key: value for key, value in os.environ.items() if not key.startswith(POD_PREFIXES)}
         return kept | NO_POD | own | {"JAX_PLATFORMS": "cpu"}
     if request.target == "cpu":
@@ -46,7 +45,7 @@ def find_devices(target: str, slices: int) -> list[jax.Device]:
     Raises:
         UserError: there is no such slice or device, or libtpu is not installed.
     """
-    if not is_topology(target):
+    if not chips.is_topology(target):
         try:
             return jax.devices(target)
         except RuntimeError:
@@ -71,13 +70,13 @@ def find_devices(target: str, slices: int) -> list[jax.Device]:
 
 def count_hosts(target: str, slices: int) -> int:
     """Returns the number of machines of some slices; 1 for the devices of this machine."""
-    return chips.parse_topology(target).hosts * slices if is_topology(target) else 1
+    return chips.parse_topology(target).hosts * slices if chips.is_topology(target) else 1
 
 
 def images_per_host(target: str, sharding: jax.sharding.Sharding, batch: int) -> int:
     """Returns how many images of a batch the busiest host reads; an image that several devices share counts once."""
     # libtpu divides every slice into machines of four chips, even one that a single machine holds.
-    single = is_topology(target) and chips.parse_topology(target).hosts == 1
+    single = chips.is_topology(target) and chips.parse_topology(target).hosts == 1
     parts: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
     for device, (rows,) in sharding.devices_indices_map((batch,)).items():
         host = getattr(device, "slice_index", 0), 0 if single else device.process_index
@@ -91,7 +90,7 @@ def device_memory(target: str, devices: list[jax.Device]) -> int:
     Raises:
         UserError: jax does not know.
     """
-    if is_topology(target):
+    if chips.is_topology(target):
         return chips.parse_topology(target).chip.hbm
     limit = machine.device_memory(devices)
     if limit is None:

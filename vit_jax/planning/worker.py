@@ -118,7 +118,7 @@ def describe_workload(config: ConfigDict, program: Program, request: Request, me
         resolution=config.resolution,
         accum_steps=config.accum_steps,
         remat=spec.remat,
-        remat_choices=list(program.model.words("remat")),
+        remat_choices=list(program.model.choices("remat")),
         dtype=spec.dtype,
         steps=config.total_steps,
         save_steps=min(config.checkpoint_every, config.eval_every),

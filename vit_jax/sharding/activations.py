@@ -63,7 +63,6 @@ def _gather(
     parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any
 ) -> jax.Array:
     """Constrains the sharding of a parameter; that of its gradient to each of `backwards` in turn."""
-    del backwards
     return jax.lax.with_sharding_constraint(parameter.astype(dtype), gathered).astype(parameter.dtype)
 
 
@@ -76,7 +75,6 @@ def _gather_forward(
 def _gather_backward(
     gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any, residuals: None, grad: jax.Array
 ) -> tuple[jax.Array]:
-    del gathered, dtype, residuals
     for sharding in backwards:
         grad = jax.lax.with_sharding_constraint(grad, sharding)
     return (grad,)
@@ -176,7 +174,6 @@ def _gather_axis_forward(part: jax.Array, axis: str, dimension: int, dtype: Any)
 
 
 def _gather_axis_backward(axis: str, dimension: int, dtype: Any, residuals: None, grad: jax.Array) -> tuple[jax.Array]:
-    del dtype, residuals
     return (jax.lax.psum_scatter(grad, axis, scatter_dimension=dimension, tiled=True),)
 
 

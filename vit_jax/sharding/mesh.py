@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, refuse
 from vit_jax.sharding.tables import ACTIVATION_AXES, AXES, PARAMETER_AXES
 
 
@@ -71,11 +71,17 @@ def _check_batch(config: ConfigDict, sizes: dict[str, int]) -> None:
     axes = ACTIVATION_AXES["batch"]
     parts = math.prod(sizes[axis] for axis in axes)
     over = f"{parts} devices" if parts == math.prod(sizes.values()) else f"{parts} parts ({' x '.join(axes)})"
-    if config.batch % (config.accum_steps * parts):
-        product = f"accum_steps={config.accum_steps} x {over}"
-        raise UserError(f"batch={config.batch} is not divisible by {product}; choose a multiple of their product.")
-    if config.batch_eval is not None and config.batch_eval % parts:  # the default divides
-        raise UserError(f"batch_eval={config.batch_eval} is not divisible by the {over}; choose a multiple.")
+    refuse(
+        (
+            config.batch % (config.accum_steps * parts),
+            f"batch={config.batch} is not divisible by accum_steps={config.accum_steps} x {over}; choose a multiple of "
+            "their product.",
+        ),
+        (
+            config.batch_eval is not None and config.batch_eval % parts,  # the default divides
+            f"batch_eval={config.batch_eval} is not divisible by the {over}; choose a multiple.",
+        ),
+    )
 
 
 def check_divides(mesh: Mesh, sizes: dict[str, int]) -> None:

@@ -62,13 +62,13 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
     Raises:
         UserError: the content does not fit beside what is in use, or cannot be written.
     """
-    place = root() / "files" / key
-    if place not in _locks:
+    copy = root() / "files" / key
+    if copy not in _locks:
         _, lock = borrow_folder(key, what, size, fill)
-        _locks.setdefault(place, lock)
+        _locks.setdefault(copy, lock)
     with write_errors():
-        os.utime(place)
-    return place
+        os.utime(copy)
+    return copy
 
 
 def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> tuple[Path, IO[str]]:
@@ -77,27 +77,27 @@ def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
     Takes and raises what `cached_folder` does.
     """
     folder = root() / "files"
-    place = folder / key
+    copy = folder / key
     with write_errors():
         folder.mkdir(exist_ok=True)
         while True:
-            lock = _open_lock(place)
+            lock = _open_lock(copy)
             with contextlib.ExitStack() as failed:
                 failed.callback(lock.close)
                 with _locked(folder):
-                    exists = place.exists()
+                    exists = copy.exists()
                     acquired = _try_lock(lock, fcntl.LOCK_SH if exists else fcntl.LOCK_EX)
                     if acquired and not exists:
-                        _make_room(place, what, size)
+                        _make_room(copy, what, size)
                         _record_size(lock, size)
                 if not acquired:
                     fcntl.flock(lock, fcntl.LOCK_SH)  # another is copying it: wait, then look again
                     continue
                 if not exists:
-                    _make_copy(place, lock, fill)
-                os.utime(place)
+                    _make_copy(copy, lock, fill)
+                os.utime(copy)
                 failed.pop_all()
-                return place, lock
+                return copy, lock
 
 
 def lock_folder(folder: Path) -> bool:
@@ -139,8 +139,8 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _open_lock(place: Path) -> IO[str]:
-    return place.with_name(f"{place.name}.lock").open("a+")
+def _open_lock(copy: Path) -> IO[str]:
+    return copy.with_name(f"{copy.name}.lock").open("a+")
 
 
 def _try_lock(lock: IO[str], kind: int) -> bool:
@@ -158,32 +158,32 @@ def _record_size(lock: IO[str], size: int) -> None:
     lock.flush()
 
 
-def _make_copy(place: Path, lock: IO[str], fill: Callable[[Path], None]) -> None:
-    unfinished = _unfinished_path(place)
+def _make_copy(copy: Path, lock: IO[str], fill: Callable[[Path], None]) -> None:
+    unfinished = _unfinished_path(copy)
     try:
         unfinished.mkdir()
         fill(unfinished)
-        with _locked(place.parent):
+        with _locked(copy.parent):
             _record_size(lock, sum(path.stat().st_size for path in unfinished.rglob("*") if path.is_file()))
-            unfinished.rename(place)
+            unfinished.rename(copy)
             fcntl.flock(lock, fcntl.LOCK_SH)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _unfinished_path(place: Path) -> Path:
-    return place.with_name(f"{place.name}.partial")
+def _unfinished_path(copy: Path) -> Path:
+    return copy.with_name(f"{copy.name}.partial")
 
 
-def _make_room(place: Path, what: str, size: int) -> None:
+def _make_room(copy: Path, what: str, size: int) -> None:
     """Removes unfinished copies and then, until `size` more bytes fit, copies that no process uses."""
     used, unused = 0, []
-    for path in place.parent.glob("*.lock"):
+    for path in copy.parent.glob("*.lock"):
         other = path.with_suffix("")
         with path.open("r+") as lock:
             recorded = int(lock.read() or 0)
-            if other != place and not _try_lock(lock, fcntl.LOCK_EX):
+            if other != copy and not _try_lock(lock, fcntl.LOCK_EX):
                 used += recorded
             elif other.exists():
                 unused.append((other.stat().st_mtime, recorded, other))
@@ -194,7 +194,7 @@ def _make_room(place: Path, what: str, size: int) -> None:
         beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
         enough = round_up((used + size) / 1e9, 3)
         raise NoRoom(
-            f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {place.parent} may "
+            f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {copy.parent} may "
             f"hold; set VIT_JAX_CACHE_GB={enough} or more, and VIT_JAX_CACHE to a folder with room."
         )
     total = used + size + sum(recorded for _, recorded, _ in unused)

@@ -39,8 +39,7 @@ def absolute_path(path: str) -> str:
 
 def relative_path(path: str) -> str:
     """Returns a local path relative to the current folder if it lies below it; else the path."""
-    here = f"{os.getcwd()}/"
-    return path.removeprefix(here)
+    return path.removeprefix(f"{os.getcwd()}/")
 
 
 def join_path(folder: str, *names: str) -> str:

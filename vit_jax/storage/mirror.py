@@ -33,30 +33,31 @@ def check_workdir(workdir: str | Path) -> str:
     Raises:
         UserError: it is not of a kind that can be written to.
     """
-    place = str(workdir)
-    if re.match(r"\w+:/", place) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", place):
-        raise UserError(f"the workdir {place} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
-    return place.rstrip("/") if filesystem.is_remote(place) else str(Path(place).expanduser())
+    location = str(workdir)
+    if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
+        raise UserError(f"the workdir {location} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
+    return location.rstrip("/") if filesystem.is_remote(location) else str(Path(location).expanduser())
 
 
-def check_init_from(source: str | None, place: str) -> None:
+def check_init_from(source: str | None, location: str) -> None:
     """Raises UserError if a run would replace what it starts from: its own workdir's model or checkpoints."""
-    own = filesystem.absolute_path(place).rstrip("/")
+    own = filesystem.absolute_path(location).rstrip("/")
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
     if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{UNMIRRORED}/"):
         raise UserError(
-            f"init_from={source} is in the workdir {place}, where this run would replace it; choose another --workdir."
+            f"init_from={source} is in the workdir {location}, where this run would replace it; choose another "
+            "--workdir."
         )
 
 
-def open_mirror(place: str, names: tuple[str, ...]) -> "LocalFolder | Mirror":
+def open_mirror(location: str, names: tuple[str, ...]) -> "LocalFolder | Mirror":
     """Opens the local side of a workdir; see `LocalFolder` and `Mirror`."""
-    return Mirror(place, names) if filesystem.is_remote(place) else LocalFolder(Path(place))
+    return Mirror(location, names) if filesystem.is_remote(location) else LocalFolder(Path(location))
 
 
-def owner_of(place: str) -> str:
+def owner_of(location: str) -> str:
     """Returns the name of the local folder of this host for a remote workdir."""
-    return hashlib.sha256(f"{place} {jax.process_index()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{location} {jax.process_index()}".encode()).hexdigest()[:16]
 
 
 class LocalFolder:
@@ -91,31 +92,31 @@ class Mirror:
         path: the local folder.
     """
 
-    def __init__(self, place: str, names: tuple[str, ...]):
+    def __init__(self, location: str, names: tuple[str, ...]):
         """Starts with copies of the files in `names` that the workdir has.
 
         Raises:
             UserError: another process on this machine writes to the workdir, or the store refuses or does not answer.
         """
-        self._place = place
+        self._location = location
         self._thread: threading.Thread | None = None
         self._unanswered: NoAnswer | None = None
         self._last = time.monotonic()
         self.path = (
-            cache.root() / "runs" / owner_of(place)
+            cache.root() / "runs" / owner_of(location)
         )  # the same run finds it, and empties it, after it was killed
         end = time.monotonic() + RELEASE
         while cache.is_locked_here(self.path):
             if time.monotonic() > end:
-                raise UserError(f"an earlier run of this process still waits for {place}; try again later.")
+                raise UserError(f"an earlier run of this process still waits for {location}; try again later.")
             time.sleep(0.05)
         if not cache.lock_folder(self.path):
-            raise UserError(f"another process on this machine already writes to {place}.")
+            raise UserError(f"another process on this machine already writes to {location}.")
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.mkdir()
-            filesystem.download(place, set(names) & set(filesystem.list_files(place)), self.path)
+            filesystem.download(location, set(names) & set(filesystem.list_files(location)), self.path)
             undone.pop_all()
         self._sent = self._files(last=False)
 
@@ -152,7 +153,7 @@ class Mirror:
         Raises:
             UserError: the store refuses or does not answer.
         """
-        return filesystem.exists(filesystem.join_path(self._place, name))
+        return filesystem.exists(filesystem.join_path(self._location, name))
 
     def unlink(self, name: str) -> None:
         """Removes a file from both folders, if it exists.
@@ -161,7 +162,7 @@ class Mirror:
             UserError: the store refuses or does not answer.
         """
         (self.path / name).unlink(missing_ok=True)
-        filesystem.remove_files(self._place, [name])
+        filesystem.remove_files(self._location, [name])
 
     def close(self) -> None:
         """Removes the local folder."""
@@ -185,7 +186,7 @@ class Mirror:
         for name, state in files.items():
             if self._sent.get(name) != state:
                 try:
-                    filesystem.upload(self.path / name, filesystem.join_path(self._place, name))
+                    filesystem.upload(self.path / name, filesystem.join_path(self._location, name))
                 except UserError as error:
                     if isinstance(error, NoAnswer) or (self.path / name).exists():
                         raise

@@ -37,18 +37,15 @@ def _options(protocol: str) -> dict[str, Any]:
 
 def _configure() -> None:
     """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
-    for protocol, extra in EXTRAS.items():
-        options = _options(protocol)
-        if extra != "hub":
-            options["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
-        if extra == "s3":
-            options["max_concurrency"] = 1  # parts of a file: files are read as streams, many at once
-            options["config_kwargs"] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
+    for protocol in ("gs", "gcs", "s3", "s3a"):
+        _options(protocol)["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
+    for protocol in ("s3", "s3a"):
+        _options(protocol)["max_concurrency"] = 1  # parts of a file: files are read as streams, many at once
+        _options(protocol)["config_kwargs"] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
 
 
 def _configure_google() -> None:
     """Limits how long gcsfs and TensorStore (which Orbax uses) wait for a silent server; by default they never stop."""
-
     for protocol in ("gs", "gcs"):
         _options(protocol)["requests_timeout"] = _http_limits()
         _options(protocol)["session_kwargs"] = {"trace_configs": [_trace()]}

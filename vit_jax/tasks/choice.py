@@ -4,7 +4,7 @@ import re
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, refuse
 from vit_jax.models import Model
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
@@ -28,18 +28,22 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
     """
     if config.task.kind == "masked_patches":
         return _make_masked_patches(config, model)
-    if max_labels and config.task.loss != "sigmoid":
-        raise UserError("data with several labels per image needs --config.task.loss=sigmoid.")
-    if config.task.loss == "softmax" and num_classes < 2:
-        raise UserError(
+    refuse(
+        (
+            max_labels and config.task.loss != "sigmoid",
+            "data with several labels per image needs --config.task.loss=sigmoid.",
+        ),
+        (
+            config.task.loss == "softmax" and num_classes < 2,
             f"the data has {num_classes} class(es), but softmax needs two or more; if the data is a folder, check that "
-            "--config.data.source names the folder that contains one folder per class."
-        )
-    if config.task.mixed_labels == "one" and (config.task.loss != "sigmoid" or config.task.label_smoothing):
-        raise UserError(
+            "--config.data.source names the folder that contains one folder per class.",
+        ),
+        (
+            config.task.mixed_labels == "one" and (config.task.loss != "sigmoid" or config.task.label_smoothing),
             "task.mixed_labels=one makes every target 0 or 1: set --config.task.loss=sigmoid and "
-            "--config.task.label_smoothing=0."
-        )
+            "--config.task.label_smoothing=0.",
+        ),
+    )
     fields = {
         "num_classes": num_classes,
         "loss": config.task.loss,
@@ -70,18 +74,23 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
     if model.field("stem") != "patches":
         raise UserError(f"masked patches are pixels, but {model.name} has none; choose a ViT without a ResNet.")
     size = model.field("patch_size")
-    if not TARGETS[target].outputs(size):
-        raise UserError(f"task.target={target} needs patches of a multiple of 4 pixels, not {size}.")
-    if not re.search(r"value_range\(-1(\.0*)?,1(\.0*)?\)$", config.data.preprocess.replace(" ", "")):
-        raise UserError(
-            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1), and set other "
-            "statistics by model.image_mean and model.image_std."
-        )
-    if masked + swapped > 1:
-        raise UserError(f"task.masked={masked} and task.swapped={swapped} are together more than 1.")
     labelled = {"loss": "softmax", "label_smoothing": 0, "mixup": 0, "cutmix": 0, "mixed_labels": "share"}
-    if any(config.task[field] != value for field, value in labelled.items()):
-        raise UserError("masked patches have no labels: leave task." + ", ".join(labelled) + " alone.")
+    refuse(
+        (
+            not TARGETS[target].outputs(size),
+            f"task.target={target} needs patches of a multiple of 4 pixels, not {size}.",
+        ),
+        (
+            not re.search(r"value_range\(-1(\.0*)?,1(\.0*)?\)$", config.data.preprocess.replace(" ", "")),
+            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1), and set other "
+            "statistics by model.image_mean and model.image_std.",
+        ),
+        (masked + swapped > 1, f"task.masked={masked} and task.swapped={swapped} are together more than 1."),
+        (
+            any(config.task[field] != value for field, value in labelled.items()),
+            "masked patches have no labels: leave task." + ", ".join(labelled) + " alone.",
+        ),
+    )
     return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
 
 

@@ -53,7 +53,6 @@ class MaskedPatches:
 
     def describe(self, class_names: tuple[str, ...] | None) -> dict[str, Any]:
         """Returns that the outputs are not the classes of the data."""
-        del class_names
         return {"class_names": None}
 
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, PatchTargets]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop
+from vit_jax import UserError, data, errors_of, interop
 from vit_jax.models import Model
 from vit_jax.program import Program
 
@@ -18,7 +18,7 @@ def load_init(
     Raises:
         UserError: they cannot be read, or do not suit the model.
     """
-    try:
+    with errors_of(f"init_from={source}"):
         # Resized once, from the patches as they were trained, and only if that was asked for.
         keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
         asked = {key: program.model.field(key) for key in keys}
@@ -31,8 +31,6 @@ def load_init(
             return adapted, f"{source}, head included"
         left = "; its head, for masked patches, and its [mask] embedding are left out"
         return adapted, source + (left if loaded.field("head") == "patches" else "")
-    except UserError as error:
-        raise UserError(f"init_from={source}: {str(error).removeprefix(f'{source}: ')}") from error
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:

@@ -90,8 +90,7 @@ class Run:
         """Returns whether the state is to be saved now: every `checkpoint_every` steps, every
         `checkpoint_every_minutes` minutes, and before each evaluation.
         """
-        by_clock = self._supervisor.save_due()
-        return by_clock or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
+        return self._supervisor.save_due() or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
 
     def evaluation_due(self) -> bool:
         """Returns whether any evaluation is due now."""
@@ -137,7 +136,8 @@ class Run:
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
         if self._batches.replaced:
-            self._log.write_text(describe_replaced(self._batches.replaced))
+            replaced = f"{self._batches.replaced:,}"
+            self._log.write_text(f"Unreadable images, each replaced by the next readable one: {replaced}.")
         self._supervisor.raise_pending()
         self._supervisor.ledger.enter(Category.SAVING)
         model = self._folder.export(self.state)
@@ -193,11 +193,6 @@ def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Ex
     raise Preempted(
         f"preempted; the state after step {step} is saved. Run the same command again to continue."
     ) from None
-
-
-def describe_replaced(images: int) -> str:
-    """Returns what to say of images that could not be read."""
-    return f"Unreadable images, each replaced by the next readable one: {images:,}."
 
 
 def describe_end(step: int) -> str:

@@ -50,14 +50,14 @@ def _write_report(config: ConfigDict, program: Inference, folder: Workdir, param
         work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})
         lines += attempt("the report has no mistakes", lambda: work(config.total_steps))
     if jax.process_index() == 0:
-        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.place}/{PAGE}"]
+        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.location}/{PAGE}"]
     return lines
 
 
 def write_run_page(folder: Workdir) -> None:
     """Writes the page of one run into its folder; raises UserError if it cannot be written."""
-    name = posixpath.basename(folder.place)
-    run = dataclasses.replace(read_run(str(folder.path), name), place=folder.place)
+    name = posixpath.basename(folder.location)
+    run = dataclasses.replace(read_run(str(folder.path), name), location=folder.location)
     write_page(str(folder.path / PAGE), make_page([run]))
 
 

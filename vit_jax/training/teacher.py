@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, interop, models, tree
+from vit_jax import UserError, errors_of, interop, models, tree
 from vit_jax.config import check_config
 from vit_jax.inference import Inference
 from vit_jax.program import image_size_without_data
@@ -62,21 +62,19 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
         return None
     check_config(config)  # before anything is loaded
     size = image_size_without_data(config)
-    try:
+    with errors_of(f"task.teacher={source}"):
         model, params = interop.load(source, resolution=size, resample=resample)
         check_range(model, config, uses_head=True)
-    except UserError as error:
-        raise UserError(f"task.teacher={source}: {str(error).removeprefix(f'{source}: ')}") from error
     return Teacher(source, model, params, resample)
 
 
-def check_teacher(teacher: Teacher, identity: dict[str, str] | None, place: str) -> None:
+def check_teacher(teacher: Teacher, identity: dict[str, str] | None, location: str) -> None:
     """Compares the teacher of a resumed run with that of its checkpoint.
 
     Args:
         teacher: of the run now.
         identity: of the one before, and its `source`.
-        place: the workdir.
+        location: the workdir.
 
     Raises:
         UserError: it is another one.
@@ -86,8 +84,8 @@ def check_teacher(teacher: Teacher, identity: dict[str, str] | None, place: str)
     if before != teacher.identity:
         old, new = _in_words(source, before), _in_words(teacher.source, teacher.identity)
         raise UserError(
-            f"{place} has learnt from {old}, not from {new}; set --config.task.teacher and --config.resample as they "
-            "were, or choose a new --workdir."
+            f"{location} has learnt from {old}, not from {new}; set --config.task.teacher and --config.resample as "
+            "they were, or choose a new --workdir."
         )
 
 

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, evals, interop
+from vit_jax import data, errors_of, evals, interop
 from vit_jax.distributed import Supervisor, check_equal
 from vit_jax.monitoring import Category, MetricWriter, format_value
 from vit_jax.program import Program
@@ -40,10 +40,8 @@ def begin_teaching(
     if teacher is None or program.teacher is None:
         return ()
     check_equal(supervisor, {f"the {name} of the teacher": value for name, value in teacher.identity.items()})
-    try:
+    with errors_of(f"task.teacher={teacher.source}"):
         interop.check_class_order(teacher.model.class_names, info.class_names)
-    except UserError as error:
-        raise UserError(f"task.teacher={teacher.source}: {error}") from error
     params, line = teacher.place(program.teacher), teacher.describe()
     if folder.start == 0:
         with supervisor.phase("evaluating the teacher", Category.EVALUATING):

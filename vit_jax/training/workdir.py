@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, monitoring, user_errors
+from vit_jax import UserError, data, interop, monitoring, refuse, user_errors
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
@@ -29,7 +29,7 @@ class Workdir:
     """A run's folder, open for writing: a local one, gs:// or s3://. In a `with`, which finishes what is being saved.
 
     Attributes:
-        place: the folder.
+        location: the folder.
         path: the folder itself, or one here whose files are uploaded.
         start: steps that the run has behind it.
         evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
@@ -54,10 +54,10 @@ class Workdir:
                 run that cannot be resumed, having no checkpoints or only damaged ones; or what this run would start
                 from; or it is remote, and the store refuses or does not answer.
         """
-        self.place = place = check_workdir(folder)
-        check_init_from(config.init_from, place)
+        self.location = location = check_workdir(folder)
+        check_init_from(config.init_from, location)
         first = jax.process_index() == 0
-        self._mirror = open_mirror(place, ("config.json", *(LOGS if first else ())))
+        self._mirror = open_mirror(location, ("config.json", *(LOGS if first else ())))
         self.path = self._mirror.path
         self._log: MetricWriter | None = None
         self._history: History | None = None
@@ -74,15 +74,15 @@ class Workdir:
             saved = self.path / "config.json"
             before = load_config(saved) if saved.exists() else None
             named = before is not None and have_same_measure(before, config)
-            self._checkpoints = Checkpoints(config, place, self.path, coordinator, info.evals, named)
+            self._checkpoints = Checkpoints(config, location, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
             self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
             if not resumes and first:
-                check_new_run(place, before, config, last_logged_step(self.path), self._has_model)
-            self._changes = check_resumes(before, config, place) if before and resumes else []
+                check_new_run(location, before, config, last_logged_step(self.path), self._has_model)
+            self._changes = check_resumes(before, config, location) if before and resumes else []
             self._given, self._origin = dict[str, Any](), "random weights"
             if source is not None and not resumes:
                 self._given, self._origin = load_init(source, config, program, info.class_names)
@@ -123,14 +123,14 @@ class Workdir:
             self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
-            return restored.state, f"Resuming {self.place} after step {self.start}."
+            return restored.state, f"Resuming {self.location} after step {self.start}."
         state = program.init(jax.random.key(self._config.seed), self._given)
         return state, f"Starting from {self._origin}."
 
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
         if self._teacher:
-            check_teacher(self._teacher, manifest.get("teacher"), self.place)
-        return check_manifest(manifest, self._config, self._about, self.place)
+            check_teacher(self._teacher, manifest.get("teacher"), self.location)
+        return check_manifest(manifest, self._config, self._about, self.location)
 
     def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
         """Returns the writer of the run's metrics, after a summary of the run.
@@ -156,7 +156,7 @@ class Workdir:
             self._open_wandb(),
         )
         self.ledger = LedgerFile(self.path, self.start, config.total_steps, ledger)
-        lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.place}", origin]
+        lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.location}", origin]
         log.write_text("\n".join(lines))
         if jax.process_index() == 0:
             self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
@@ -174,7 +174,7 @@ class Workdir:
     def _open_wandb(self) -> monitoring.WandbRun | None:
         if self._config.wandb is None or jax.process_index() > 0:
             return None
-        return monitoring.WandbRun(self._config.wandb, self.place, self.path, self._config.to_dict())
+        return monitoring.WandbRun(self._config.wandb, self.location, self.path, self._config.to_dict())
 
     def write_config(self) -> None:
         """Writes `config.json`, by which the run counts as started with these settings.
@@ -183,7 +183,7 @@ class Workdir:
             UserError: the workdir cannot be written to.
         """
         if jax.process_index() == 0 and not self._is_complete():
-            with user_errors(f"cannot write to the workdir {self.place}"):
+            with user_errors(f"cannot write to the workdir {self.location}"):
                 save_config(self._config, self.path / "config.json")
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
@@ -263,7 +263,7 @@ class Workdir:
         self.ledger.complete()
         with self._writing():
             self._mirror.flush()
-        return f"{self.place}/{interop.MODEL_FILE}"
+        return f"{self.location}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
         """Finishes what is being saved.
@@ -298,22 +298,22 @@ class Workdir:
             raise
 
 
-def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], place: str) -> list[str]:
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:
     """Returns a warning if a checkpoint is of other data and the configuration accepts that, or if images changed.
 
     Args:
         manifest: of the checkpoint.
         config: of this run.
         about: what this run's checkpoints say of its `data`, and the `sample` of them.
-        place: the workdir.
+        location: the workdir.
 
     Raises:
         UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
     """
     step, total = manifest["step"], config.total_steps
     if step > total:
-        raise UserError(f"{place} is at step {step} already, beyond total_steps={total}.")
-    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, place):
+        raise UserError(f"{location} is at step {step} already, beyond total_steps={total}.")
+    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, location):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
     if manifest.get("sample", about["sample"]) == about["sample"]:
         return []
@@ -324,11 +324,11 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     ]
 
 
-def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
+def check_new_run(location: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
     """Checks that a run which starts in a folder without checkpoints destroys nothing.
 
     Args:
-        place: the folder.
+        location: the folder.
         before: the configuration that lies there, or None.
         config: of this run.
         reached: the last step of the metrics that lie there; 0: there are none.
@@ -339,19 +339,24 @@ def check_new_run(place: str, before: ConfigDict | None, config: ConfigDict, rea
     """
     advice = "choose another --workdir, or move the files you want to keep to another folder"
     if before is not None and (reached or has_model):  # else there is nothing to lose: the run failed at once
-        check_resumes(before, config, place)
+        check_resumes(before, config, location)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
-    if has_model and not untrained:
-        raise UserError(
-            f"the workdir {place} contains a run's {interop.MODEL_FILE}, but no checkpoint to resume from; {advice}."
-        )
-    if before is None and reached:
-        raise UserError(f"the workdir {place} contains the metrics of a run, but no config.json; {advice}.")
-    if before and reached > 2 * min(before.checkpoint_every, before.eval_every):  # the last save may be unfinished
-        raise UserError(
-            f"the workdir {place} contains the metrics of a run of {reached:,} steps, but none of its checkpoints; "
-            f"{advice}."
-        )
+    refuse(
+        (
+            has_model and not untrained,
+            f"the workdir {location} contains a run's {interop.MODEL_FILE}, but no checkpoint to resume from; "
+            f"{advice}.",
+        ),
+        (
+            before is None and reached,
+            f"the workdir {location} contains the metrics of a run, but no config.json; {advice}.",
+        ),
+        (
+            before and reached > 2 * min(before.checkpoint_every, before.eval_every),  # the last save may be unfinished
+            f"the workdir {location} contains the metrics of a run of {reached:,} steps, but none of its checkpoints; "
+            f"{advice}.",
+        ),
+    )
 
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:

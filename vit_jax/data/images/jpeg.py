@@ -100,8 +100,7 @@ def decode_whole(data: bytes) -> Pixels:
     try:
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=False, strict=True)
     except ValueError as error:
-        cleaned = remove_stray_bytes(data, str(error))
-        if cleaned is None:
+        if (cleaned := remove_stray_bytes(data, str(error))) is None:
             raise
     return simplejpeg.decode_jpeg(cleaned, "RGB", fastdct=True, fastupsample=False, strict=True)
 
@@ -162,8 +161,7 @@ def decode_upper_rows(data: bytes, frame: Frame, height: int) -> Pixels:
     if height >= frame.height:
         return decode_whole(data)
     pixels: np.ndarray = np.empty((height, frame.width, 3), np.uint8)
-    part = bytearray(data)
-    part[frame.height_at : frame.height_at + 2] = height.to_bytes(2)
+    part = header_with_height(data, frame, height) + data[frame.scan_at :]
     try:
         simplejpeg.decode_jpeg(part, "RGB", fastdct=True, fastupsample=False, strict=True, buffer=pixels)
     except ValueError as error:

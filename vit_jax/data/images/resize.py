@@ -35,7 +35,7 @@ class Band(NamedTuple):
         rows: of the result.
         lines: of the image that these rows need.
         above: the upper neighbour of each row, counted among these lines.
-        below: the lower neighbour, likewise.
+        below: the lower neighbour of each row, counted among these lines.
         down: float32 [rows, 1], the weight of the lower neighbour.
     """
 
@@ -66,8 +66,7 @@ def row_bands(old: int, new: int) -> list[Band]:
 class Scratch(threading.local):
     """Memory that each thread keeps from one image to the next: mapping it anew takes longer than the arithmetic."""
 
-    def __init__(self) -> None:
-        self.lines: np.ndarray = np.empty((0, 0), np.float32)
+    lines: np.ndarray = np.empty((0, 0), np.float32)
 
     def take(self, lines: int, values: int) -> np.ndarray:
         """Returns that many lines of values, with any content."""

@@ -9,6 +9,7 @@ from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
 from .manifest import MANIFEST_NAME as MANIFEST_NAME
 from .manifest import SHUFFLE as SHUFFLE
+from .manifest import Manifest as Manifest
 from .manifest import ShardEntry as ShardEntry
 from .packing import PackingResult as PackingResult
 from .packing import plan_packing as plan_packing

@@ -26,8 +26,10 @@ class ArrayRecordFile:
             try:
                 self._reader.close()
             except RuntimeError as error:  # only closing the reader gives the reason
-                reason = f"it is truncated or not an ArrayRecord file ({str(error).partition(';')[0]})"
-                raise UserError(f"cannot read {path}: {reason}; copy or pack it again") from None
+                raise UserError(
+                    f"cannot read {path}: it is truncated or not an ArrayRecord file "
+                    f"({str(error).partition(';')[0]}); copy or pack it again"
+                ) from None
 
     def num_records(self) -> int:
         """Returns the number of records."""

@@ -1,11 +1,12 @@
 """The description of shards that another program wrote: their records, counted once and stated beside them."""
 
 import glob
+import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.shards import files, tf_example
 from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, write_manifest
@@ -51,7 +52,7 @@ def describe_shards(
     path = filesystem.join_path(found.folder, MANIFEST_NAME)
     sizes = files.list_sizes(found)
     listed = {
-        split: [(name, sizes[by_name[name]] or 0) for name in names_in_order(split, by_name)]
+        split: [(name, sizes[by_name[name]] or 0) for name in files.names_in_order(split, by_name)]
         for split, by_name in found.paths.items()
     }
     if found.manifest:
@@ -62,38 +63,26 @@ def describe_shards(
             )
         return Description(path, found.manifest.splits, is_new=False)
 
-    def count(split: str, name: str, size: int) -> ShardEntry:
-        end = read_shard_end(found.paths[split][name], size)
-        if end.last is not None:
-            check_record(end.last, f"record {end.records - 1} of {found.paths[split][name]}", num_classes, max_labels)
+    def count(path: str, name: str, size: int) -> ShardEntry:
+        records, last = read_shard_end(path, size)
+        if last is not None:
+            check_record(last, f"record {records - 1} of {path}", num_classes, max_labels)
         advance(1)
-        return ShardEntry(name, end.records, size)
+        return ShardEntry(name, records, size)
 
     with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
-        counted = {split: [pool.submit(count, split, name, size) for name, size in of] for split, of in listed.items()}
-        try:
-            splits = {split: tuple(entry.result() for entry in entries) for split, entries in counted.items()}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        every = [(found.paths[split][name], name, size) for split, of in listed.items() for name, size in of]
+        counted = pool.map(count, *zip(*every, strict=True))  # after an error, those that wait are not begun
+        splits = {split: tuple(itertools.islice(counted, len(of))) for split, of in listed.items()}
     name = filesystem.absolute_path(found.folder).rstrip("/").rpartition("/")[2]
     manifest = Manifest(name, num_classes, max_labels=max_labels, splits=splits)
     write_manifest(path, manifest)
     return Description(path, splits, is_new=True)
 
 
-def names_in_order(split: str, by_name: dict[str, str]) -> list[str]:
-    """Returns the names of a split's shards in order; raises UserError if one is missing."""
-    names = files.stated_names(split, by_name)
-    files.check_names(split, by_name, names)
-    return names
-
-
 def check_record(record: bytes, name: str, num_classes: int, max_labels: int | None) -> None:
     """Raises UserError if a record of this name is not an image with labels of these classes."""
-    try:
+    with user_errors(f"cannot read {name}", ValueError):
         image, labels = tf_example.parse_example(record)
-    except ValueError as error:
-        raise UserError(f"cannot read {name}: {error}") from error
     check_labels(labels, name, num_classes, max_labels)
     EncodedImage(image, name).decode()

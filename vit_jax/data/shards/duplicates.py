@@ -1,10 +1,9 @@
 """Near-duplicates of images that packed data must not contain, such as those of a test set, by perceptual hashes."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 from jaxtyping import UInt64
@@ -14,7 +13,7 @@ from vit_jax.data.contents import sample_contents
 from vit_jax.data.images import RGB, EncodedImage
 from vit_jax.data.shards.manifest import Duplicate
 from vit_jax.data.shards.perceptual_hash import HASH_NAME, hash_distances, perceptual_hash
-from vit_jax.data.sources import Source, SourceConfig, open_split
+from vit_jax.data.sources import Source, SourceConfig, locate_example, open_split
 
 CHUNK = 100  # images that a thread hashes at a time
 MAX_DISTANCE = 60  # between near-duplicates, by default; docs/data.md has what was measured
@@ -48,12 +47,9 @@ class KnownImages:
         nearest = int(np.argmin(distances))
         if distances[nearest] > self.max_distance:
             return None
-        row = nearest // 2
-        for name, source in self.splits.items():
-            if row < len(source):
-                return Duplicate(index, name, source.example_name(row), math.ceil(distances[nearest]))
-            row -= len(source)
-        raise AssertionError(nearest)
+        parts = [(name, range(len(source))) for name, source in self.splits.items()]
+        split, row = locate_example(parts, nearest // 2)
+        return Duplicate(index, split, self.splits[split].example_name(row), math.ceil(distances[nearest]))
 
     def describe(self) -> dict[str, object]:
         """Returns what decides which images are found, in JSON values."""
@@ -89,16 +85,9 @@ def hash_splits(
                     f"split {to_pack} contains the images of --without={name}; list only the other splits in --splits"
                 )
 
-    def hash_chunk(source: Source, rows: range) -> list[UInt64[np.ndarray, "2 8"]]:
-        return [_hash(source[row]["image"]) for row in rows]
-
-    chunks = [
-        (source, range(len(source))[start : start + CHUNK])
-        for source in splits.values()
-        for start in range(0, len(source), CHUNK)
-    ]
-    with ThreadPoolExecutor(workers) as pool:
-        hashes = list(itertools.chain.from_iterable(pool.map(hash_chunk, *zip(*chunks, strict=True))))
+    places = [(source, row) for source in splits.values() for row in range(len(source))]
+    with ThreadPool(workers) as pool:
+        hashes = list(pool.imap(lambda one: _hash(one[0][one[1]]["image"]), places, CHUNK))
     return KnownImages(splits, np.ascontiguousarray(np.concatenate(hashes).T), max_distance)
 
 

@@ -92,16 +92,15 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     paths, manifest = found.paths[split], found.manifest
     if manifest and split not in manifest.splits:
         raise UserError(f"{MANIFEST_NAME} lists no split {split}, but there is {next(iter(paths.values()))}")
-    expected = [entry.name for entry in manifest.splits[split]] if manifest else stated_names(split, paths)
-    check_names(split, paths, expected)
     if not manifest:
-        listed = {paths[name]: found.versions[paths[name]] for name in expected}
+        listed = {paths[name]: found.versions[paths[name]] for name in names_in_order(split, paths)}
         sizes = {path: version.size if version else None for path, version in listed.items()}
         size = sum(size or 0 for size in sizes.values())
         check_count_room(split, found.folder, MANIFEST_NAME, size, f"array_record:{found.folder}")
         return tuple(
             Shard(path, count_records(path, version=version), sizes[path], version) for path, version in listed.items()
         )
+    check_names(split, paths, [entry.name for entry in manifest.splits[split]])
     shards = tuple(
         Shard(path := paths[entry.name], entry.records, entry.size, found.versions[path])
         for entry in manifest.splits[split]
@@ -135,10 +134,16 @@ def check_count_room(split: str, folder: str, info: str, size: int, source: str)
         )
 
 
-def stated_names(split: str, names: Collection[str]) -> list[str]:
-    """Returns, in order, the names of all shards of a split, given some of them: each name states their number."""
+def names_in_order(split: str, names: Collection[str]) -> list[str]:
+    """Returns the names of the shards of a split in order, each of which states their number.
+
+    Raises:
+        UserError: one is missing.
+    """
     totals = sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
-    return [file_name(split, number, total) for total in totals for number in range(total)]
+    expected = [file_name(split, number, total) for total in totals for number in range(total)]
+    check_names(split, names, expected)
+    return expected
 
 
 def check_names(split: str, names: Collection[str], expected: Collection[str]) -> None:

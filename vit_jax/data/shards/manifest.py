@@ -150,59 +150,52 @@ def write_manifest(path: str, manifest: Manifest) -> None:
     filesystem.write_bytes(path, f"{json.dumps(manifest.to_json(), indent=2)}\n".encode())
 
 
-Fields = dict[str, tuple[str, Callable[[Any], bool]]]  # field -> what it must be, whether a value is
-
-
 def is_whole(value: Any) -> bool:
     """Returns whether a value is 0, 1, 2, ... (`true` and 10.0 are not)."""
     return type(value) is int and value >= 0
 
 
-def is_positive(value: Any) -> bool:
-    """Returns whether a value is 1, 2, ..."""
-    return is_whole(value) and value > 0
-
-
-def is_text(value: Any) -> bool:
-    """Returns whether a value is a string."""
-    return isinstance(value, str)
-
-
-def is_object(value: Any) -> bool:
-    """Returns whether a value is a JSON object."""
-    return isinstance(value, dict)
-
-
-def is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+def is_list(value: Any, of: type) -> bool:
     """Returns whether a value is a list of such elements."""
-    return isinstance(value, list) and all(map(of, value))
+    return isinstance(value, list) and all(isinstance(one, of) for one in value)
 
 
-MANIFEST_FIELDS: Fields = {
-    "name": ("a string", is_text),
-    "num_classes": ("a whole number above 0", is_positive),
-    "class_names": ("null or a list of strings", lambda value: value is None or is_list(value, is_text)),
-    "max_labels": ("null or a whole number above 0", lambda value: value is None or is_positive(value)),
-    "made_from": ("an object", is_object),
-    "splits": (
-        "an object of lists of shards",
-        lambda value: is_object(value) and all(is_list(listed, is_object) for listed in value.values()),
+# What a value must be -> whether it is.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "a string": lambda value: isinstance(value, str),
+    "a whole number": is_whole,
+    "a whole number above 0": lambda value: is_whole(value) and value > 0,
+    "an object": lambda value: isinstance(value, dict),
+    "a list of objects": lambda value: is_list(value, dict),
+    "an object of lists of shards": lambda value: (
+        isinstance(value, dict) and all(is_list(listed, dict) for listed in value.values())
     ),
+    "null or a list of strings": lambda value: value is None or is_list(value, str),
+    "null or a whole number above 0": lambda value: value is None or (is_whole(value) and value > 0),
+}
+Fields = dict[str, str]  # field -> which of `KINDS`
+MANIFEST_FIELDS: Fields = {
+    "name": "a string",
+    "num_classes": "a whole number above 0",
+    "class_names": "null or a list of strings",
+    "max_labels": "null or a whole number above 0",
+    "made_from": "an object",
+    "splits": "an object of lists of shards",
 }
 SHARD_FIELDS: Fields = {
-    "name": ("a string", is_text),
-    "records": ("a whole number", is_whole),
-    "bytes": ("a whole number", is_whole),
-    "files": ("a string", is_text),
-    "left_out": ("a list of objects", lambda value: is_list(value, is_object)),
-    "duplicates": ("a list of objects", lambda value: is_list(value, is_object)),
+    "name": "a string",
+    "records": "a whole number",
+    "bytes": "a whole number",
+    "files": "a string",
+    "left_out": "a list of objects",
+    "duplicates": "a list of objects",
 }
-LEFT_OUT_FIELDS: Fields = {"index": ("a whole number", is_whole), "error": ("a string", is_text)}
+LEFT_OUT_FIELDS: Fields = {"index": "a whole number", "error": "a string"}
 DUPLICATE_FIELDS: Fields = {
-    "index": ("a whole number", is_whole),
-    "split": ("a string", is_text),
-    "image": ("a string", is_text),
-    "distance": ("a whole number", is_whole),
+    "index": "a whole number",
+    "split": "a string",
+    "image": "a string",
+    "distance": "a whole number",
 }
 OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out", "duplicates")
 
@@ -224,8 +217,8 @@ def check_manifest(fields: Mapping[str, Any], path: str) -> None:
 
 def check_fields(fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "") -> None:
     """Raises UserError as `check_manifest` does; `prefix` precedes the name of the field."""
-    for field, (what, is_valid) in fields.items():
+    for field, what in fields.items():
         if field not in values and field not in OPTIONAL:
             raise UserError(f"cannot read {path}: {prefix}{field} is missing; it must be {what}")
-        if field in values and not is_valid(values[field]):
+        if field in values and not KINDS[what](values[field]):
             raise UserError(f"cannot read {path}: {prefix}{field} must be {what}, not {json.dumps(values[field]):.60}")

@@ -11,6 +11,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from multiprocessing.pool import ThreadPool
 from typing import NamedTuple
 
 import cv2
@@ -37,7 +38,7 @@ from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, 
 SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
-LABEL_CHUNK = 1000  # labels, likewise
+LABEL_CHUNK = 1000  # labels that a thread reads at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +277,7 @@ def plan_packing(
     if classes is not None:
         names = first.class_ids or first.class_names
         selected = parse_class_selection(classes, names, first.num_classes, source_config.source)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        with ThreadPool(workers) as pool:
             rows = {split: rows_with_classes(source, split, set(selected), pool) for split, source in sources.items()}
     if shuffle is not None:
         rows = {split: shuffle_rows(rows[split], shuffle, number) for number, split in enumerate(rows)}
@@ -324,9 +325,7 @@ def shuffle_rows(rows: Sequence[int], *key: int) -> Sequence[int]:
     return array.array("q", np.asarray(rows, np.int64)[np.argsort(drawn, kind="stable")].tobytes())
 
 
-def rows_with_classes(
-    source: Source, split: str, classes: Collection[int], pool: concurrent.futures.Executor
-) -> Sequence[int]:
+def rows_with_classes(source: Source, split: str, classes: Collection[int], pool: ThreadPool) -> Sequence[int]:
     """Returns the indices, in a whole split, of the images that have one of the classes; decodes none.
 
     An image whose label is unreadable is among them, so that the error is reported when it is packed.
@@ -342,12 +341,8 @@ def rows_with_classes(
             return True
         return any(label in classes for label in label_list(label))
 
-    def filter_chunk(chunk: Sequence[int]) -> list[int]:
-        return list(filter(has_class, chunk))
-
     rows = range(len(source))
-    chunks = [rows[start : start + LABEL_CHUNK] for start in rows[::LABEL_CHUNK]]
-    found = array.array("q", itertools.chain.from_iterable(pool.map(filter_chunk, chunks)))
+    found = array.array("q", itertools.compress(rows, pool.imap(has_class, rows, LABEL_CHUNK)))
     if not found:
         raise UserError(
             f"no image of split {split} has one of the classes in --classes; to skip this split, list only the other "

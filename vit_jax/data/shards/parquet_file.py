@@ -7,7 +7,7 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax import UserError
+from vit_jax import UserError, reason
 from vit_jax.storage import filesystem
 
 KEPT_BYTES = 2**27  # of decoded groups in a process, whose files may have been closed since
@@ -76,7 +76,7 @@ class ParquetFile:
         try:
             table = self._file.read_row_group(group, columns=columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"its row group {group} is damaged ({first_line(error)})") from error
+            raise ValueError(f"its row group {group} is damaged ({reason(error)})") from error
         with _changing:
             _kept[key] = table
             while len(_kept) > 1 and sum(one.nbytes for one in _kept.values()) > KEPT_BYTES:
@@ -113,9 +113,4 @@ def _read_end(path: str, size: int | None) -> bytes:
 
 def unreadable(path: str, error: Exception) -> UserError:
     """Returns the sentence on a file that is no whole Parquet file."""
-    return UserError(f"cannot read {path}: it is truncated or not a Parquet file ({first_line(error)}); {ADVICE}")
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error."""
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    return UserError(f"cannot read {path}: it is truncated or not a Parquet file ({reason(error)}); {ADVICE}")

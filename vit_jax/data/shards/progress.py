@@ -87,9 +87,8 @@ def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any
 def read_json_lines(path: str) -> list[dict]:
     """Reads a JSON Lines file, and returns its parsed lines up to one that was cut off; none if there is no file."""
     lines: list[dict] = []
-    if os.path.exists(path):
-        with open(path) as file, contextlib.suppress(ValueError):
-            lines.extend(map(json.loads, file))
+    with contextlib.suppress(ValueError, FileNotFoundError), open(path) as file:
+        lines.extend(map(json.loads, file))
     return lines
 
 

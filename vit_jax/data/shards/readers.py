@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data.shards.array_record_file import ArrayRecordFile
 from vit_jax.data.shards.parquet_file import ParquetFile
 from vit_jax.data.shards.tar_file import TarFile
@@ -74,10 +74,8 @@ _needed: dict[int, Collection[str]] = {}  # owner, such as the reading ahead of 
 
 def check_file_size(path: str, expected: int | None) -> None:
     """Raises UserError if a local file does not have the size that is stated."""
-    try:
+    with user_errors(f"cannot read {path}"):
         size = os.path.getsize(path)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if expected not in (None, size):
         raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
 

@@ -6,29 +6,18 @@ each record. For records of 110 KB, 1.5 to 2.6 MB came each time; 16 threads rea
 """
 
 import tempfile
-from typing import NamedTuple
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data.shards import readers
 from vit_jax.storage import cache, filesystem
 
 FIRST, LARGEST = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
 
 
-class ShardEnd(NamedTuple):
-    """What the end of a shard contains.
+def read_shard_end(path: str, size: int) -> tuple[int, bytes | None]:
+    """Returns the number of records of a shard of `size` bytes, and the last one, or None if there are none.
 
-    Attributes:
-        records: of the shard, their number.
-        last: the last of them; None: there are none.
-    """
-
-    records: int
-    last: bytes | None
-
-
-def read_shard_end(path: str, size: int) -> ShardEnd:
-    """Returns the number of records of a shard of `size` bytes, and the last one; of a remote shard no more is copied.
+    Of a remote shard no more is copied.
 
     ArrayRecord's reader is given a file of this size with a hole in place of what was not copied. It begins at the end.
     Where it meets the hole, a checksum is wrong, and more is copied.
@@ -54,10 +43,8 @@ def read_shard_end(path: str, size: int) -> ShardEnd:
             piece = min(2 * piece, LARGEST)
 
 
-def _read_end(path: str, local: str) -> ShardEnd:
+def _read_end(path: str, local: str) -> tuple[int, bytes | None]:
     reader = readers.open_reader(path, local)
     records = reader.num_records()
-    try:
-        return ShardEnd(records, reader.read(records - 1) if records else None)
-    except ValueError as error:
-        raise UserError(f"cannot read record {records - 1} of {path}: {error}; copy or pack it again") from error
+    with user_errors(f"cannot read record {records - 1} of {path}", ValueError, advice="copy or pack it again"):
+        return records, reader.read(records - 1) if records else None

@@ -103,32 +103,24 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     Raises:
         UserError: it is truncated, compressed or not a tar file.
     """
-    keys: list[bytes] = []
-    firsts: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    kinds: list[int] = []
-    extensions: dict[str, int] = {}
-    last = None
     try:
         with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:
-            for member in tar:
-                if not member.isreg() or not (match := MEMBER.fullmatch(member.name)):
-                    continue
-                if match["key"] != last:
-                    last = match["key"]
-                    keys.append(last.encode("utf-8", "surrogateescape"))
-                    firsts.append(len(starts))
-                starts.append(member.offset_data)
-                ends.append(member.offset_data + member.size)
-                kinds.append(extensions.setdefault(match["extension"].lower(), len(extensions)))
+            files = [(MEMBER.fullmatch(member.name), member) for member in tar if member.isreg()]
             assert tar.fileobj
             tar.fileobj.seek(tar.offset)
             if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):  # `tarfile` ends at a damaged header without a word
                 raise tarfile.TarError(f"the header at byte {tar.offset} is damaged")
     except tarfile.TarError as error:
-        reason = f"it is truncated, compressed or no tar file ({error})"
-        raise UserError(f"cannot read {path}: {reason}; {ADVICE}") from error
-    whole = np.array([*firsts, len(starts)], np.int64)
-    arrays = (np.array(keys, "S"), whole, np.array(starts, np.int64), np.array(ends, np.int64))
-    return TarIndex(*arrays, np.array(kinds, np.int16), tuple(extensions))
+        raise UserError(
+            f"cannot read {path}: it is truncated, compressed or no tar file ({error}); {ADVICE}"
+        ) from error
+    members = [(match["key"], match["extension"].lower(), info) for match, info in files if match]
+    firsts = [at for at, (key, _, _) in enumerate(members) if at == 0 or key != members[at - 1][0]]
+    keys = [members[first][0].encode("utf-8", "surrogateescape") for first in firsts]
+    starts = np.array([info.offset_data for _, _, info in members], np.int64)
+    ends = starts + np.array([info.size for _, _, info in members], np.int64)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in members))}
+    kinds = np.array([numbers[name] for _, name, _ in members], np.int16)
+    return TarIndex(
+        np.array(keys, "S"), np.array([*firsts, len(members)], np.int64), starts, ends, kinds, tuple(numbers)
+    )

@@ -34,12 +34,9 @@ def declare_example() -> Any:
         added = file.message_type.add(name=message)
         for number, (name, kind, repeated) in enumerate(fields, 1):
             label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            if kind in MESSAGES:
-                added.field.add(
-                    name=name, number=number, label=label, type=field.TYPE_MESSAGE, type_name=f".vit_jax.{kind}"
-                )
-            else:
-                added.field.add(name=name, number=number, label=label, type=field.Type.Value(f"TYPE_{kind.upper()}"))
+            own = kind in MESSAGES
+            stated = {"type_name": f".vit_jax.{kind}"} if own else {"type": field.Type.Value(f"TYPE_{kind.upper()}")}
+            added.field.add(name=name, number=number, label=label, **stated)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("vit_jax.Example"))

@@ -72,8 +72,10 @@ def record_starts(path: str, local: str, size: int, modified: int) -> "array.arr
             if len(head) == HEAD.size:
                 length, checksum = HEAD.unpack(head)
                 if masked_checksum(head[:8]) != checksum:
-                    reason = f"the checksum of a length, at byte {start + 8}, fails: it is damaged or no TFRecord file"
-                    raise UserError(f"cannot read {path}: {reason}; {ADVICE}")
+                    raise UserError(
+                        f"cannot read {path}: the checksum of a length, at byte {start + 8}, fails: it is damaged "
+                        f"or no TFRecord file; {ADVICE}"
+                    )
                 starts.append(start + HEAD.size + length + TAIL.size)
             if len(head) < HEAD.size or starts[-1] > size:
                 raise UserError(f"{path} is truncated: a record at byte {start} exceeds its {size} bytes; {ADVICE}")

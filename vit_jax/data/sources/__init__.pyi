@@ -7,12 +7,12 @@ from .mixture import change_sources as change_sources
 from .sharded import check_labels as check_labels
 from .source import Label as Label
 from .source import Mixture as Mixture
-from .source import ShardRun as ShardRun
 from .source import Shards as Shards
 from .source import Source as Source
 from .source import SourceConfig as SourceConfig
 from .source import label_list as label_list
 from .splits import UnknownSplit as UnknownSplit
+from .splits import locate_example as locate_example
 from .vtab_tasks import VTAB_GROUPS as VTAB_GROUPS
 from .vtab_tasks import VTAB_TASKS as VTAB_TASKS
 from .webdataset_description import describe_tars as describe_tars

@@ -14,7 +14,8 @@ The format, which `python -m vit_jax.pack` and other programs can write:
     max_labels: the most different labels of an image in multi-label data; null: each image has exactly one
     splits: split -> [{"name": of the shard's file, "records": their number, "bytes": size of the file}, ...]; if
       images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...] or
-      "duplicates": [{"index": likewise, "split": and "image": what it is like, "distance": in bits}, ...];
+      "duplicates": [{"index": in the packed split, "split": and "image": what it is like, "distance": in bits},
+      ...];
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
@@ -26,59 +27,13 @@ The format, which `python -m vit_jax.pack` and other programs can write:
 
 import hashlib
 import json
+from functools import partial
 
 from vit_jax import UserError
 from vit_jax.data import shards
-from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.sharded import ShardedSplits, read_labelled
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
-
-
-class ArrayRecords:
-    """What is known of the records of some splits.
-
-    Attributes:
-        name: of the data set, empty without an info.json.
-        splits: the shards of each split read.
-        num_classes: as info.json or the config states.
-        class_names: or None.
-        max_labels: the most labels of an image in multi-label data, or None.
-        shuffled: whether info.json states that the images were packed in a random order.
-        digest: identifies what was packed and how. With an info.json it depends neither on the number of shards nor on
-            their folder; without one, it is that of the numbers of records of the shards.
-    """
-
-    def __init__(self, pattern: str, splits: list[str], num_classes: int | None, max_labels: int | None):
-        """Lists the shards.
-
-        Args:
-            pattern: a folder, or a path of shards with `*`, `?` and `[...]`.
-            splits: those to read.
-            num_classes: used if there is no info.json.
-            max_labels: used if there is no info.json.
-
-        Raises:
-            UserError: a split or a shard is missing, damaged or of the wrong size, or `num_classes` is not known.
-        """
-        found = shards.find_shards(pattern)
-        existing = {split: resolve_name(split, found.paths, f"split of the records {pattern}") for split in splits}
-        manifest = found.manifest
-        if manifest:
-            self.name, self.num_classes, self.max_labels = manifest.name, manifest.num_classes, manifest.max_labels
-            self.class_names = manifest.class_names or None
-        elif num_classes is not None:
-            self.name, self.num_classes, self.max_labels, self.class_names = "", num_classes, max_labels, None
-        else:
-            raise UserError(
-                f"the number of classes of {pattern} is not known, since there is no {shards.MANIFEST_NAME} beside the "
-                "shards; set --config.data.num_classes (and, if an image may have several labels, "
-                "--config.data.max_labels)"
-            )
-        self.shuffled = manifest is not None and shards.SHUFFLE in manifest.made_from
-        self.splits = ShardedSplits({split: shards.shards_of_split(found, name) for split, name in existing.items()})
-        counts = {split: [shard.records for shard in listed] for split, listed in self.splits.shards.items()}
-        identity = json.dumps([packed_identity(found), None if manifest else counts, self.max_labels], sort_keys=True)
-        self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
 
 def read_packed(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes, list[int]]:
@@ -87,20 +42,44 @@ def read_packed(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes,
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
-    """Opens ArrayRecord shards; see `ArrayRecords`. The EXIF orientation is not applied, as in published results."""
-    records = ArrayRecords(name, split_names(split), source_config.num_classes, source_config.max_labels)
-    parts = tuple(select_examples(split, records.splits.counts))
-    examples = ShardedExamples(records.splits, read_packed, records.num_classes, records.max_labels, records.shuffled)
+    """Opens ArrayRecord shards. The EXIF orientation is not applied, as in published results.
+
+    The digest identifies what was packed and how. With an info.json it depends neither on the number of shards nor on
+    their folder; without one, it is that of the numbers of records of the shards.
+
+    Args:
+        source_config: its `num_classes` and `max_labels` are used if there is no info.json.
+        name: a folder, or a path of shards with `*`, `?` and `[...]`.
+        split: as written.
+
+    Raises:
+        UserError: a split or a shard is missing, damaged or of the wrong size, or the number of classes is not known.
+    """
+    found = shards.find_shards(name)
+    existing = {one: resolve_name(one, found.paths, f"split of the records {name}") for one in split_names(split)}
+    manifest = found.manifest
+    if manifest is None:
+        if source_config.num_classes is None:
+            raise UserError(
+                f"the number of classes of {name} is not known, since there is no {shards.MANIFEST_NAME} beside the "
+                "shards; set --config.data.num_classes (and, if an image may have several labels, "
+                "--config.data.max_labels)"
+            )
+        manifest = shards.Manifest("", source_config.num_classes, max_labels=source_config.max_labels)
+    splits = ShardedSplits({one: shards.shards_of_split(found, whole) for one, whole in existing.items()})
+    counts = {one: [shard.records for shard in listed] for one, listed in splits.shards.items()}
+    identity = [packed_identity(found), None if found.manifest else counts, manifest.max_labels]
+    parts = tuple(select_examples(split, splits.counts))
     return Source(
-        name=f"array_record:{records.name}",
+        name=f"array_record:{manifest.name}",
         parts=parts,
-        read_example=examples.read_example,
-        num_classes=records.num_classes,
-        class_names=records.class_names,
-        digest=records.digest,
-        max_labels=records.max_labels,
-        file_stamp=examples.file_stamp,
-        shards=examples.source_shards(parts),
+        read_example=partial(read_labelled, splits, read_packed, manifest.num_classes, manifest.max_labels),
+        num_classes=manifest.num_classes,
+        class_names=manifest.class_names or None,
+        digest=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        max_labels=manifest.max_labels,
+        file_stamp=splits.file_stamp,
+        shards=splits.select(parts, shards.SHUFFLE in manifest.made_from),
     )
 
 

@@ -5,7 +5,7 @@ import os
 import posixpath
 from pathlib import Path
 
-from vit_jax import UserError, nearest_path
+from vit_jax import UserError, nearest_path, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.storage import filesystem
 
@@ -64,12 +64,12 @@ class FolderTree:
             folders, names = self.remote[folder]
             return sorted(folders), sorted(names)
         found: tuple[list[str], list[str]] = [], []
-        try:
-            with os.scandir(os.path.join(self.root, folder)) as entries:
-                for entry in entries:
-                    found[not is_folder(entry)].append(entry.name)
-        except OSError as error:
-            raise UserError(f"cannot list the folder {self.full_path(folder)}: {error.strerror or error}") from error
+        with (
+            user_errors(f"cannot list the folder {self.full_path(folder)}"),
+            os.scandir(os.path.join(self.root, folder)) as entries,
+        ):
+            for entry in entries:
+                found[not is_folder(entry)].append(entry.name)
         return sorted(found[0]), sorted(found[1])
 
     def subfolders(self, folder: str) -> list[str]:

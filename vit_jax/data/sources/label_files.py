@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 
 Row = tuple[str, str]  # image, class
 
@@ -28,13 +28,9 @@ def parse_label_file(text: str, name: str) -> list[Row]:
     Raises:
         UserError: a line has only one column.
     """
-    lines = text.splitlines()
-    try:
-        table = [
-            cells for cells in csv.reader(lines, delimiter="," if name.lower().endswith(".csv") else "\t") if cells
-        ]
-    except csv.Error as error:
-        raise UserError(f"cannot read {name}: {error}") from error
+    lines = csv.reader(text.splitlines(), delimiter="," if name.lower().endswith(".csv") else "\t")
+    with user_errors(f"cannot read {name}", csv.Error):
+        table = list(filter(None, lines))
     if short := [cells for cells in table if len(cells) < 2]:
         raise UserError(
             f"cannot read {name}: the line {short[0][0]:.60} must have at least two columns, image and class"

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax import UserError
 from vit_jax.data import images
@@ -90,15 +90,13 @@ class MixedExamples:
     sources: tuple[Source, ...]
     labels: tuple[tuple[int, ...] | None, ...]
 
-    def read_example(self, split: str, index: int) -> tuple[images.RGB | images.EncodedImage, Label]:
-        """Returns (image, label) number `index` of a whole split of a part, `0 train`."""
+    def read_example(
+        self, split: str, index: int, **opening: Callable[..., Any]
+    ) -> tuple[images.RGB | images.EncodedImage, Label]:
+        """Returns (image, label) number `index` of a whole split of a part, `0 train`; see `Source.read_example`."""
         number, name = locate_split(split)
-        image, label = self.sources[number].read_example(name, index)
+        image, label = self.sources[number].read_example(name, index, **opening)
         return image, map_label(label, self.labels[number])
-
-    def streamed(self) -> "MixedExamples":
-        """Returns the same examples, read from shards that are open or opened now."""
-        return dataclasses.replace(self, sources=tuple(source.streamed() for source in self.sources))
 
     def read_name(self, split: str, index: int) -> str:
         """Returns the name of an example in its part."""
@@ -145,12 +143,12 @@ def mix_sources(
         file_stamp=None if all(source.file_stamp is None for source in sources) else examples.file_stamp,
         read_name=examples.read_name,
         notes=tuple(itertools.chain(*(source.notes for source in sources))),
-        shards=mix_shards(sources, examples),
+        shards=mix_shards(sources),
         mixture=Mixture(tuple(map(len, sources)), weights),
     )
 
 
-def mix_shards(sources: Sequence[Source], examples: MixedExamples) -> Shards | None:
+def mix_shards(sources: Sequence[Source]) -> Shards | None:
     """Returns the shards of a mixture; None, where some parts are not in shards: then those of the others must fit.
 
     Raises:
@@ -162,8 +160,8 @@ def mix_shards(sources: Sequence[Source], examples: MixedExamples) -> Shards | N
             source.check_cache_room()
         return None
     runs = tuple(itertools.chain(*(one.runs for one in shards)))
-    shuffled = all(one.shuffled for one in shards)
-    return Shards(runs, examples.streamed().read_example, shards[0].open, shards[0].close, shuffled)
+    examples = tuple(itertools.chain(*(one.examples for one in shards)))
+    return Shards(runs, examples, all(one.shuffled for one in shards))
 
 
 def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> tuple[str, ...] | None:

@@ -11,31 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, read_options
-from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.sharded import ShardedSplits, read_labelled
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
 OPTIONS = ("image", "label")
-
-
-class Columns(NamedTuple):
-    """The columns that are read.
-
-    Attributes:
-        image: of images.
-        label: of labels.
-        class_names: of the labels, in order, where they are stated.
-    """
-
-    image: str
-    label: str
-    class_names: tuple[str, ...] | None
 
 
 def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -49,14 +35,14 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     existing = {one: resolve_name(one, found, f"split of {pattern}") for one in split_names(split)}
     footers = read_footers([file for whole in existing.values() for file in found[whole]])
     first = next(iter(footers))
-    columns = choose_columns(footers[first], options, first)
+    image, label, class_names = choose_columns(footers[first], options)
     for path, footer in footers.items():
-        check_columns(footer, {"image": columns.image, "label": columns.label}, path)
-    num_classes = len(columns.class_names) if columns.class_names else source_config.num_classes
+        check_columns(footer, {"image": image, "label": label}, path)
+    num_classes = len(class_names) if class_names else source_config.num_classes
     if num_classes is None:
         raise UserError(
             f"the number of classes of {pattern} is not known, since its files do not describe the column "
-            f"{columns.label}; set --config.data.num_classes"
+            f"{label}; set --config.data.num_classes"
         )
     listed = {
         one: tuple(
@@ -66,22 +52,21 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         for one, whole in existing.items()
     }
     splits = ShardedSplits(listed)
-    read_record = partial(read_row, image=columns.image, label=columns.label)
-    examples = ShardedExamples(splits, read_record, num_classes, source_config.max_labels)
+    read_record = partial(read_row, image=image, label=label)
     parts = tuple(select_examples(split, splits.counts))
-    named = "path" in footers[first].columns[columns.image]
+    named = "path" in footers[first].columns[image]
     return Source(
         name="parquet",
         parts=parts,
-        read_example=examples.read_example,
+        read_example=partial(read_labelled, splits, read_record, num_classes, source_config.max_labels),
         num_classes=num_classes,
-        class_names=columns.class_names,
-        digest=repr((columns.image, columns.label, source_config.max_labels)),
+        class_names=class_names,
+        digest=repr((image, label, source_config.max_labels)),
         max_labels=source_config.max_labels,
-        file_stamp=examples.file_stamp,
-        read_name=partial(read_path, splits, columns.image) if named else None,
+        file_stamp=splits.file_stamp,
+        read_name=partial(read_path, splits, image) if named else None,
         split_names=tuple(found),
-        shards=examples.source_shards(parts),
+        shards=splits.select(parts),
     )
 
 
@@ -130,25 +115,20 @@ def read_footers(files: Sequence[FoundFile]) -> dict[str, shards.Footer]:
         return dict(zip((file.path for file in files), footers, strict=True))
 
 
-def choose_columns(footer: shards.Footer, options: Mapping[str, str], path: str) -> Columns:
-    """Returns the columns to read.
+def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[str, str, tuple[str, ...] | None]:
+    """Returns the column of images, that of labels, and the class names where they are stated.
 
     Args:
         footer: of a file.
-        options: those that the user names.
-        path: of the file.
-
-    Raises:
-        UserError: one of them is missing.
+        options: the columns that the user names.
     """
     described = describe_features(footer)
     chosen = {}
     for role, kind in (("image", "Image"), ("label", "ClassLabel")):
         fitting = [name for name, feature in described.items() if class_label(feature).get("_type") == kind]
         chosen[role] = options.get(role) or (fitting[0] if len(fitting) == 1 else role)
-    check_columns(footer, chosen, path)
     names = class_label(described.get(chosen["label"], {})).get("names")
-    return Columns(chosen["image"], chosen["label"], tuple(map(str, names)) if names else None)
+    return chosen["image"], chosen["label"], tuple(map(str, names)) if names else None
 
 
 def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -> None:

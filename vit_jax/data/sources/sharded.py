@@ -1,11 +1,9 @@
 """Whole splits whose examples lie in shards, one after the other."""
 
 import bisect
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int32
@@ -13,7 +11,9 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import ShardRun, Shards, stamp_files, stamp_versions
+from vit_jax.data.sources.source import Shards, stamp_files, stamp_versions
+
+OpenShard: TypeAlias = Callable[[shards.Shard], Any]  # returns the reader of a shard
 
 
 class ShardedSplits:
@@ -36,73 +36,70 @@ class ShardedSplits:
         number = bisect.bisect_right(self._starts[split], index) - 1
         return self.shards[split][number], index - self._starts[split][number]
 
-    def runs(self, parts: Iterable[tuple[str, range]]) -> Iterator[ShardRun]:
-        """Yields the shards that contain these rows of splits, each with how many of the rows."""
+    def read(
+        self, split: str, index: int, open_shard: OpenShard, read_record: Callable[[Any, int, str], Any]
+    ) -> tuple[Any, str]:
+        """Returns what `read_record(reader, row, name)` gives of an example's record, and its name for messages.
+
+        Raises:
+            DecodeError: it raises ValueError: the record is damaged.
+            UserError: the shard is damaged or missing.
+        """
+        shard, row = self.locate(split, index)
+        name = f"record {row} of {shard.path}"
+        try:
+            return read_record(open_shard(shard), row, name), name
+        except ValueError as error:
+            raise DecodeError(f"cannot read {name}: {error}") from error
+
+    def select(self, parts: Iterable[tuple[str, range]], shuffled: bool = False) -> Shards:
+        """Returns the shards that contain these rows of splits, which are `shuffled` or not known to be."""
+        found = []
         for split, rows in parts:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    yield ShardRun(shard.path, contained, *shard[1:])
+                    found.append((shard, contained))
+        runs, examples = zip(*found, strict=True)
+        return Shards(runs, examples, shuffled)
 
-    def stamp(self, split: str) -> str:
-        """Returns a short text that changes when shards of a split are replaced."""
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes when shards of a split are replaced, whichever examples are asked for."""
         listed = [shard.version for shard in self.shards[split]]
         if all(version and version.is_known for version in listed):  # else a request for each
             return stamp_versions(version.text for version in listed if version)
         return stamp_files(shard.path for shard in self.shards[split])
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardedExamples:
-    """Labelled images in the shards of some splits. It can be pickled, without its open files; threads may share it.
+def read_labelled(
+    splits: ShardedSplits,
+    read_record: Callable[[Any, int, str], tuple[bytes, list[int]]],
+    num_classes: int,
+    max_labels: int | None,
+    split: str,
+    index: int,
+    open_shard: OpenShard = shards.cached_reader,
+) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
+    """Returns (image, label) number `index` of a split.
 
-    Attributes:
+    In multi-label data the label is an array [max_labels]: each label once, padded with -1.
+
+    Args:
         splits: the shards of each split.
         read_record: (reader of a shard, row, name of the record for messages) -> (encoded image, labels); ValueError:
             the record is damaged.
         num_classes: the labels are 0 to num_classes - 1.
         max_labels: the most labels of an image in multi-label data, or None.
-        shuffled: whether the order of the examples is known to be random.
+        split: of the example.
+        index: of the example.
+        open_shard: returns the reader of its shard.
+
+    Raises:
+        DecodeError: the record is damaged.
+        UserError: the shard is damaged, or a label is not one of the classes.
     """
-
-    splits: ShardedSplits
-    read_record: Callable[[Any, int, str], tuple[bytes, list[int]]]
-    num_classes: int
-    max_labels: int | None
-    shuffled: bool = False
-
-    def read_example(
-        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
-    ) -> tuple[EncodedImage, int | Int32[np.ndarray, " max_labels"]]:
-        """Returns (image, label) number `index` of a split; `open_shard` returns the reader of its shard.
-
-        In multi-label data the label is an array [max_labels]: each label once, padded with -1.
-
-        Raises:
-            DecodeError: the record is damaged.
-            UserError: the shard is damaged, or a label is not one of the classes.
-        """
-        shard, row = self.splits.locate(split, index)
-        name = f"record {row} of {shard.path}"
-        try:
-            image, labels = self.read_record(open_shard(shard), row, name)
-        except ValueError as error:
-            raise DecodeError(f"cannot read {name}: {error}") from error
-        return EncodedImage(image, name), check_labels(labels, name, self.num_classes, self.max_labels)
-
-    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes when shards of a split are replaced."""
-        return self.splits.stamp(split)
-
-    def source_shards(self, parts: Iterable[tuple[str, range]]) -> Shards:
-        """Returns the shards of parts of the splits."""
-        streamed = partial(self.read_example, open_shard=shards.streamed_reader)
-        return Shards(tuple(self.splits.runs(parts)), streamed, open_run, shards.close_streamed, self.shuffled)
-
-
-def open_run(run: ShardRun) -> None:
-    """Opens a shard to be streamed; raises UserError if it is damaged, does not fit, or its store does not give it."""
-    shards.streamed_reader(shards.Shard(run.path, *run[2:]), waits=False)
+    (image, labels), name = splits.read(split, index, open_shard, read_record)
+    return EncodedImage(image, name), check_labels(labels, name, num_classes, max_labels)
 
 
 def check_labels(

@@ -8,9 +8,10 @@ them.
 import bisect
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,9 +19,9 @@ import numpy as np
 from jaxtyping import Int32
 
 from vit_jax import UserError, round_up
-from vit_jax.data import images
+from vit_jax.data import images, shards
 from vit_jax.data.sources import splits
-from vit_jax.storage import Version, cache, filesystem
+from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 
@@ -50,42 +51,17 @@ class SourceConfig:
     resolution: int | None = None
 
 
-class ShardRun(NamedTuple):
-    """Examples that follow each other in one file.
-
-    Attributes:
-        path: of the file, local or remote.
-        examples: their number.
-        records: all that the file has.
-        size: of the file, in bytes; None: not stated.
-        version: of a remote file, where its listing states one; another is refused.
-        format: of the file, as `shards.Shard` states it.
-    """
-
-    path: str
-    examples: int
-    records: int
-    size: int | None
-    version: Version | None = None
-    format: str = "array_record"
-
-
 class Shards(NamedTuple):
-    """How examples are read that lie in shards, some shards at a time.
+    """The shards in which examples lie, which can be read some shards at a time.
 
     Attributes:
-        runs: of all examples of the source, in its order.
-        read_example: as that of the source; from a shard that is open, or opened now.
-        open: opens a shard, which is here until it is closed.
-        close: (paths, owner) -> None: closes the shards that are open in this process, but these, which the owner
-            needs from now on, and those that others need.
+        runs: a shard for each stretch of examples that follow each other in it, in the order of the source.
+        examples: of each stretch, their number.
         shuffled: whether their order is known to be random.
     """
 
-    runs: tuple[ShardRun, ...]
-    read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
-    open: Callable[[ShardRun], object]
-    close: Callable[[Collection[str], int], None]
+    runs: tuple[shards.Shard, ...]
+    examples: tuple[int, ...]
     shuffled: bool = False
 
     @property
@@ -124,7 +100,8 @@ class Source:
     Attributes:
         name: of the data set, with its version if it has one.
         parts: what the split consists of, in order: (name of a whole split, range of its examples).
-        read_example: (whole split, index in it) -> (image, decoded or not, label).
+        read_example: (whole split, index in it) -> (image, decoded or not, label). Of examples in shards it also takes
+            `open_shard`, which returns the reader of a shard.
         num_classes: the labels are 0 to num_classes - 1.
         class_names: in the order of the labels, or None.
         digest: of what the name does not identify, such as the list of files.
@@ -144,7 +121,7 @@ class Source:
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read_example: Callable[[str, int], tuple[images.RGB | images.EncodedImage, Label]]
+    read_example: Callable[..., tuple[images.RGB | images.EncodedImage, Label]]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
@@ -203,8 +180,8 @@ class Source:
 
     def streamed(self) -> "Source":
         """Returns the source of examples in shards, which holds none of them longer than it is asked to."""
-        assert self.shards
-        return dataclasses.replace(self, read_example=self.shards.read_example)
+        streamed = functools.partial(self.read_example, open_shard=shards.streamed_reader)
+        return dataclasses.replace(self, read_example=streamed)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator["Source"]:
@@ -215,7 +192,7 @@ class Source:
         try:
             yield self.streamed()
         finally:
-            self.shards.close((), 0)
+            shards.close_streamed(())
 
     def check_cache_room(self, beside: int = 0) -> None:
         """Raises UserError if copies of all remote shards, and some bytes beside them, exceed the bound of the cache.

@@ -8,8 +8,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +16,9 @@ import jax
 
 from vit_jax import MissingData, UserError, storage, tell
 from vit_jax.data import shards
-from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.sharded import ShardedSplits, open_run
-from vit_jax.data.sources.source import ShardRun, Shards, Source, SourceConfig
+from vit_jax.data.images import EncodedImage
+from vit_jax.data.sources.sharded import OpenShard, ShardedSplits
+from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples
 from vit_jax.storage import filesystem
 
@@ -50,33 +49,25 @@ class TfdsSplits:
         features: TFDS's, which parse a record.
         decoders: TFDS's, which leave images encoded.
         splits: the shards.
-        shuffled: whether TFDS has shuffled the examples, as it does unless the data set says otherwise.
     """
 
     name: str
     features: Any
     decoders: dict[str, Any]
     splits: ShardedSplits
-    shuffled: bool
 
-    def read_features(
-        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
-    ) -> dict[str, Any]:
+    def read_features(self, split: str, index: int, open_shard: OpenShard = shards.cached_reader) -> dict[str, Any]:
         """Returns the features of example `index` of a split; `open_shard` returns the reader of its shard.
 
         Raises:
             DecodeError: the record is damaged.
             UserError: the shard is damaged or missing.
         """
-        shard, row = self.splits.locate(split, index)
-        try:
-            record = open_shard(shard).read(row)
-        except ValueError as error:
-            raise DecodeError(f"cannot read record {row} of {shard.path}: {error}") from error
+        record, _ = self.splits.read(split, index, open_shard, lambda reader, row, name: reader.read(row))
         return self.features.deserialize_example_np(record, decoders=self.decoders)
 
     def read_example(
-        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
+        self, split: str, index: int, open_shard: OpenShard = shards.cached_reader
     ) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split; takes and raises what `read_features` does."""
         example = self.read_features(split, index, open_shard)
@@ -85,16 +76,6 @@ class TfdsSplits:
     def read_name(self, split: str, index: int) -> str:
         """Returns the feature `file_name` of example `index` of a split; its whole record is read."""
         return self.read_features(split, index)[FILE_NAME].decode()
-
-    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes when files of a split are replaced."""
-        return self.splits.stamp(split)
-
-    def source_shards(self, parts: Sequence[tuple[str, range]], read_example: Callable[..., Any]) -> Shards:
-        """Returns the shards of parts of the splits, from which `read_example` reads given an `open_shard`."""
-        runs: tuple[ShardRun, ...] = tuple(self.splits.runs(parts))
-        streamed = partial(read_example, open_shard=shards.streamed_reader)
-        return Shards(runs, streamed, open_run, shards.close_streamed, self.shuffled)
 
 
 def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -117,9 +98,9 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
         read_example=data.read_example,
         num_classes=label.num_classes,
         class_names=class_names,
-        file_stamp=data.file_stamp,
+        file_stamp=data.splits.file_stamp,
         read_name=data.read_name if FILE_NAME in info.features else None,
-        shards=data.source_shards(parts, data.read_example),
+        shards=data.splits.select(parts, not info.disable_shuffling),
     )
 
 
@@ -151,7 +132,7 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
             for file, length in zip(files, split.shard_lengths, strict=True)
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
-    return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed), not info.disable_shuffling)
+    return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed))
 
 
 def list_data_files(folder: str) -> dict[str, tuple[int | None, storage.Version | None]]:

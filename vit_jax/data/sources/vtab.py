@@ -1,12 +1,12 @@
 """The tasks of VTAB as sources: 1,000 examples to learn from, the whole test split, and the labels that VTAB makes."""
 
-import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vit_jax import UserError, choose
 from vit_jax.data import shards
 from vit_jax.data.images import RGB, EncodedImage
+from vit_jax.data.sources.sharded import OpenShard
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import select_examples
 from vit_jax.data.sources.tfds import TfdsSplits, build_command, find_data_dir, find_prepared, open_whole_splits
@@ -17,26 +17,13 @@ VTAB_SPLITS = ("train800", "val200", "train800val200", "test")
 Parts = tuple[tuple[str, range], ...]  # as `Source.parts`
 
 
-@dataclasses.dataclass(frozen=True)
-class VtabExamples:
-    """The examples of a task.
-
-    Attributes:
-        splits: of its data set.
-        task: the task.
-    """
-
-    splits: TfdsSplits
-    task: VtabTask
-
-    def read_example(
-        self, split: str, index: int, open_shard: Callable[[shards.Shard], Any] = shards.cached_reader
-    ) -> tuple[RGB | EncodedImage, int]:
-        """Returns (image, label) number `index` of a split of the data set; see `TfdsSplits.read_features`."""
-        record = self.splits.read_features(split, index, open_shard)
-        image = EncodedImage(record["image"], f"{self.splits.name} {split} {index}")
-        label = LABELS[self.task.label](record[self.task.feature])
-        return (image.decode() * 255 if self.task.binary else image), label
+def read_example(
+    data: TfdsSplits, task: VtabTask, split: str, index: int, open_shard: OpenShard = shards.cached_reader
+) -> tuple[RGB | EncodedImage, int]:
+    """Returns (image, label) number `index` of a split of a task's data set; see `TfdsSplits.read_features`."""
+    record = data.read_features(split, index, open_shard)
+    image = EncodedImage(record["image"], f"{data.name} {split} {index}")
+    return image.decode() * 255 if task.binary else image, LABELS[task.label](record[task.feature])
 
 
 def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -56,17 +43,17 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
     whole = find_splits(task, {name: split.num_examples for name, split in info.splits.items()})
     chosen = select_examples(split, {name: sum(len(rows) for _, rows in parts) for name, parts in whole.items()})
     parts = tuple(part for name, rows in chosen for part in cut_parts(whole[name], rows))
-    examples = VtabExamples(open_whole_splits(prepared, [name for name, _ in parts]), task)
+    data = open_whole_splits(prepared, [name for name, _ in parts])
     classes = info.features[task.feature] if task.label == "class" else None
     names = tuple(classes.names) if classes and classes.names else None
     return Source(
         name=f"vtab:{name} {info.full_name}",
         parts=parts,
-        read_example=examples.read_example,
+        read_example=partial(read_example, data, task),
         num_classes=task.classes,
         class_names=names,
-        file_stamp=examples.splits.file_stamp,
-        shards=examples.splits.source_shards(parts, examples.read_example),
+        file_stamp=data.splits.file_stamp,
+        shards=data.splits.select(parts, not info.disable_shuffling),
     )
 
 

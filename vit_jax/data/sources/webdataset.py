@@ -14,7 +14,7 @@ from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, find_folder, read_options
-from vit_jax.data.sources.sharded import ShardedExamples, ShardedSplits
+from vit_jax.data.sources.sharded import ShardedSplits, read_labelled
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 from vit_jax.data.sources.webdataset_info import INFO_NAME, WebDatasetInfo, read_info
@@ -65,7 +65,7 @@ def find_tars(pattern: str) -> TarSet:
 
 
 def list_shards(found: TarSet, split: str) -> tuple[shards.Shard, ...]:
-    """Returns the shards of a split; those whose length is not stated are opened.
+    """Returns the shards of a split; those whose length is not stated are opened, and copied first if they are remote.
 
     Raises:
         UserError: one of these is damaged, or they do not fit into the cache.
@@ -77,18 +77,15 @@ def list_shards(found: TarSet, split: str) -> tuple[shards.Shard, ...]:
     return tuple(
         shards.Shard(
             file.path,
-            found.lengths[file.name] if file.name in found.lengths else count_samples(file),
+            found.lengths[file.name]
+            if file.name in found.lengths
+            else shards.count_records(file.path, file.size, file.version, "tar"),
             file.size,
             file.version,
             "tar",
         )
         for file in listed
     )
-
-
-def count_samples(file: FoundFile) -> int:
-    """Returns the number of samples of a tar file, which is copied first if it is remote."""
-    return shards.count_records(file.path, file.size, file.version, "tar")
 
 
 def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -112,20 +109,19 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
     field = options.get("label") or next(iter(fields), None)
     max_labels = (info and info.max_labels) or source_config.max_labels
     read_record = partial(read_sample, field=field, extension=options.get("image"))
-    examples = ShardedExamples(splits, read_record, num_classes, max_labels)
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name="webdataset",
         parts=parts,
-        read_example=examples.read_example,
+        read_example=partial(read_labelled, splits, read_record, num_classes, max_labels),
         num_classes=num_classes,
         class_names=info.class_names if info else None,
         digest=repr((field, options.get("image"), max_labels)),
         max_labels=max_labels,
-        file_stamp=examples.file_stamp,
+        file_stamp=splits.file_stamp,
         read_name=partial(read_key, splits),
         split_names=tuple(found.splits),
-        shards=examples.source_shards(parts),
+        shards=splits.select(parts),
     )
 
 

@@ -1,9 +1,10 @@
 """The description of a WebDataset: its samples, counted once and stated in `_info.json` beside the tar files."""
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data import shards
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.file_pattern import FoundFile, read_options
@@ -46,10 +47,8 @@ def describe_tars(
             reader = shards.open_reader(file.path, local, file.size, "tar")
             if records := reader.num_records():
                 sample = f"record {records - 1} of {file.path}"
-                try:
+                with user_errors(f"cannot read {sample}", ValueError):
                     image, labels = read_sample(reader, records - 1, sample, options.get("label"), options.get("image"))
-                except ValueError as error:
-                    raise UserError(f"cannot read {sample}: {error}") from error
                 check_labels(labels, sample, num_classes, max_labels)
                 EncodedImage(image, sample).decode()
         finally:
@@ -58,12 +57,8 @@ def describe_tars(
         return shards.ShardEntry(file.name, records, file.size or 0)
 
     with ThreadPoolExecutor(COPIES) as pool:
-        counted = {split: [pool.submit(count, file) for file in files] for split, files in found.splits.items()}
-        try:
-            splits = {split: tuple(entry.result() for entry in entries) for split, entries in counted.items()}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        counted = pool.map(count, itertools.chain(*found.splits.values()))  # after an error, no further file is begun
+        splits = {split: tuple(itertools.islice(counted, len(files))) for split, files in found.splits.items()}
     lengths = {split: {entry.name: entry.records for entry in entries} for split, entries in splits.items()}
     fields = dict.fromkeys(lengths, options["label"]) if "label" in options else {}
     write_info(path, WebDatasetInfo(lengths, fields, num_classes, None, max_labels))

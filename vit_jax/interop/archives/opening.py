@@ -22,7 +22,7 @@ def open_archive(path: Path) -> AbstractContextManager[Any]:
         return npz.open_archive(path)
     with path.open("rb") as file:
         start = file.read(9)
-    if safetensors_files.is_safetensors(start):
+    if start[8:9] == b"{":  # after a length of 8 bytes, JSON
         return safetensors_files.open_archive(path)
     if path.name.endswith(safetensors_files.INDEX_SUFFIX):
         return safetensors_files.open_shards(path)

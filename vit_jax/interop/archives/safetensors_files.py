@@ -65,11 +65,6 @@ class SafetensorsArchive(Archive):
             copy_values(self._file_of[name].get_tensor(name), into)
 
 
-def is_safetensors(start: bytes) -> bool:
-    """Returns whether the first 9 bytes of a file are those of a .safetensors file: a length, then JSON."""
-    return start[8:9] == b"{"
-
-
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[SafetensorsArchive]:
     """Opens a .safetensors file.

@@ -135,9 +135,8 @@ def _read_index(path: Path) -> tuple[AugRegCheckpoint, ...]:
     ):
         for row in csv.DictReader(file):
             for adapted in (False, True):
-                one = _parse_row(row, adapted)
-                if one and one.name not in found:
-                    found[one.name] = one
+                if one := _parse_row(row, adapted):
+                    found.setdefault(one.name, one)
     if not found:
         raise UserError(f"{path.name} lists no checkpoint")
     return tuple(found.values())

@@ -6,7 +6,6 @@ Source of the names: google-research/big_transfer, bit_jax; google-research/big_
 models/bit.py.
 """
 
-import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +14,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import mapping
+from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf
 from vit_jax.models import BitSpec, image_size
 
 NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # in released files of VTAB's tasks
+UNIT = r"block(\d{1,3})/unit(\d{1,3})/"  # stage and unit
 OUTER = ("", "params/", "opt/target/")  # what may precede the names of a model in a file
 Names: TypeAlias = tuple[tuple[str, str], ...]  # our name of a layer, and theirs
 
@@ -37,9 +37,9 @@ class BitLayout:
         layers: those outside of the units; the first is the convolution of the root.
         unit_name: of a unit, given its stage and its number.
         unit_layers: those inside a unit.
-        norm_kinds: theirs of a norm's scale and bias.
+        norm_kinds: the layout's names of a norm's scale and bias.
         norm_ones: leading dimensions of 1 of the arrays of norms.
-        head_ones: likewise of the head's kernel.
+        head_ones: leading dimensions of 1 of the head's kernel.
     """
 
     name: str
@@ -113,12 +113,6 @@ def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
     return None
 
 
-def detect_form(name: str, names: Mapping[str, Any]) -> BitLayout | None:
-    """Returns the form of the layout of a name that names of arrays have, or None if they have another layout."""
-    found = detect_layout(names)
-    return found if found and found.name == name else None
-
-
 def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ()) -> mapping.ParameterTable:
     """Returns the arrays of a layout that the parameters of a model consist of.
 
@@ -145,12 +139,10 @@ def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ())
 def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
     """Yields our name and theirs of every convolution and norm."""
     yield from ((ours, theirs) for ours, theirs in layout.layers if ours != "head")
-    for stage, units in enumerate(spec.stages, 1):
-        for unit in range(1, units + 1):
-            their_unit = layout.unit_name.format(stage=stage, unit=unit)
-            for ours, theirs in layout.unit_layers:
-                if unit == 1 or not ours.endswith("_proj"):
-                    yield f"stage{stage}/unit{unit}/{ours}", f"{their_unit}/{theirs}"
+    for stage, unit, suffix in mapping.convolutions(spec.stages):
+        for ours, theirs in layout.unit_layers:
+            if ours in (f"conv{suffix}", f"norm{suffix}"):
+                yield f"stage{stage}/unit{unit}/{ours}", f"{layout.unit_name.format(stage=stage, unit=unit)}/{theirs}"
 
 
 def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
@@ -190,19 +182,12 @@ def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) ->
         UserError: an array from which a field is inferred has too few dimensions.
     """
     headers = {_unnumbered(name).removeprefix(layout.prefix): archive[name] for name in archive}
-    units = {
-        match.groups() for match in (re.match(r"block(\d{1,3})/unit(\d{1,3})/", name) for name in headers) if match
-    }
-    counts = collections.Counter(int(stage) for stage, _ in units)
-    for name in (layout.root, layout.head):
-        if name in headers and len(headers[name].shape) < 2:
-            raise UserError(f"{name} has the shape {list(headers[name].shape)}, from which no field can be inferred")
     return layout, {
-        "stages": tuple(counts[stage] for stage in sorted(counts)),
-        "width": headers[layout.root].shape[-1],
+        "stages": array_shapes.count_units(headers, UNIT),
+        "width": array_shapes.shape_of(headers, layout.root)[-1],
         "unit": layout.unit,
         "border": layout.border,
-        "num_classes": headers[layout.head].shape[-1] if layout.head in headers else 0,
+        "num_classes": array_shapes.shape_of(headers, layout.head)[-1] if layout.head in headers else 0,
         "resolution": (224, 224) if resolution is None else image_size(resolution),
     }
 

@@ -8,7 +8,7 @@ name of another is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set 
   ViT-B/16-imagenet2012-384         of the paper, then fine-tuned on ImageNet
   ViT-B/16-augreg-imagenet21k       of "How to train your ViT?" (arXiv 2106.10270), the recommended one of many
   ViT-B/16-augreg-imagenet2012-384  the same, fine-tuned; those at 224 px are the ones that timm offers
-  ViT-B/16-augreg-1k-...            trained without ImageNet-21k; likewise `deit3-1k`
+  ViT-B/16-augreg-1k-...            trained without ImageNet-21k, as `deit3-1k` is
   ViT-B/16-sam-..., -gsam-...       with sharpness-aware optimizers (arXiv 2106.01548, 2203.08065), ImageNet alone
   ViT-S/16-plain-90ep-...           big_vision's baseline (arXiv 2205.01580), ImageNet alone
   ViT-B/16-deit3-...                DeiT III (arXiv 2204.07118), converted by big_vision

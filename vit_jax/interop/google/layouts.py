@@ -8,24 +8,24 @@ Source of the names: google-research/vision_transformer, vit_jax/checkpoint.py a
 models/vit.py.
 """
 
-import collections
 import dataclasses
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import class_names, mapping
+from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Part, Stack
+from vit_jax.interop.google.bit_layouts import UNIT
+from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Stack
 from vit_jax.models import ModelSpec, image_size, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
+QKV = ("query", "key", "value")
 # What the files of these layouts say of a model, by their arrays or their names; all else is as in the first ViTs.
 STATED = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position", "position_rows", "stages", "stem")
 
@@ -56,16 +56,10 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
     google = any(re.match(r"Transformer/encoderblock_\d+/MlpBlock_3/", name) for name in own)
     base = GOOGLE if google else BIG_VISION
     scanned = any(name.startswith("Transformer/encoderblock/") for name in own)
-    inside = google or POSITION in own  # the latter in older files of big_vision
+    inside = google or POSITION in own  # POSITION in older files of big_vision
     return dataclasses.replace(
         base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
     )
-
-
-def detect_form(layout: Layout, names: Mapping[str, Any]) -> Layout | None:
-    """Returns the form of this layout that names of arrays have, or None if they have another layout."""
-    found = detect_layout(names)
-    return found if found and found.name == layout.name else None
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
@@ -76,12 +70,13 @@ def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
         table["cls"] = Leaf("cls", ones=2)
     if spec.position.kind == "learned":
         table["position"] = Leaf(layout.position, ones=1)
-    blocks = _block_table(layout)
-    table |= {name: _stacked(part, spec.depth, layout.scanned) for name, part in blocks.items()}
+    numbered = [f"Transformer/encoderblock_{index}/" for index in range(spec.depth)]
+    blocks = "Transformer/encoderblock/" if layout.scanned else numbered
+    table |= {name: mapping.of_blocks(part, blocks) for name, part in _block_table(layout).items()}
     table |= _norm_leaves("encoder/norm", "Transformer/encoder_norm")
     if spec.head.pooling == "map":
         table["map_head/probe"] = Leaf("MAPHead_0/probe", ones=2)
-        for part in ("query", "key", "value", "out"):
+        for part in (*QKV, "out"):
             table |= _leaves(f"map_head/attention/{part}", f"MAPHead_0/MultiHeadDotProductAttention_0/{part}")
         table |= _norm_leaves("map_head/norm", "MAPHead_0/LayerNorm_0")
         table |= _mlp_leaves("map_head/mlp", "MAPHead_0/MlpBlock_0")
@@ -106,18 +101,11 @@ def _mlp_leaves(ours: str, theirs: str) -> mapping.ParameterTable:
 
 def _stem_table(spec: ModelSpec) -> mapping.ParameterTable:
     table = _leaves("stem/root/conv", "conv_root", ("kernel",)) | _norm_leaves("stem/root/norm", "gn_root")
-    for stage, unit, suffix in _convolutions(spec):
+    for stage, unit, suffix in mapping.convolutions(spec.stem.stages):
         ours, theirs = f"stem/stage{stage}/unit{unit}", f"block{stage}/unit{unit}"
         table |= _leaves(f"{ours}/conv{suffix}", f"{theirs}/conv{suffix}", ("kernel",))
         table |= _norm_leaves(f"{ours}/norm{suffix}", f"{theirs}/gn{suffix}")
     return table
-
-
-def _convolutions(spec: ModelSpec) -> Iterator[tuple[int, int, str]]:
-    """Yields (stage, unit, suffix of the name) of every convolution of the stages."""
-    for stage, units in enumerate(spec.stem.stages, 1):
-        for unit in range(1, units + 1):
-            yield from ((stage, unit, suffix) for suffix in (("1", "2", "3", "_proj") if unit == 1 else "123"))
 
 
 def _block_table(layout: Layout) -> mapping.ParameterTable:
@@ -129,23 +117,10 @@ def _block_table(layout: Layout) -> mapping.ParameterTable:
     table |= _mlp_leaves(f"{BLOCKS}/mlp", f"MlpBlock_{mlp}")
     heads = f"MultiHeadDotProductAttention_{attention}"
     table |= _leaves(f"{BLOCKS}/attention/out", f"{heads}/out")
-    for kind, axis in (("kernel", 2), ("bias", 1)):  # the layer axis counted
-        parts = [Leaf(f"{heads}/{part}/{kind}") for part in ("query", "key", "value")]
-        table[f"{BLOCKS}/attention/qkv/{kind}"] = Stack(axis, parts)
-    return table
-
-
-def _stacked(part: Part, depth: int, scanned: bool) -> Part:
-    """Returns the arrays that one of our stacked parameters consists of, from those of one block."""
-
-    def of_block(part: Part, block: str, dropped_axes: int) -> Part:
-        if isinstance(part, Stack):
-            return Stack(part.axis - dropped_axes, [of_block(inner, block, dropped_axes) for inner in part.parts])
-        return Leaf(f"Transformer/{block}/{part.name}")
-
-    if scanned:
-        return of_block(part, "encoderblock", 0)
-    return Stack(0, [of_block(part, f"encoderblock_{index}", 1) for index in range(depth)])
+    return table | {
+        f"{BLOCKS}/attention/qkv/{kind}": Stack(axis, [Leaf(f"{heads}/{part}/{kind}") for part in QKV])
+        for kind, axis in (("kernel", 2), ("bias", 1))  # the layer axis counted
+    }
 
 
 def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
@@ -183,10 +158,6 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
                 f"the google layout does not store the patch grid, so {rows}x{columns} patches would be read as "
                 f"{side}x{side}; {OTHER_LAYOUT}"
             )
-    if spec.head.pooling == "map" and layout.name == "google":
-        raise UserError(f"the google layout does not support attention pooling; {OTHER_LAYOUT}")
-    if spec.stem.kind == "resnet" and layout.name == "big_vision":
-        raise UserError(f"the big_vision layout does not support hybrid models (ResNet stem); {OTHER_LAYOUT}")
     if _is_class_row_folded(layout, spec):
         first, rest = np.split(params["position"], [1])
         params = params | {"cls": params["cls"] + first[0], "position": rest}
@@ -201,41 +172,16 @@ def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
     unsupported |= mapping.unstated_values(spec, STATED)
     rows = ("all",) if layout.class_row else ("all", "patches")
     unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
-    return unsupported | {"class token and mean pooled together": spec.head.pooling == "token_gap"}
+    return unsupported | {
+        "class token and mean pooled together": spec.head.pooling == "token_gap",
+        "attention pooling": spec.head.pooling == "map" and layout.name == "google",
+        "hybrid models (ResNet stem)": spec.stem.kind == "resnet" and layout.name == "big_vision",
+    }
 
 
 def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
     """Tells whether the class token's position is added to the class token: a model only ever uses their sum."""
     return bool(spec.position_rows) and spec.position.kind == "learned" and not layout.class_row
-
-
-class _Arrays:
-    """The arrays of a file without the layout's prefix: which there are, and their shapes."""
-
-    def __init__(self, archive: Mapping[str, Any], layout: Layout):
-        self.prefix = layout.prefix
-        self.headers = {
-            name.removeprefix(self.prefix): archive[name] for name in archive if name.startswith(self.prefix)
-        }
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.headers
-
-    def size(self, name: str, axis: int) -> int:
-        """Returns the size of an array along an axis.
-
-        Raises:
-            UserError: the array has fewer than two dimensions.
-        """
-        shape = self.headers[name].shape
-        if len(shape) < 2:
-            raise UserError(f"{self.prefix}{name} has the shape {list(shape)}, from which no field can be inferred")
-        return shape[axis]
-
-    def matches(self, pattern: str) -> set[tuple[str, ...]]:
-        """Returns the different groups that a pattern matches at the beginning of names."""
-        found = (re.match(pattern, name) for name in self.headers)
-        return {match.groups() for match in found if match}
 
 
 def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
@@ -250,21 +196,19 @@ def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = N
         UserError: an array is missing that determines a field, or the positions are not those of square images.
     """
     given = None if resolution is None else image_size(resolution)
-    arrays = _Arrays(archive, layout)
-    fields = _shape_fields(arrays, layout)
+    fields = _shape_fields(archive, layout)
     patch_size = fields["patch_size"]
     if fields["position"] != "learned":
         default = max(1, 224 // patch_size) * patch_size
         return layout, fields | {"resolution": given or (default, default)}
-    rows, class_tokens = arrays.size(layout.position, -2), int(fields["pooling"] == "token")
+    rows = array_shapes.shape_of(archive, layout.prefix + layout.position)[-2]
+    class_tokens = int(fields["pooling"] == "token")
     class_rows = [True] if layout.name == "google" else [False, True]
+    kinds = {class_row: class_tokens * class_row for class_row in class_rows}
     # The published files are of square images: the given resolution is used only where that is impossible.
-    for images, class_row in itertools.product((None, given), class_rows):
-        grid = _grid(rows - class_tokens * class_row, patch_size, images)
-        if grid:
-            stored = tuple(side * patch_size for side in grid)
-            return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
-    if not class_tokens and _grid(rows - 1, patch_size, None):
+    for class_row, stored in array_shapes.image_sizes(rows, kinds, patch_size, (None, given)):
+        return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
+    if not class_tokens and any(array_shapes.image_sizes(rows, {"class token": 1}, patch_size, (None,))):
         raise UserError(
             f"{layout.prefix}cls is missing, but one of the {rows} position embeddings is for a class token"
         )
@@ -273,45 +217,47 @@ def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = N
     )
 
 
-def _shape_fields(arrays: _Arrays, layout: Layout) -> dict[str, Any]:
+def _shape_fields(archive: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
     """Returns the fields of the model but for its resolution."""
+    names = {name.removeprefix(layout.prefix) for name in archive if name.startswith(layout.prefix)}
+
+    def size(name: str, axis: int) -> int:
+        return array_shapes.shape_of(archive, layout.prefix + name)[axis]
+
     _, attention, _, mlp = layout.numbers
     block = "Transformer/" + ("encoderblock" if layout.scanned else "encoderblock_0")
     query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
     dense = f"{block}/MlpBlock_{mlp}/Dense_0/kernel"
-    learned = layout.name == "google" or layout.position in arrays
+    learned = layout.name == "google" or layout.position in names
     needed = ["embedding/kernel", query, dense, *([layout.position] if learned else [])]
-    if missing := [f"{layout.prefix}{name}" for name in needed if name not in arrays]:
+    if missing := [f"{layout.prefix}{name}" for name in needed if name not in names]:
         raise UserError(f"the model cannot be inferred, since arrays are missing: {', '.join(missing)}")
-    units = arrays.matches(r"block(\d{1,3})/unit(\d{1,3})/")
-    counts = collections.Counter(int(stage) for stage, _ in units)
-    stages = tuple(counts[stage] for stage in sorted(counts))
-    hybrid = "conv_root/kernel" in arrays
-    tanh_layer = "pre_logits/kernel" in arrays
+    stages = array_shapes.count_units(names, UNIT)
+    hybrid = "conv_root/kernel" in names
+    numbers = array_shapes.matches(names, r"Transformer/encoderblock_(\d+)/")
+    tanh_layer = "pre_logits/kernel" in names
     fields: dict[str, Any] = {
-        "width": arrays.size("embedding/kernel", -1),
-        "depth": arrays.size(query, 0) if layout.scanned else len(arrays.matches(r"Transformer/encoderblock_(\d+)/")),
-        "mlp_dim": arrays.size(dense, -1),
-        "num_heads": arrays.size(query, -2),
-        "num_classes": arrays.size("head/kernel", -1) if "head/kernel" in arrays else 0,
-        "pooling": "token" if "cls" in arrays else "map" if "MAPHead_0/probe" in arrays else "gap",
+        "width": size("embedding/kernel", -1),
+        "depth": size(query, 0) if layout.scanned else len(numbers),
+        "mlp_dim": size(dense, -1),
+        "num_heads": size(query, -2),
+        "num_classes": size("head/kernel", -1) if "head/kernel" in names else 0,
+        "pooling": "token" if "cls" in names else "map" if "MAPHead_0/probe" in names else "gap",
         "pre_logits": tanh_layer,
-        "representation_size": arrays.size("pre_logits/kernel", -1) if tanh_layer else 0,
+        "representation_size": size("pre_logits/kernel", -1) if tanh_layer else 0,
         "position": "learned" if learned else "sincos2d",
-        "patch_size": arrays.size("embedding/kernel", 0) * (resnet_stride(stages) if hybrid else 1),
+        "patch_size": size("embedding/kernel", 0) * (resnet_stride(stages) if hybrid else 1),
     }
     if hybrid:
-        fields |= {"stem": "resnet", "stages": stages, "stem_width": arrays.size("conv_root/kernel", -1)}
+        fields |= {"stem": "resnet", "stages": stages, "stem_width": size("conv_root/kernel", -1)}
     return fields
 
 
-def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
-    """Returns how a published model in a layout is used, as keywords of `vit_jax.create`: preprocessing, class names;
-    the loss is not known.
+def evaluation_pipe(fields: dict[str, Any], layout: str) -> str:
+    """Returns the preprocessing of the authors' evaluation of a model in a layout.
 
-    The preprocessing is that of the authors' evaluation: vision_transformer (vit_jax/input_pipeline.py) resizes the
-    whole image, big_vision (configs/load_and_eval.py) takes the centre, which is defined for square images only. Heads
-    with as many classes as ImageNet or ImageNet-21k are assumed to be theirs.
+    vision_transformer (vit_jax/input_pipeline.py) resizes the whole image, big_vision (configs/load_and_eval.py) takes
+    the centre, which is defined for square images only.
     """
     height, width = fields["resolution"]
     cropped = layout == "big_vision" and height == width
@@ -320,15 +266,4 @@ def infer_use(fields: dict[str, Any], layout: str) -> dict[str, Any]:
         if cropped
         else f"resize(({height},{width}))"
     )
-    names = class_names.class_names(fields["num_classes"])
-    pipe = f"{sized}|value_range(-1,1)"
-    return {"preprocess": pipe, "class_names": list(names) if names else None, "loss": ""}
-
-
-def _grid(rows: int, patch_size: int, size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the (rows, columns) of patches of images of this size or, without one, of square images; None if their
-    number is not `rows`.
-    """
-    side = math.isqrt(max(rows, 0))
-    grid = (size[0] // patch_size, size[1] // patch_size) if size else (side, side)
-    return grid if rows > 0 and grid[0] * grid[1] == rows else None
+    return f"{sized}|value_range(-1,1)"

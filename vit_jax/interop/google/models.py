@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import Format, ModelDescription
 from vit_jax.interop.google import bit_layouts, layouts
-from vit_jax.models import BitSpec, ModelSpec, model_name
+from vit_jax.models import BitSpec, ModelSpec
 
 Form: TypeAlias = layouts.Layout | bit_layouts.BitLayout
 TABLES: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_layouts}  # by the form of a file
@@ -19,7 +19,8 @@ def make_format(layout: layouts.Layout) -> Format:
     """Returns the layout with this name, of ViTs and of BiTs."""
 
     def detect(archive: Archive) -> Form | None:
-        return layouts.detect_form(layout, archive) or bit_layouts.detect_form(layout.name, archive)
+        form = layouts.detect_layout(archive) or bit_layouts.detect_layout(archive)
+        return form if form and form.name == layout.name else None
 
     def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
         if isinstance(spec, BitSpec):
@@ -32,7 +33,7 @@ def make_format(layout: layouts.Layout) -> Format:
 def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, Any]) -> tuple[Form, ModelDescription]:
     """Returns the form, complete, and the model of a file; raises as `infer_fields` of its table."""
     form, fields = TABLES[type(form)].infer_fields(archive, form, given.get("resolution"))
-    return form, ModelDescription(model_name(fields), fields, **layouts.infer_use(fields, form.name))
+    return form, ModelDescription.of_fields(fields, layouts.evaluation_pipe(fields, form.name))
 
 
 def read_layout(

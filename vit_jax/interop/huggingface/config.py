@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, shown
+from vit_jax import UserError, printable
 from vit_jax.interop.huggingface import layout
 from vit_jax.interop.pytorch import (
     CONFIG_FILE,
@@ -17,12 +17,12 @@ from vit_jax.interop.pytorch import (
     json_text,
     loss_key,
     name_list,
-    number,
     pipes,
+    read_choice,
+    read_float,
+    read_int,
     read_json,
     read_loss,
-    whole,
-    word,
 )
 from vit_jax.models import Model
 
@@ -84,18 +84,18 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
         content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in DEFAULTS:
-        raise UserError(f"it is a {shown(kind, 60)} of transformers, of which vit_jax reads {', '.join(DEFAULTS)}")
+        raise UserError(f"it is a {printable(kind, 60)} of transformers, of which vit_jax reads {', '.join(DEFAULTS)}")
     epsilon, activation = DEFAULTS[kind]
-    activation = ACTIVATIONS[word(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
-    word(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
+    activation = ACTIVATIONS[read_choice(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
+    read_choice(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
     fields: dict[str, Any] = {
-        "num_heads": whole(content.get("num_attention_heads", HEADS), "num_attention_heads"),
-        "norm_epsilon": number(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
+        "num_heads": read_int(content.get("num_attention_heads", HEADS), "num_attention_heads"),
+        "norm_epsilon": read_float(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
         "activation": "swiglu" if content.get("use_swiglu_ffn") is True else activation,
     }
     size = content.get("image_size", 224)
     sides = size if isinstance(size, list) and len(size) == 2 else (size, size)
-    height, width = (whole(side, "image_size") for side in sides)
+    height, width = (read_int(side, "image_size") for side in sides)
     names = labels.get("id2label")
     listed = name_list(names, len(names)) if isinstance(names, Mapping) else None
     sizes = _read_sizes(content, (height, width))
@@ -145,11 +145,11 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
 def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
     """Returns the shorter side or (height, width) of a size in one of its forms; None for other ones."""
     if isinstance(size, Mapping) and "shortest_edge" in size:
-        return whole(size["shortest_edge"], "size")
+        return read_int(size["shortest_edge"], "size")
     if isinstance(size, Mapping) and {"height", "width"} <= set(size):
-        return whole(size["height"], "size"), whole(size["width"], "size")
+        return read_int(size["height"], "size"), read_int(size["width"], "size")
     if type(size) is int:
-        return (whole(size, "size"), size) if square else whole(size, "size")
+        return (read_int(size, "size"), size) if square else read_int(size, "size")
     return None
 
 
@@ -204,11 +204,7 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
 
 
 def _preprocessor(model: Model) -> dict[str, Any]:
-    height, width = model.image_size
-    prepared = pipes.Preparation((height, width), None, "bicubic")
-    if model.preprocess is not None:
-        prepared = pipes.read_pipe(model.preprocess)
-    mean, std = pipes.combine_range(prepared.values, model.field("image_mean"), model.field("image_std"))
+    prepared, mean, std = pipes.preparation_of(model)
     shorter = isinstance(prepared.resize, int)
     # These classes differ in what they do; the keys alone do not tell them to crop.
     kind = "BitImageProcessor" if shorter else "DeiTImageProcessor" if prepared.crop else "ViTImageProcessor"

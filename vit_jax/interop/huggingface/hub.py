@@ -7,12 +7,13 @@ The library `huggingface_hub` downloads them, with its own cache, token and sett
 import importlib
 from pathlib import Path
 
-from vit_jax import BUGS, UserError, shown, user_errors
+from vit_jax import UserError, printable, reason
 
 PREFIX = "hf-hub:"
 # What a checkpoint consists of; repositories also contain the same weights in formats that are not read here.
 FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 SHARDS = "model-*-of-*.safetensors"
 
 
@@ -32,30 +33,26 @@ def download_checkpoint(path: str) -> Path:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise UserError("this needs huggingface_hub: pip install -e '.[hub]'") from None
+    patterns = [*FILES, SHARDS, *ADAPTER_FILES]
     try:
-        with user_errors("cannot be downloaded", Exception, *BUGS):
-            folder = hub.snapshot_download(
-                name, revision=revision or None, allow_patterns=[*FILES, SHARDS, *ADAPTER_FILES]
-            )
-    except UserError as error:
+        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except Exception as error:
         raise UserError(_sentence(name, revision, error)) from None
-    return Path(folder)
 
 
-def _sentence(name: str, revision: str, error: UserError) -> str:
+def _sentence(name: str, revision: str, error: Exception) -> str:
     """Returns what went wrong, by the kind of the library's error."""
-    cause = error.__cause__
-    kinds = {kind.__name__ for kind in type(cause).__mro__}
-    if "RevisionNotFoundError" in kinds:
-        return f"{name} has no revision {revision}"
-    if "GatedRepoError" in kinds:
-        return f"no permission to read {name}; accept its terms on the hub and log in (hf auth login, or HF_TOKEN)"
-    if "RepositoryNotFoundError" in kinds:
-        return f"the hub has no model {name}, or it is private; check the name, or log in (hf auth login, or HF_TOKEN)"
-    if "HFValidationError" in kinds:
-        return (
-            f"{name!r} is not the name of a model on the hub; write {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION"
-        )
-    if kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "IncompleteSnapshotError"}:
-        return f"{name} is not in the local cache, and the hub cannot be reached; download it where there is a network"
-    return shown(error, 500)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    absent = f"{name} is not in the local cache, and the hub cannot be reached; download it where there is a network"
+    sentences = {
+        "RevisionNotFoundError": f"{name} has no revision {revision}",
+        "GatedRepoError": f"no permission to read {name}; accept its terms on the hub and {LOG_IN}",
+        "RepositoryNotFoundError": f"the hub has no model {name}, or it is private; check the name, or {LOG_IN}",
+        "HFValidationError": f"{name!r} is not the name of a model on the hub; write {PREFIX}OWNER/NAME or "
+        f"{PREFIX}OWNER/NAME@REVISION",
+        **dict.fromkeys(["LocalEntryNotFoundError", "OfflineModeIsEnabled", "IncompleteSnapshotError"], absent),
+    }
+    return next(
+        (sentence for kind, sentence in sentences.items() if kind in kinds),
+        printable(f"cannot be downloaded: {reason(error)}", 500),
+    )

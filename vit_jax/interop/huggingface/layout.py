@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import mapping
+from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.huggingface.families import (
     CLASSIFIERS,
@@ -86,18 +86,18 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
         for family, rules in FAMILIES.items()
     }
     family = min(differ, key=lambda family: len(differ[family]))
-    unsupported = dict.fromkeys(differ[family], True)
     classes, pooling = bool(spec.head.num_classes), spec.head.pooling
-    unsupported["a head of patches"] = spec.head.kind == "patches"
-    if family in ("vit", "deit"):
-        unsupported["a tanh layer before a classifier"] = classes and spec.head.pre_logits
-    if family.startswith("dinov2"):
-        unsupported["a classifier of the class token alone after LayerScale"] = classes and pooling == "token"
-        unsupported["class token and mean without a classifier"] = not classes and pooling == "token_gap"
-        unsupported[f"layer_scale 0 in a {family}"] = not spec.block.layer_scale
-    if family not in ("vit", "deit"):  # whose code takes positions to be those of a square grid
-        height, width = spec.position.image_size
-        unsupported[f"images of {height}x{width} pixels in a {family}"] = height != width
+    height, width = spec.position.image_size
+    plain, dinov2 = family in ("vit", "deit"), family.startswith("dinov2")
+    unsupported = dict.fromkeys(differ[family], True) | {
+        "a head of patches": spec.head.kind == "patches",
+        "a tanh layer before a classifier": plain and classes and spec.head.pre_logits,
+        "a classifier of the class token alone after LayerScale": dinov2 and classes and pooling == "token",
+        "class token and mean without a classifier": dinov2 and not classes and pooling == "token_gap",
+        f"layer_scale 0 in a {family}": dinov2 and not spec.block.layer_scale,
+        # The code of the others takes positions to be those of a square grid.
+        f"images of {height}x{width} pixels in a {family}": not plain and height != width,
+    }
     mapping.refuse("huggingface", unsupported)
     return Form(family, FAMILIES[family].prefix if classes or family == "siglip_vision_model" else "")
 
@@ -129,9 +129,8 @@ def infer_fields(
     given = None if resolution is None else image_size(resolution)
     class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
     if pooler in archive:
-        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, pooler)[0]}
-    dinov2 = form.family.startswith("dinov2")
-    both = dinov2 and fields["num_classes"]
+        fields |= {"pre_logits": True, "representation_size": array_shapes.shape_of(archive, pooler)[0]}
+    both = form.family.startswith("dinov2") and fields["num_classes"]
     fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"
     return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
 
@@ -218,7 +217,7 @@ def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
     table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
     table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
     if spec.block.layer_scale:
-        table |= {f"layer_scale{number}": Leaf(f"layer_scale{number}.lambda1") for number in (1, 2)}
+        table |= {f"layer_scale{read_float}": Leaf(f"layer_scale{read_float}.lambda1") for read_float in (1, 2)}
     if spec.block.activation != "swiglu":
         return table | dense_leaves("mlp/dense1", family.dense[0]) | dense_leaves("mlp/dense2", family.dense[1])
     parts, narrowing = family.gated
@@ -229,21 +228,20 @@ def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
 
 def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
     """Returns the arrays of several linear layers of the same inputs, which are one of ours."""
-    table: ParameterTable = {}
-    for kind, axis, name, arrange in (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat)):
-        # The axis is counted with the layers.
-        table[f"{ours}/{kind}"] = Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
-    return table
+    kinds = (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat))  # the axis is counted with the layers
+    return {
+        f"{ours}/{kind}": Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
+        for kind, axis, name, arrange in kinds
+    }
 
 
 def _map_table(prefix: str) -> ParameterTable:
     """Returns the arrays of attention pooling; queries, keys and values are one array of the file."""
     table: ParameterTable = {"map_head/probe": Leaf(f"{prefix}probe", ones=2)}
     for part in ("query", "key", "value"):
-        table[f"map_head/attention/{part}/kernel"] = Leaf(f"{prefix}attention.in_proj_weight", arrange=linear)
-        table[f"map_head/attention/{part}/bias"] = Leaf(f"{prefix}attention.in_proj_bias", arrange=flat)
+        table |= dense_leaves(f"map_head/attention/{part}", f"{prefix}attention.in_proj_")
     table |= merging_leaves("map_head/attention/out", f"{prefix}attention.out_proj.")
     table |= norm_leaves("map_head/norm", f"{prefix}layernorm.")
-    for number in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{number}", f"{prefix}mlp.fc{number}.")
+    for read_float in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{read_float}", f"{prefix}mlp.fc{read_float}.")
     return table

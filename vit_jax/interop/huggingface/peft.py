@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import UserError, shown, tree, user_errors
+from vit_jax import UserError, printable, tree, user_errors
 from vit_jax.interop import archives, description
 from vit_jax.interop.huggingface import hub, layout
 from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
+from vit_jax.interop.pytorch import json_text
 from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
@@ -102,7 +103,7 @@ def find_adapter(folder: Path) -> Adapter | None:
         }
         if unsupported:
             field, value = next(iter(unsupported.items()))
-            raise UserError(f"{CONFIG} states {field}={shown(value)}, which is not supported")
+            raise UserError(f"{CONFIG} states {field}={printable(value)}, which is not supported")
         base, revision = described.get("base_model_name_or_path"), described.get("revision")
         if not base:
             raise UserError(
@@ -122,8 +123,9 @@ def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, A
         "num_classes": len(arrays[f"{heads['head']}.weight"]),
         "class_names": None,
         "pre_logits": False,
+        "representation_size": 0,
+        "distilled_head": len(heads) == 2,
     }
-    fields |= {"representation_size": 0, "distilled_head": len(heads) == 2}
     if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
         fields["pooling"] = "token_gap"  # which its classifier reads
     return fields
@@ -149,7 +151,7 @@ def add_adapter(
         params[f"{head}/kernel"] = left.pop(f"{linear}.weight").T
         params[f"{head}/bias"] = left.pop(f"{linear}.bias", np.zeros(params[f"{head}/kernel"].shape[1], np.float32))
     if left:
-        raise UserError(f"{WEIGHTS} has {shown(next(iter(left)))}, which cannot be added to {model.name}")
+        raise UserError(f"{WEIGHTS} has {printable(next(iter(left)))}, which cannot be added to {model.name}")
     return params
 
 
@@ -160,10 +162,10 @@ def has_head(arrays: Mapping[str, np.ndarray]) -> bool:
 
 def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Returns our name of each head in a file -> the name of the linear layer."""
-    names = {"head": ["head"], "distilled_head": ["distilled_head"]}
-    for classifiers in CLASSIFIERS.values():
-        for head, linear in classifiers.items():
-            names[head].append(linear.removesuffix("."))
+    names = {
+        head: [head, *(linears[head].removesuffix(".") for linears in CLASSIFIERS.values() if head in linears)]
+        for head in HEADS
+    }
     found = {head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()}
     return {head: name for head, name in found.items() if name is not None}
 
@@ -207,14 +209,12 @@ def _kernel_parts(
 ) -> dict[str, tuple[str, tuple]]:
     """Returns linear layer by its name in a table -> our kernel, and the index of the layer in it."""
     parts = {}
-    for kernel in params:
-        layer = kernel.removesuffix("/kernel")
-        if layer == kernel or not is_stacked(kernel) or not layer.endswith(tuple(KERNELS)):
-            continue
+    ends = tuple(f"{layer}/kernel" for layer in KERNELS)
+    for kernel in (name for name in params if is_stacked(name) and name.endswith(ends)):
         for block in range(depth):
-            linears = _linear_names(table, layer, block)
-            for number, linear in enumerate(linears):
-                parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
+            linears = _linear_names(table, kernel.removesuffix("/kernel"), block)
+            for read_float, linear in enumerate(linears):
+                parts[linear] = kernel, (block, slice(None), read_float) if len(linears) > 1 else (block,)
     return parts
 
 
@@ -263,8 +263,7 @@ def save_adapter(
         notes = description.header_notes(model) | {METHOD: resample}
         file = files.enter_context(atomic_write(folder / WEIGHTS))
         archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
-        text = json.dumps(described, indent=2) + "\n"
-        files.enter_context(atomic_write(folder / CONFIG)).write_text(text, encoding="utf-8")
+        files.enter_context(atomic_write(folder / CONFIG)).write_text(json_text(described), encoding="utf-8")
 
 
 def _state_base(base: str) -> tuple[str, str]:
@@ -283,14 +282,12 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
         spec: of the model.
         trained: the factors and the heads.
     """
-    leaves, arrays = tree.flatten(trained), {}
-    for name, downs in leaves.items():
-        layer, _, part = name.rpartition("/lora/")
-        if part != "down":
-            continue
+    leaves, arrays, table = tree.flatten(trained), {}, _tables(spec)[0]
+    for layer in (name.removesuffix("/lora/down") for name in leaves if name.endswith("/lora/down")):
         gated = "g" in factors_of(layer).up
-        for block, (down, up) in enumerate(zip(downs, leaves[f"{layer}/lora/up"], strict=True)):
-            linears = _linear_names(_tables(spec)[0], layer, block)
+        factors = zip(leaves[f"{layer}/lora/down"], leaves[f"{layer}/lora/up"], strict=True)
+        for block, (down, up) in enumerate(factors):
+            linears = _linear_names(table, layer, block)
             for index, linear in enumerate(linears):
                 a, b = down, up
                 if layer.endswith("qkv"):
@@ -300,7 +297,6 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
                 rank = down.shape[-1]
                 arrays[f"{PREFIX}{linear}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
                 arrays[f"{PREFIX}{linear}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    table = _tables(spec)[0]
     for head in HEADS:
         if f"{head}/kernel" in leaves:
             linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")

@@ -15,9 +15,9 @@ from .published_config import colours as colours
 from .published_config import json_text as json_text
 from .published_config import loss_key as loss_key
 from .published_config import name_list as name_list
-from .published_config import number as number
+from .published_config import read_choice as read_choice
+from .published_config import read_float as read_float
+from .published_config import read_int as read_int
 from .published_config import read_json as read_json
 from .published_config import read_loss as read_loss
 from .published_config import stated_kind as stated_kind
-from .published_config import whole as whole
-from .published_config import word as word

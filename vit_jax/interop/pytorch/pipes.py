@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
+from vit_jax.models import Model
 
 # Our operations -> the filter that they resize with where they state none.
 RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
@@ -110,13 +111,18 @@ def _unsupported(pipe: str) -> UserError:
     return UserError(f"this layout cannot state the preprocessing {pipe!r}; use --layout=ours")
 
 
-def combine_range(
-    values: tuple[float, float], mean: tuple[float, ...], std: tuple[float, ...]
-) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation for values in [0, 1], from a pipe's range and the model's input step.
+def preparation_of(model: Model) -> tuple[Preparation, list[float], list[float]]:
+    """Returns how a model's images are prepared, and the mean and standard deviation of their values in [0, 1].
 
-    The model takes values v in [-1, 1] to ((v + 1) / 2 - mean) / std.
+    From values v of its pipe's range the model computes ((v + 1) / 2 - mean) / std of its own: both are combined.
+
+    Raises:
+        UserError: the pipe does something else.
     """
-    low, high = values
+    prepared = Preparation(model.image_size, None, "bicubic")
+    if model.preprocess is not None:
+        prepared = read_pipe(model.preprocess)
+    low, high = prepared.values
     scale = (high - low) / 2
-    return [(m - (low + 1) / 2) / scale for m in mean], [s / scale for s in std]
+    mean, std = (model.field(name) or (0.5, 0.5, 0.5) for name in ("image_mean", "image_std"))  # a BiT has no fields
+    return prepared, [(m - (low + 1) / 2) / scale for m in mean], [s / scale for s in std]

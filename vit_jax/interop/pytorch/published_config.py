@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vit_jax import UserError, models, shown, user_errors
+from vit_jax import UserError, models, printable, user_errors
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
@@ -86,8 +86,8 @@ def stated_kind(folder: Path) -> str | None:
     """
     content = read_json(folder / CONFIG_FILE)
     if isinstance(content.get("model_type"), str):
-        return f"a {shown(content['model_type'], 60)} of transformers"
-    return f"timm's {shown(content['architecture'], 60)}" if isinstance(content.get("architecture"), str) else None
+        return f"a {printable(content['model_type'], 60)} of transformers"
+    return f"timm's {printable(content['architecture'], 60)}" if isinstance(content.get("architecture"), str) else None
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -95,7 +95,7 @@ def json_text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def whole(value: Any, name: str) -> int:
+def read_int(value: Any, name: str) -> int:
     """Returns a whole number of at least 1.
 
     Raises:
@@ -106,14 +106,14 @@ def whole(value: Any, name: str) -> int:
     return value
 
 
-def number(value: Any, name: str) -> float:
+def read_float(value: Any, name: str) -> float:
     """Returns a number; raises as `whole`."""
     if type(value) not in (int, float) or not abs(value) < 1e6:
         raise UserError(f"{name} in its configuration must be a number, not {value!r}")
     return float(value)
 
 
-def word(value: Any, options: Iterable[str], name: str) -> str:
+def read_choice(value: Any, options: Iterable[str], name: str) -> str:
     """Returns one of the words that vit_jax knows; raises as `whole`."""
     known = list(options)
     if value not in known:
@@ -125,7 +125,7 @@ def colours(value: Any, name: str) -> tuple[float, ...]:
     """Returns a number for red, green and blue; raises as `whole`."""
     if not isinstance(value, Sequence) or len(value) != 3:
         raise UserError(f"{name} in its configuration must be three numbers, not {value!r}")
-    return tuple(number(one, name) for one in value)
+    return tuple(read_float(one, name) for one in value)
 
 
 def name_list(names: Any, count: int) -> list[str] | None:

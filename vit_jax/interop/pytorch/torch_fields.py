@@ -1,11 +1,11 @@
 """The fields of a model that follow from the arrays of a file in one of PyTorch's layouts."""
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
+from vit_jax.interop.array_shapes import image_sizes, matches, shape_of
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
 
@@ -42,10 +42,9 @@ def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
     if len(patches) != 4:
         raise UserError(f"{needed[0]} has the shape {list(patches)}, from which no field can be inferred")
     mlp_dim, head = narrowing[1], f"{names.head}weight"
-    matches = (re.match(rf"{re.escape(names.blocks)}(\d+)\.", name) for name in archive)
     fields = {
         "width": patches[0],
-        "depth": len({match[1] for match in matches if match}),
+        "depth": len(matches(archive, rf"{re.escape(names.blocks)}(\d+)\.")),
         "mlp_dim": mlp_dim,
         "patch_size": patches[2],
         "embed_bias": f"{names.patches}bias" in archive,
@@ -81,47 +80,8 @@ def infer_positions(
         return {"position": "none", "resolution": given or stated or (default, default)}
     rows, class_tokens = shape_of(archive, names.position)[-2], int(names.cls in archive)
     kinds = {"all": class_tokens + fields["registers"], "patches": 0, "class": class_tokens}
-    for kind, grid in _grids(rows, kinds, patch_size, given, stated):
-        height, width = (side * patch_size for side in grid)
-        return {"position": "learned", "position_rows": kind, "resolution": (height, width)}
+    for kind, size in image_sizes(rows, kinds, patch_size, (stated, None, given)):
+        return {"position": "learned", "position_rows": kind, "resolution": size}
     raise UserError(
         f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
     )
-
-
-def _grids(
-    rows: int,
-    kinds: dict[str, int],
-    patch_size: int,
-    given: tuple[int, int] | None,
-    stated: tuple[int, int] | None,
-) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the grids of patches that so many rows may be of, with the kind of rows: that of the stated images first,
-    then those of square ones.
-    """
-    yield from _grids_of_images(rows, kinds, patch_size, stated)
-    for kind, before in kinds.items():
-        side = math.isqrt(max(rows - before, 0))
-        if side and side * side == rows - before:
-            yield kind, (side, side)
-    yield from _grids_of_images(rows, kinds, patch_size, given)
-
-
-def _grids_of_images(
-    rows: int, kinds: dict[str, int], patch_size: int, images: tuple[int, int] | None
-) -> Iterator[tuple[str, tuple[int, int]]]:
-    for kind, before in kinds.items():
-        if images and (images[0] // patch_size) * (images[1] // patch_size) == rows - before > 0:
-            yield kind, (images[0] // patch_size, images[1] // patch_size)
-
-
-def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Returns the shape of an array.
-
-    Raises:
-        UserError: it has fewer than two dimensions, or no elements.
-    """
-    shape = archive[name].shape
-    if len(shape) < 2 or not min(shape):
-        raise UserError(f"{name} has the shape {list(shape)}, from which no field can be inferred")
-    return shape

@@ -3,15 +3,13 @@
 Source of the names: huggingface/pytorch-image-models, timm/models/resnetv2.py.
 """
 
-import collections
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import mapping
+from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.pytorch import convolution, norm_leaves
@@ -33,22 +31,15 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
         archive: with timm's names.
         resolution: of the images, if the user states it; else 224, since no array depends on it.
     """
-    matches = (re.match(UNIT, name) for name in archive)
-    counts = collections.Counter(int(stage) for stage, _ in {match.groups() for match in matches if match})
     head = f"{HEAD}weight"
     return {
-        "stages": tuple(counts[stage] for stage in sorted(counts)),
-        "width": _outputs(archive, ROOT),
+        "stages": array_shapes.count_units(archive, UNIT),
+        "width": array_shapes.shape_of(archive, ROOT)[0],
         "unit": "pre_activation",
         "border": "zeros",
-        "num_classes": _outputs(archive, head),
+        "num_classes": array_shapes.shape_of(archive, head)[0] if head in archive else 0,
         "resolution": resolution or (224, 224),
     }
-
-
-def _outputs(archive: Mapping[str, Any], name: str) -> int:
-    """Returns the first size of an array; 0 for an array without sizes, or none."""
-    return archive[name].shape[0] if name in archive and archive[name].shape else 0
 
 
 def read_layout(archive: Archive, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
@@ -76,18 +67,22 @@ def parameter_table(spec: BitSpec) -> ParameterTable:
     """Returns the arrays of the layout that the parameters of a model consist of."""
     table = norm_leaves("norm", "norm.")
     table["root/conv/kernel"] = Leaf(ROOT, arrange=convolution)
-    for stage, units in enumerate(spec.stages):
-        for unit in range(units):
-            ours, theirs = f"stage{stage + 1}/unit{unit + 1}", f"stages.{stage}.blocks.{unit}."
-            for number in (1, 2, 3):
-                table[f"{ours}/conv{number}/kernel"] = Leaf(f"{theirs}conv{number}.weight", arrange=convolution)
-                table |= norm_leaves(f"{ours}/norm{number}", f"{theirs}norm{number}.")
-            if unit == 0:
-                table[f"{ours}/conv_proj/kernel"] = Leaf(f"{theirs}downsample.conv.weight", arrange=convolution)
+    for stage, unit, suffix in mapping.convolutions(spec.stages):
+        ours, theirs = f"stage{stage}/unit{unit}", f"stages.{stage - 1}.blocks.{unit - 1}."
+        if suffix == "_proj":
+            table[f"{ours}/conv_proj/kernel"] = Leaf(f"{theirs}downsample.conv.weight", arrange=convolution)
+        else:
+            table |= convolution_leaves(ours, theirs, suffix, f"conv{suffix}", f"norm{suffix}")
     if spec.num_classes:
         table["head/kernel"] = Leaf(f"{HEAD}weight", arrange=_convolution_of_points)
         table["head/bias"] = Leaf(f"{HEAD}bias")
     return table
+
+
+def convolution_leaves(ours: str, theirs: str, suffix: str, conv: str, norm: str) -> ParameterTable:
+    """Returns the arrays of a convolution of a ResNet and of the norm that goes with it."""
+    kernel = Leaf(f"{theirs}{conv}.weight", arrange=convolution)
+    return {f"{ours}/conv{suffix}/kernel": kernel} | norm_leaves(f"{ours}/norm{suffix}", f"{theirs}{norm}.")
 
 
 def _convolution_of_points(kernel: np.ndarray) -> np.ndarray:

@@ -17,25 +17,28 @@ from vit_jax.interop.pytorch import (
     json_text,
     loss_key,
     name_list,
-    number,
     pipes,
+    read_choice,
+    read_float,
+    read_int,
     read_json,
     read_loss,
-    whole,
-    word,
 )
 from vit_jax.interop.timm.architectures import find_architecture, nearest_name
 from vit_jax.models import Model
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}  # timm's word -> ours
-POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+ACTIVATIONS = ("gelu", "gelu_tanh")  # timm's words are ours
+POOLINGS = {"token": "token", "avg": "gap", "map": "map"}  # timm's word -> ours
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration has none
 DEFAULT_CROP = 0.875
-STANDARD = (0.5, 0.5, 0.5)  # mean and std of a model without such fields
 FIRST = {"resnet": "patch_embed.backbone.stem.conv", "patches": "patch_embed.proj", None: "stem.conv"}
 # Architectures of the hybrids, by the units of the ResNet's stages; other arguments are stated.
-HYBRIDS = {(3, 4, 9): "vit_base_r50_s16_224", (2, 2, 2, 2): "vit_small_r26_s32_224", (): "vit_tiny_r_s16_p8_224"}
-HYBRIDS |= {(3, 4, 6, 3): "vit_large_r50_s32_224"}
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
 BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
 GATED = "vit_giant_patch14_dinov2"  # the class of its MLP cannot be stated
 
@@ -60,23 +63,22 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     architecture = find_architecture(str(content["architecture"]))
     fields = architecture.unseen_fields if architecture else {}
     if "num_heads" in args:
-        fields["num_heads"] = whole(args["num_heads"], "num_heads")
+        fields["num_heads"] = read_int(args["num_heads"], "num_heads")
     if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
-        act_layer = word(args["act_layer"], ACTIVATIONS, "act_layer")
-        fields["activation"] = ACTIVATIONS[act_layer]
+        fields["activation"] = read_choice(args["act_layer"], ACTIVATIONS, "act_layer")
     pooling = args.get("global_pool") or content.get("global_pool") or ""
     if pooling:
-        fields["pooling"] = POOLINGS[word(pooling, POOLINGS, "global_pool")]
+        fields["pooling"] = POOLINGS[read_choice(pooling, POOLINGS, "global_pool")]
     fields["image_mean"] = colours(source.get("mean") or IMAGENET_MEAN, "mean")
     fields["image_std"] = colours(source.get("std") or IMAGENET_STD, "std")
     size = source.get("input_size") or (3, 224, 224)
     if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
         raise UserError(f"input_size in its configuration must be [3, height, width], not {size!r}")
-    height, width = (whole(side, "input_size") for side in size[1:])
+    height, width = (read_int(side, "input_size") for side in size[1:])
     sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
     sizes |= _read_sizes(content, args)
-    pipe, loss = _read_pipe(source, height, width), read_loss(content)
-    return PublishedConfig(fields, (height, width), pipe, _read_names(content), loss, sizes)
+    pipe = _read_pipe(source, height, width)
+    return PublishedConfig(fields, (height, width), pipe, _read_names(content), read_loss(content), sizes)
 
 
 def read_name(path: Path, width: int) -> PublishedConfig:
@@ -103,7 +105,7 @@ def _dict(value: Any) -> Mapping[str, Any]:
 
 def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None:
     """Returns the pipe of an evaluation; None for one that no pipe of ours equals (borders around the image)."""
-    crop = number(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
+    crop = read_float(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
     method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
     if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
         return None
@@ -157,7 +159,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     if not value("distilled_head"):  # whose class has the distillation token besides
         args["reg_tokens"] = value("registers")
     if not swiglu:
-        args["act_layer"] = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[value("activation")]
+        args["act_layer"] = value("activation")
     architecture = GATED if swiglu else nearest_name(model)
     if value("stem") == "resnet":
         if value("stages") not in HYBRIDS or value("stem_width") != 64:
@@ -192,10 +194,7 @@ def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any], 
 
 def _pretrained_cfg(model: Model) -> dict[str, Any]:
     height, width = model.image_size
-    prepared = pipes.Preparation((height, width), None, "bicubic")
-    if model.preprocess is not None:
-        prepared = pipes.read_pipe(model.preprocess)
-    mean, std = pipes.combine_range(prepared.values, *_colours(model))
+    prepared, mean, std = pipes.preparation_of(model)
     cropped = prepared.crop or (height, width)
     size = prepared.resize if prepared.resize is not None else cropped
     squash = isinstance(size, tuple)
@@ -221,10 +220,6 @@ def _classifier(model: Model) -> str | list[str]:
     if not model.field("stem"):
         return "head.fc"
     return ["head", "head_dist"] if model.field("distilled_head") else "head"
-
-
-def _colours(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return model.field("image_mean") or STANDARD, model.field("image_std") or STANDARD
 
 
 def _crop_share(target: int, side: int) -> float:

@@ -5,21 +5,18 @@ Source of the names: huggingface/pytorch-image-models, timm/models/vision_transf
 vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
 """
 
-import collections
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import mapping
+from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable
 from vit_jax.interop.pytorch import (
     RenamedArchive,
-    convolution,
     dense_leaves,
     merging_leaves,
     norm_leaves,
@@ -87,7 +84,7 @@ def detect_layout(names: Mapping[str, Any]) -> bool:
 
 def width_of(file: Archive) -> int:
     """Returns the width of a file of a ViT."""
-    return torch_fields.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
+    return array_shapes.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
 
 
 def infer_fields(
@@ -129,7 +126,7 @@ def infer_fields(
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, names) | _stem_fields(archive)
     fields["distilled_head"] = distilled
     if "pre_logits.fc.weight" in archive:
-        fields |= {"pre_logits": True, "representation_size": torch_fields.shape_of(archive, "pre_logits.fc.weight")[0]}
+        fields |= {"pre_logits": True, "representation_size": array_shapes.shape_of(archive, "pre_logits.fc.weight")[0]}
     given = None if resolution is None else image_size(resolution)
     class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
     fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
@@ -152,12 +149,9 @@ def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
     if not root:
         return {}
-    units = {re.match(rf"{BACKBONE}stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", name) for name in archive}
-    found = {match.groups() for match in units if match}
-    counts = collections.Counter(int(stage) for stage, _ in found)
-    stages = tuple(counts[stage] for stage in sorted(counts))
+    stages = array_shapes.count_units(archive, BACKBONE + bit_layout.UNIT)
     size = archive[f"{NAMES.patches}weight"].shape[2]
-    width = torch_fields.shape_of(archive, root[0])[0]
+    width = array_shapes.shape_of(archive, root[0])[0]
     fields = {"stem": "resnet", "stages": stages, "stem_width": width, "stem_epsilons": "timm"}
     return fields | {"patch_size": size * resnet_stride(stages)}
 
@@ -254,7 +248,7 @@ def _block_table(spec: ModelSpec) -> ParameterTable:
     if spec.attention.qk_norm:
         table |= norm_leaves("attention/query_norm", "attn.q_norm.") | norm_leaves("attention/key_norm", "attn.k_norm.")
     if spec.block.layer_scale:
-        table |= {f"layer_scale{number}": Leaf(f"ls{number}.gamma") for number in (1, 2)}
+        table |= {f"layer_scale{read_float}": Leaf(f"ls{read_float}.gamma") for read_float in (1, 2)}
     widening = "dense1_gated" if spec.block.activation == "swiglu" else "dense1"
     return table | dense_leaves(f"mlp/{widening}", "mlp.fc1.") | dense_leaves("mlp/dense2", "mlp.fc2.")
 
@@ -267,24 +261,16 @@ def _map_table() -> ParameterTable:
     table |= merging_leaves("map_head/attention/out", "attn_pool.proj.") | norm_leaves(
         "map_head/norm", "attn_pool.norm."
     )
-    for number in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{number}", f"attn_pool.mlp.fc{number}.")
+    for read_float in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{read_float}", f"attn_pool.mlp.fc{read_float}.")
     return table
 
 
 def _stem_table(spec: ModelSpec) -> ParameterTable:
     stages = spec.stem.stages
-    table = _conv_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
-    for stage, units in enumerate(stages):
-        for unit in range(units):
-            ours, theirs = f"stem/stage{stage + 1}/unit{unit + 1}", f"{BACKBONE}stages.{stage}.blocks.{unit}."
-            for number in "123":
-                table |= _conv_leaves(ours, theirs, number, f"conv{number}", f"norm{number}")
-            if unit == 0:
-                table |= _conv_leaves(ours, theirs, "_proj", "downsample.conv", "downsample.norm")
+    table = bit_layout.convolution_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
+    for stage, unit, suffix in mapping.convolutions(stages):
+        ours, theirs = f"stem/stage{stage}/unit{unit}", f"{BACKBONE}stages.{stage - 1}.blocks.{unit - 1}."
+        names = ("downsample.conv", "downsample.norm") if suffix == "_proj" else (f"conv{suffix}", f"norm{suffix}")
+        table |= bit_layout.convolution_leaves(ours, theirs, suffix, *names)
     return table
-
-
-def _conv_leaves(ours: str, theirs: str, suffix: str, conv: str, norm: str) -> ParameterTable:
-    kernel = Leaf(f"{theirs}{conv}.weight", arrange=convolution)
-    return {f"{ours}/conv{suffix}/kernel": kernel} | norm_leaves(f"{ours}/norm{suffix}", f"{theirs}{norm}.")

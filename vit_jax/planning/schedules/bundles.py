@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:")
+BUNDLE = re.compile(r"^(?=[ \t]*(?:0x[0-9a-f]+|0)[ \t]+(?:\w\w)?[ \t]*:)", re.MULTILINE)  # its beginning
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
 # All but the vector units' instructions.
@@ -79,12 +79,7 @@ class Bundles:
 
 def parse_bundles(text: str) -> Bundles:
     """Returns the schedule that a dump of libtpu, `...-final_bundles.txt`, describes."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if BUNDLE.match(line):
-            lines.append(line)
-        elif lines:  # a comment of several lines
-            lines[-1] += "\n" + line
+    lines = BUNDLE.split(text)[1:]  # of several lines where a comment has several
     regions = {region: number for number, line in enumerate(lines) for region in REGION.findall(line)}
     regions[END] = len(lines) - 1  # which carries no mark
     rows: dict[int, Counter[str]] = {}

@@ -41,12 +41,9 @@ class Dumps:
     """The schedules of the program that was compiled last."""
 
     def __init__(self, folder: Path) -> None:
-        self._files: dict[str, Path] = {}
         self._read: dict[Path, Schedule | None] = {}
         found = sorted(folder.glob("*.txt"))
-        for path in found:
-            if name := FILE.fullmatch(path.name):
-                self._files[name[1]] = path
+        self._files = {name[1]: path for path in found if (name := FILE.fullmatch(path.name))}
         for path in found:
             if path.name.endswith("-deduplication-map.txt"):
                 self._add_equal_operations(path.read_text())

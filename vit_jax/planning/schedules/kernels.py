@@ -19,7 +19,7 @@ from vit_jax.planning.schedules import dumps
 
 OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, \w+=")
 ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
-ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
+ARRAY = re.compile(r"\b(pred(?=\[)|[a-z]+(?=\d))(\d*)\[([\d,]*)\]")
 DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint"}
 
 # Operands stay in HBM on every kind of chip: alone, a kernel would often find them in a faster memory. It fitted the
@@ -66,11 +66,10 @@ def parse_kernel(instruction: hlo.Instruction) -> Kernel:
 
 
 def _parse_arrays(text: str) -> tuple[Array, ...]:
-    found = []
-    for name, sizes in ARRAY.findall(text):
-        letters = name.rstrip("0123456789")
-        found.append((DTYPES[letters] + name[len(letters) :], tuple(int(size) for size in sizes.split(",") if size)))
-    return tuple(found)
+    return tuple(
+        (DTYPES[letters] + bits, tuple(int(size) for size in sizes.split(",") if size))
+        for letters, bits, sizes in ARRAY.findall(text)
+    )
 
 
 def compile_kernel(kernel: Kernel, device: jax.Device) -> str:

@@ -72,6 +72,7 @@ class Schedule:
         return max(self.bundles, self.mxu_rows // chip.matrix_rows, round(moving))
 
 
+@dataclasses.dataclass
 class _Core:
     """A core that executes a schedule.
 
@@ -86,15 +87,14 @@ class _Core:
         uses_core_id: whether cores share the work.
     """
 
-    def __init__(self) -> None:
-        self.values: dict[str, int | None] = {}
-        self.registers: dict[str, int | None] = {}
-        self.slots: dict[str, int | None] = {}
-        self.divisions: dict[str, list[int]] = {}
-        self.issued: Counter[tuple[int, int]] = Counter()
-        self.granules: int | None = 0
-        self.assumed: set[tuple[int, int]] = set()
-        self.uses_core_id = False
+    values: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    registers: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    slots: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    divisions: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    issued: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+    granules: int | None = 0
+    assumed: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    uses_core_id: bool = False
 
     def run(self, bundles: Bundles) -> None:
         """Executes a schedule from its first bundle to its last."""
