@@ -3,6 +3,7 @@
 import ast
 import re
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 from docs.imports import FACES, FILES, IMPORTS, SOURCES, TREES, defined, imported
 from tests.conftest import ROOT
@@ -174,3 +175,12 @@ def test_files_are_replaced_in_one_place():
 def test_no_hidden_defaults():
     for module, source in SOURCES.items():
         assert not re.search(r"\b(config|cfg)(\.\w+)*\.get\(", source), module
+
+
+def test_the_keys_of_what_is_kept_cover_the_package():
+    """But in planning/, whose keys have the whole program besides its own source."""
+    for module, source in SOURCES.items():
+        for folder in re.findall(r"source_digest\((Path\(__file__\).*?)\)", source):
+            covered = eval(folder, {"Path": Path, "__file__": str(FILES[module])})
+            assert covered in (ROOT / "vit_jax", ROOT / "vit_jax" / "planning"), module
+            assert covered.name == "vit_jax" or module.startswith("vit_jax.planning."), module

@@ -15,7 +15,7 @@ from vit_jax.analysis.plot import THEMES, confusion, encode_pixels, encode_theme
 from vit_jax.monitoring import RunFolder
 
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
-MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # classes: up to FEW the matrix is a table, up to MANY a picture
+MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # up to so many the matrix is a table, a picture
 WORST = 20  # classes whose accuracy is shown, and pairs of classes that are confused
 SMALL = 64  # pixels: smaller pictures are encoded without loss
 

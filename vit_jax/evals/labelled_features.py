@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
-from vit_jax import refuse
+from vit_jax import UserError, refuse
 
 ROWS = 2**16  # of features that are in float64 at a time
 
@@ -24,10 +24,11 @@ def check_examples(train: Examples, test: Examples) -> None:
         UserError: a split is empty, or has images without a label, or features that are infinite or no number.
     """
     for what, (features, labels) in {"training": train, "test": test}.items():
+        if not len(features):
+            raise UserError(f"there are no {what} examples to evaluate features on; choose another split.")
         unlabelled = np.count_nonzero(labels < 0)
         bad = np.count_nonzero(~np.isfinite(features).all(axis=1))
         refuse(
-            (not len(features), f"there are no {what} examples to evaluate features on; choose another split."),
             (
                 unlabelled,
                 f"{unlabelled:,} of {len(labels):,} {what} images have no label (-1); choose another split.",

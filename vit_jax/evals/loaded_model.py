@@ -115,7 +115,7 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
 
 
 def choose_batch(program: Inference) -> int:
-    """Returns the images of a step whose largest activation takes at most `LARGEST` bytes of each device."""
+    """Returns the images of a step whose largest activation takes at most `MOST_ACTIVATION_BYTES` of each device."""
     image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
     traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
     return rounded(1) * max(

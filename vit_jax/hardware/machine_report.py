@@ -30,9 +30,10 @@ STYLE = """
 .ratio span { position: absolute; inset: .1rem auto .1rem 0; background: var(--bar) }
 .off .ratio span { background: var(--off) }
 .wide table { width: 100%; min-width: 56rem; table-layout: fixed } .wide td { min-width: 0 }
-.wide th[scope=row] { font-weight: 400 } .wide thead th { width: 13% }
-.wide thead th:first-child, .wide thead th:last-child { width: 22% } .wide thead th:nth-child(3) { width: 17% }
-.wide thead th:nth-child(4), .wide thead th:nth-child(5) { width: 6.5% }
+.wide th[scope=row] { font-weight: 400 } .wide thead tr > * { width: 13% }
+.wide thead tr > :first-child, .wide thead tr > :last-child { width: 22% }
+.wide thead tr > :nth-child(3) { width: 17% }
+.wide thead tr > :nth-child(4), .wide thead tr > :nth-child(5) { width: 6.5% }
 """
 
 

@@ -72,7 +72,7 @@ def find_fault(
     kind, spec = model.kernel, model.spec
     if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
         return None
-    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
     text = json.dumps([device.device_kind, code, kind, models.attention_sizes(spec, 0, tensor)])
     path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged

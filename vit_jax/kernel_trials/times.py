@@ -129,6 +129,6 @@ def find_slower(config: ConfigDict) -> str | None:
 
 
 def _path(device_kind: str) -> Path:
-    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
+    code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
     text = json.dumps([device_kind, code])
     return cache.root() / "measured" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"

@@ -82,7 +82,8 @@ def step_from_json(given: Json) -> StepReport:
         collectives = {kind: Exchange(**each) for kind, each in given["collectives"].items()}
         schedule = StepSchedule(**given["schedule"]) if given.get("schedule") else None
         executable = _select(Executable, given | {"collectives": collectives, "schedule": schedule})
-    return _select(StepReport, {"needed_bytes": None} | given | {"executable": executable})
+    needed_bytes = None if executable else given["needed_bytes"]
+    return _select(StepReport, given | {"executable": executable, "needed_bytes": needed_bytes})
 
 
 def remember_step(step: StepReport) -> str:

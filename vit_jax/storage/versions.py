@@ -15,7 +15,8 @@ IMAGE_LIBRARIES = ("numpy", "opencv-python", "opencv-python-headless", "pillow",
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
     """Returns the versions of those libraries that are installed, by name."""
-    return {name: each.version for name in names for each in metadata.distributions(name=name)}
+    found = {name: next(iter(metadata.distributions(name=name)), None) for name in names}  # the first one is imported
+    return {name: each.version for name, each in found.items() if each}
 
 
 def source_digest(package: Path) -> str:
