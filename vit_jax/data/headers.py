@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from vit_jax import UserError
+from vit_jax.data.thread_pool import open_thread_pool
 
 THREADS = 16  # more than the cores, since shared disks are slow to answer
 CHUNK = 256  # files that a thread reads at a time
@@ -41,7 +41,7 @@ def check_headers(
         small = reason and why_too_small(header.width, header.height)
         return f"the image {header.name} is too small: {reason}" if small else ""
 
-    with ThreadPool(THREADS) as pool:
+    with open_thread_pool(THREADS) as pool:
         faults = list(filter(None, pool.imap(find_fault, indices, CHUNK)))
     if faults:
         more = f"; and {len(faults) - SHOWN:,} more" if len(faults) > SHOWN else ""

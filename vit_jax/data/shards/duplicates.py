@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from multiprocessing.pool import ThreadPool
 
 import numpy as np
 from jaxtyping import UInt64
@@ -14,6 +13,7 @@ from vit_jax.data.images import RGB, EncodedImage
 from vit_jax.data.shards.manifest import Duplicate
 from vit_jax.data.shards.perceptual_hash import HASH_NAME, hash_distances, perceptual_hash
 from vit_jax.data.sources import Source, SourceConfig, locate_example, open_split
+from vit_jax.data.thread_pool import open_thread_pool
 
 CHUNK = 100  # images that a thread hashes at a time
 MAX_DISTANCE = 60  # between near-duplicates, by default; docs/data.md has what was measured
@@ -86,7 +86,7 @@ def hash_splits(
                 )
 
     places = [(source, row) for source in splits.values() for row in range(len(source))]
-    with ThreadPool(workers) as pool:
+    with open_thread_pool(workers) as pool:
         hashes = list(pool.imap(lambda one: _hash(one[0][one[1]]["image"]), places, CHUNK))
     return KnownImages(splits, np.ascontiguousarray(np.concatenate(hashes).T), max_distance)
 

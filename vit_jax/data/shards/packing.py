@@ -34,6 +34,7 @@ from vit_jax.data.shards.manifest import (
 )
 from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished, resume_progress
 from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
+from vit_jax.data.thread_pool import open_thread_pool
 
 SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
@@ -277,7 +278,7 @@ def plan_packing(
     if classes is not None:
         names = first.class_ids or first.class_names
         selected = parse_class_selection(classes, names, first.num_classes, source_config.source)
-        with ThreadPool(workers) as pool:
+        with open_thread_pool(workers) as pool:
             rows = {split: rows_with_classes(source, split, set(selected), pool) for split, source in sources.items()}
     if shuffle is not None:
         rows = {split: shuffle_rows(rows[split], shuffle, number) for number, split in enumerate(rows)}

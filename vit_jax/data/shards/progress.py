@@ -87,7 +87,7 @@ def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any
 def read_json_lines(path: str) -> list[dict]:
     """Reads a JSON Lines file, and returns its parsed lines up to one that was cut off; none if there is no file."""
     lines: list[dict] = []
-    with contextlib.suppress(ValueError, FileNotFoundError), open(path) as file:
+    with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError), open(path) as file:
         lines.extend(map(json.loads, file))
     return lines
 

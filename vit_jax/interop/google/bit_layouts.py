@@ -139,10 +139,14 @@ def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ())
 def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
     """Yields our name and theirs of every convolution and norm."""
     yield from ((ours, theirs) for ours, theirs in layout.layers if ours != "head")
-    for stage, unit, suffix in mapping.convolutions(spec.stages):
-        for ours, theirs in layout.unit_layers:
-            if ours in (f"conv{suffix}", f"norm{suffix}"):
-                yield f"stage{stage}/unit{unit}/{ours}", f"{layout.unit_name.format(stage=stage, unit=unit)}/{theirs}"
+    for stage, units in enumerate(spec.stages, 1):
+        for unit in range(1, units + 1):
+            for ours, theirs in layout.unit_layers:
+                if unit == 1 or not ours.endswith("_proj"):
+                    yield (
+                        f"stage{stage}/unit{unit}/{ours}",
+                        f"{layout.unit_name.format(stage=stage, unit=unit)}/{theirs}",
+                    )
 
 
 def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
     table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
     table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
     if spec.block.layer_scale:
-        table |= {f"layer_scale{read_float}": Leaf(f"layer_scale{read_float}.lambda1") for read_float in (1, 2)}
+        table |= {f"layer_scale{number}": Leaf(f"layer_scale{number}.lambda1") for number in (1, 2)}
     if spec.block.activation != "swiglu":
         return table | dense_leaves("mlp/dense1", family.dense[0]) | dense_leaves("mlp/dense2", family.dense[1])
     parts, narrowing = family.gated
@@ -242,6 +242,6 @@ def _map_table(prefix: str) -> ParameterTable:
         table |= dense_leaves(f"map_head/attention/{part}", f"{prefix}attention.in_proj_")
     table |= merging_leaves("map_head/attention/out", f"{prefix}attention.out_proj.")
     table |= norm_leaves("map_head/norm", f"{prefix}layernorm.")
-    for read_float in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{read_float}", f"{prefix}mlp.fc{read_float}.")
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"{prefix}mlp.fc{number}.")
     return table

@@ -213,8 +213,8 @@ def _kernel_parts(
     for kernel in (name for name in params if is_stacked(name) and name.endswith(ends)):
         for block in range(depth):
             linears = _linear_names(table, kernel.removesuffix("/kernel"), block)
-            for read_float, linear in enumerate(linears):
-                parts[linear] = kernel, (block, slice(None), read_float) if len(linears) > 1 else (block,)
+            for number, linear in enumerate(linears):
+                parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
     return parts
 
 

@@ -107,14 +107,14 @@ def read_int(value: Any, name: str) -> int:
 
 
 def read_float(value: Any, name: str) -> float:
-    """Returns a number; raises as `whole`."""
+    """Returns a number; raises as `read_int`."""
     if type(value) not in (int, float) or not abs(value) < 1e6:
         raise UserError(f"{name} in its configuration must be a number, not {value!r}")
     return float(value)
 
 
 def read_choice(value: Any, options: Iterable[str], name: str) -> str:
-    """Returns one of the words that vit_jax knows; raises as `whole`."""
+    """Returns one of the words that vit_jax knows; raises as `read_int`."""
     known = list(options)
     if value not in known:
         raise UserError(f"{name} in its configuration must be one of {', '.join(known)}, not {value!r}")
@@ -122,7 +122,7 @@ def read_choice(value: Any, options: Iterable[str], name: str) -> str:
 
 
 def colours(value: Any, name: str) -> tuple[float, ...]:
-    """Returns a number for red, green and blue; raises as `whole`."""
+    """Returns a number for red, green and blue; raises as `read_int`."""
     if not isinstance(value, Sequence) or len(value) != 3:
         raise UserError(f"{name} in its configuration must be three numbers, not {value!r}")
     return tuple(read_float(one, name) for one in value)

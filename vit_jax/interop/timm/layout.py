@@ -248,7 +248,7 @@ def _block_table(spec: ModelSpec) -> ParameterTable:
     if spec.attention.qk_norm:
         table |= norm_leaves("attention/query_norm", "attn.q_norm.") | norm_leaves("attention/key_norm", "attn.k_norm.")
     if spec.block.layer_scale:
-        table |= {f"layer_scale{read_float}": Leaf(f"ls{read_float}.gamma") for read_float in (1, 2)}
+        table |= {f"layer_scale{number}": Leaf(f"ls{number}.gamma") for number in (1, 2)}
     widening = "dense1_gated" if spec.block.activation == "swiglu" else "dense1"
     return table | dense_leaves(f"mlp/{widening}", "mlp.fc1.") | dense_leaves("mlp/dense2", "mlp.fc2.")
 
@@ -261,8 +261,8 @@ def _map_table() -> ParameterTable:
     table |= merging_leaves("map_head/attention/out", "attn_pool.proj.") | norm_leaves(
         "map_head/norm", "attn_pool.norm."
     )
-    for read_float in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{read_float}", f"attn_pool.mlp.fc{read_float}.")
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"attn_pool.mlp.fc{number}.")
     return table
 
 
