@@ -9,7 +9,7 @@ Schedule-free AdamW has a constant rate after the warm-up, as it must. The head 
 for LAMB, as in DeiT III: updates of LAMB are as small as the array that they change, and a head that starts at 0 does
 not learn in so few steps (21 to 25 % on `val`).
 
-Ours: 61.7 ± 0.9 % of the test images by Muon, 53.1 ± 2.6 % by AdamW; the others have one seed (docs/studies.md). A run
+Ours: 61.7 ± 0.9 % of the test images by Muon, 53.1 ± 2.6 % by AdamW; all in docs/studies.md. A run
 takes 4 minutes on one CPU core. One point alone, and all of them:
     python -m vit_jax.main --config=configs/cifar10_optimizers.py --config.data.data_dir=FOLDER
     python -m vit_jax.sweep --config=configs/cifar10_optimizers.py --config.data.data_dir=FOLDER --workdir=RUNS
