@@ -37,30 +37,28 @@ SWAPPED = {
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])} | {ast.FloorDiv: ast.Mult}
 # Tests of a module at the root, or of a room without a folder of tests; else those of its name.
 TESTS = {
-    "config": ["configs", "recipes", "recipe_errors", "cli", "errors", "sweep"],
-    "sweeps": ["sweep", "finetune", "finetune_tables", "vtab"],
+    "columns": ["evaluate", "experiments"],
+    "config": ["configs", "cli", "errors", "experiments/test_sweep"],
     "tasks": ["tasks", "masked_patches"],
-    "config_print": ["configs", "cli"],
     "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
     "describe": ["data/test_describe"],
     "doctor": ["machine", "cli"],
-    "eval_requests": ["evaluate", "configs"],
+    "finetune": ["experiments/test_finetune", "experiments/test_finetune_tables"],
     "inference": ["evaluate", "program"],
-    "loaded_model": ["models", "interop/test_layouts"],
     "look": ["analysis"],
     "main": ["train", "cli"],
     "pack": ["data/test_packing"],
-    "page_server": ["analysis", "cli"],
+    "paper": ["experiments"],
     "plan": ["planning"],
     "predict": ["cli", "evaluate", "docs"],
-    "record": ["evaluate", "results"],
+    "record": ["evaluate", "experiments"],
     "report": ["analysis/test_report"],
-    "run": ["train", "workdir"],
-    "run_end": ["train", "analysis/test_report"],
-    "run_report": ["train", "workdir"],
     "step": ["program", "sharding"],
     "streams": ["train", "program"],
+    "sweep": ["experiments/test_sweep"],
+    "training": ["training", "train"],
     "tree": ["optim", "program"],
+    "vtab": ["experiments/test_vtab"],
 }
 SECONDS = 600  # a mutant that hangs is found
 LIVES = "no default test"
@@ -74,9 +72,14 @@ def room_of(path: Path) -> str:
 
 def tests_of(room: str) -> list[str]:
     """The paths of the tests of a room."""
-    names = TESTS.get(room, [room])
-    paths = [path for name in names for path in (f"tests/{name}.py", f"tests/test_{name}.py", f"tests/{name}")]
-    return [path for path in paths if (ROOT / path).exists()]
+    found = []
+    for name in TESTS.get(room, [room]):
+        paths = [
+            path for path in (f"tests/{name}.py", f"tests/test_{name}.py", f"tests/{name}") if (ROOT / path).exists()
+        ]
+        assert paths or room not in TESTS, f"there are no tests {name}, which {room} names"
+        found += paths
+    return found
 
 
 def changed(node: ast.AST) -> list[ast.expr]:

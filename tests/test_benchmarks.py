@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, feed, goodput, loader, overhead, stream_accuracy, tpu
+from benchmarks import dependencies, feed, goodput, loader, mutants, overhead, stream_accuracy, tpu
 from configs import smoke
 from docs import plans, screenshots
 from tests.conftest import ROOT, write_tfds
@@ -156,3 +156,7 @@ def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):
     assert "| L/16, 64 | tensor |  |  |  | does not fit: 0.00 MiB |" in text and "| exit code 1 |" in text
     names = [path.name for path in tmp_path.iterdir()]
     assert len(set(names)) == 5 and row.name == "vit_jax-l_16-v5e_2x4-64-gap-data_1-tensor4"
+
+
+def test_the_tests_of_each_room_are_where_the_mutants_look_for_them():
+    assert all(map(mutants.tests_of, mutants.TESTS))
