@@ -125,7 +125,9 @@ def main(argv: list[str]) -> None:
     check_config(job, shared_disk=True, devices=args.nodes * args.gpus)
     for option in (f"time={args.time}", *args.option):
         if not re.fullmatch(r"[a-z][a-z-]*(=\S+)?", option):
-            raise UserError(f"{option!r} is not an option of sbatch; write it like --option=partition=gpu.")
+            raise UserError(
+                f"cannot pass {option!r} to sbatch; write its options without dashes, like --option=partition=gpu."
+            )
     text = make_script(job, args.nodes, args.gpus, args.cpus, args.time, args.option)
     if args.dry_run:
         print(text, end="")

@@ -346,7 +346,7 @@ def test_weights_of_another_range_of_values_are_named(run, quick, tmp_path, capl
         train.train(quick, tmp_path / "kept")
     quick.keep_head = False
     train.train(quick, tmp_path / "adapted")
-    assert words in caplog.text and "if that is not meant, end data.preprocess" in caplog.text
+    assert words in caplog.text and "to keep that of the weights, end data.preprocess" in caplog.text
 
 
 @pytest.mark.slow

@@ -229,9 +229,10 @@ def program_without_data(
 
 
 def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
-    """Returns the program of a finished run for the devices here, with the smallest batch; predictions take any.
+    """Returns the program of a finished run for the devices here, with a batch of one image a device.
 
-    Settings that fitted training to the run's own devices are replaced in the configuration.
+    Its predictions accept batches of any other size as well. Settings of `config` that fitted the training to the
+    run's own devices (mesh, batch, accumulation) are overwritten.
 
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.

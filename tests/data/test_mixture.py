@@ -162,7 +162,9 @@ def test_what_is_not_streamed_must_fit(there, tmp_path, monkeypatch):  # noqa: F
     name, fields = mixed(there, 1, 1)
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "empty"))  # a copy for an earlier test may still have arrived
     monkeypatch.setenv("VIT_JAX_CACHE_GB", "3e-5")
-    with pytest.raises(UserError, match=r"data.readers=1 with data.window=1 shards each need about .* GB of the cache"):
+    with pytest.raises(
+        UserError, match=r"data.readers=1 with data.window=1 shards each needs about .* GB in the cache"
+    ):
         data.complete_config(run_config(name, **fields, readers=1, window=1))
     for number in range(3):
         write_image(tmp_path / "photos" / ("cat", "dog", "owl")[number] / "1.png", number)

@@ -398,7 +398,7 @@ def test_synthetic_images_are_a_function_of_their_number():
     ("source", "sentence"),
     [
         ("tfdss:cifar10", "unknown data source 'tfdss'; did you mean 'tfds'"),
-        ("digits:3", "write digits alone"),
+        ("digits:3", "write --config.data.source=digits$"),
         ("folder", "say where the images lie: --config.data.source=folder:PATH"),
         ("array_record:", "say where the shards lie: --config.data.source=array_record:FOLDER"),
         ("npz", "say where the file lies: --config.data.source=npz:PATH"),

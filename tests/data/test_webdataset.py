@@ -49,7 +49,9 @@ def test_braces_stand_for_names():
         {"label": "kind", "image": "seg.png"},
     )
     for wrong in ("x,labels=kind", "x,label="):
-        with pytest.raises(UserError, match=r"cannot read ,labels?=\w* behind x; what may follow it is ,label=NAME$"):
+        with pytest.raises(
+            UserError, match=r"labels?=\w* is no option of the data source x; write ,label=NAME after the pattern$"
+        ):
             file_pattern.read_options(wrong, ("label",))
 
 

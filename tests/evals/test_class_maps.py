@@ -129,8 +129,12 @@ def test_a_model_has_the_classes_of_imagenet_unless_it_says_otherwise():
         (model(count=2), data(["a", "b"]), None),
         (IMAGENET, data(WNIDS), None),
         (model(class_names(1000)), data(map(str, range(1000)), WNIDS), None),
-        (model(["a", "b"]), data(["b", "a"]), "whose class 0 is 'a', but that of folder:x is 'b', and 2 of 2 names"),
-        (model(["a", "b"]), data(["x", "y"]), r"0 of 2 names are in both. predictions:class_map=order takes"),
+        (
+            model(["a", "b"]),
+            data(["b", "a"]),
+            "is 'a', but class 0 of folder:x is 'b'; they share 2 of 2 names",
+        ),
+        (model(["a", "b"]), data(["x", "y"]), r"share 0 of 2 names. --evals=predictions:class_map=order compares"),
         (IMAGENET, data(sorted(map(str, range(1000)))), "whose class 0 is 'n01440764'"),
     ],
 )
@@ -145,5 +149,5 @@ def test_the_names_of_the_classes_must_be_those_of_the_head(of_model, of_data, s
 def test_the_classes_of_a_bit_are_compared_too():
     bit = models.create("BiT-R14x1", width=32, num_classes=2, class_names=("cat", "dog"))
     check_names(bit, data(["cat", "dog"]), "evals.test", "folder:pets")
-    with pytest.raises(UserError, match="whose class 0 is 'cat', but that of folder:pets is 'dog'"):
+    with pytest.raises(UserError, match="whose class 0 is 'cat', but class 0 of folder:pets is 'dog'"):
         check_names(bit, data(["dog", "cat"]), "evals.test", "folder:pets")

@@ -121,7 +121,7 @@ def test_defaults_of_transformers():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"model_type": "bert"}, "it is a bert of transformers, of which vit_jax reads vit, deit"),
+        ({"model_type": "bert"}, "its model_type is bert; of transformers' models vit_jax reads vit, deit"),
         ({"model_type": "vit", "hidden_act": "relu"}, "hidden_act in its configuration must be one of gelu"),
         ({"model_type": "vit", "num_attention_heads": "3"}, "num_attention_heads .* must be a whole number"),
         ({"model_type": "vit", "layer_norm_eps": None}, "layer_norm_eps .* must be a number"),

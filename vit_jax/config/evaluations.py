@@ -40,7 +40,10 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
 
 
 def first_evaluation(config: ConfigDict) -> str:
-    """Returns the name of the evaluation that stands for all: the first, by name, of those of the head, if any."""
+    """Returns the name of the evaluation that a single number of a run is taken from.
+
+    It is the first, in the order of the configuration, that evaluates the head; the first of all if none does.
+    """
     return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
 
 

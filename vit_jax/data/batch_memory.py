@@ -63,7 +63,7 @@ class BatchMemory:
         return {name: vars(self)[name] for name in ("_fields", "_table_size", "_block_size", "_path")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Opens the memory of another process."""
+        """Opens the shared memory of the process that made the batches."""
         vars(self).update(state)
         self._file = os.open(self._path, os.O_RDWR)
         self._set_up()
@@ -131,7 +131,7 @@ class BatchMemory:
         return {name: array if name == "image" else array.copy() for name, array in self._arrays(block).items()}
 
     def close(self) -> None:
-        """Lets nobody wait."""
+        """Ends every wait for a batch, present and future, with a RuntimeError; the memory itself stays."""
         self._table[:] = CLOSED
 
 

@@ -94,9 +94,9 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
     if needs[readers] > room:
         needed, least = (round_up(need / 1e9, 3) for need in (needs[readers], min(needs.values())))
         raise UserError(
-            f"data.readers={readers} with data.window={window} shards each need about {needed} GB of the cache on a "
-            f"host, which may hold {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 needs "
-            f"{least}) or a smaller window."
+            f"data.readers={readers} with data.window={window} shards each needs about {needed} GB in the cache of "
+            f"each host, whose limit is {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 "
+            f"needs {least}) or a smaller window."
         )
     fewer = {one: stream_need(source, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
     disk = f", {describe_need(fewer)}" if needs[readers] else ""

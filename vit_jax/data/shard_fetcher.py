@@ -87,7 +87,10 @@ class ShardFetcher(Generic[OrderT]):
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception as error:
             if "interpreter shutdown" not in str(error):  # which a copy is told that begins as the process ends
-                logging.getLogger(__name__).warning("shards are no longer copied ahead of their use", exc_info=True)
+                logging.getLogger(__name__).warning(
+                    "shards are from now on copied when they are needed, not ahead, so steps may wait; the cause:",
+                    exc_info=True,
+                )
         finally:
             close_streamed((), id(self))
 

@@ -39,8 +39,8 @@ class StreamOrder(Endless, EpochOrder):
 
         Args:
             shard_lengths: examples in each shard, in the order of the source.
-            batch: rows of a global batch; the readers divide it.
-            readers: R.
+            batch: rows of a global batch, a multiple of `readers`.
+            readers: number of streams that a batch takes rows from, the same number of each.
             window: shards that a reader shuffles at a time.
             seed: of the order.
         """

@@ -162,11 +162,11 @@ def check_names(model: Model, source: Source, evaluation: str, where: str) -> No
         return
     first = next(index for index, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1])
     common = len(set(own) & set(other))
-    by_name = "predictions:class_map=names compares the classes of equal names; " if common else ""
+    by_name = "--evals=predictions:class_map=names compares the classes of equal names; " if common else ""
     raise UserError(
-        f"{evaluation} evaluates the model's head, whose class {first} is {printable(own[first], 50)!r}, but that of "
-        f"{where} is {printable(other[first], 50)!r}, and {common:,} of {len(own):,} names are in both. {by_name}"
-        "predictions:class_map=order takes both for the same classes in the same order, under other names."
+        f"{evaluation} evaluates the model's head, whose class {first} is {printable(own[first], 50)!r}, but class "
+        f"{first} of {where} is {printable(other[first], 50)!r}; they share {common:,} of {len(own):,} names. {by_name}"
+        "--evals=predictions:class_map=order compares class by class in their order and ignores the names."
     )
 
 

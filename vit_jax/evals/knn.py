@@ -45,8 +45,8 @@ def find_neighbours(
 ) -> tuple[Float32[np.ndarray, "m count"], Int32[np.ndarray, "m count"]]:
     """Returns the cosines and rows of the `count` training examples that are most similar to each test example.
 
-    The most similar come first, of equal ones that of the smaller row. A block of either split is on the device at a
-    time. The cosine with a vector of zeros is 0.
+    The most similar come first; of equally similar ones, the one with the smaller row number. The device holds one
+    block of each split at a time. The cosine with a vector of zeros is 0.
     """
     rows = min(TRAIN_BLOCK, len(train))
     similarities: np.ndarray = np.full((len(test), count), -np.inf, np.float32)

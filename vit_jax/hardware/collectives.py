@@ -102,8 +102,16 @@ def collective(mesh: Mesh, axis: str, kind: str, size: int) -> Callable[[], jax.
 
 
 def predict_seconds(mesh: Mesh, axis: str, kind: str, size: int) -> float | None:
-    """Returns what a collective takes at the published speed of the busiest link; None: no link is known, or hosts
-    carry it.
+    """Returns how many seconds a collective takes if its busiest link has the published speed.
+
+    Args:
+        mesh: of the devices.
+        axis: of the mesh, along which the devices exchange.
+        kind: of collective, as in `planning.Collective`.
+        size: bytes of the whole array, as in `planning.Collective`.
+
+    Returns:
+        Seconds; None where no link is known, or the hosts' network carries it.
     """
     devices = list(mesh.devices.flat)
     tpu = find_slice(devices)

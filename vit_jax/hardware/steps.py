@@ -151,7 +151,10 @@ def time_steps(bench: Bench, running: Running) -> TimedSteps:
 
 
 def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
-    """Returns the row of a step: beside its schedule, or else beside what its products alone would take."""
+    """Returns the row of a step: its time beside that of its schedule.
+
+    Where no schedule was compiled, it stands beside the time that its matrix products alone take at the measured rate.
+    """
     schedule = workload.find_schedule(bench)
     bound = workload.flops / bench.product_flops if bench.product_flops else None
     notes = [f"{workload.images / timing.median:,.1f} images a second and device"]

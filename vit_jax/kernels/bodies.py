@@ -66,7 +66,7 @@ def _query_rows(group: Group, block: int) -> Any:
 
 
 def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
-    """Returns `x` with the queries, along an axis, that an earlier step of the grid saw set to zero."""
+    """Returns `x` with zeros for the queries, along an axis, that an earlier step of the grid has already computed."""
     if shape.query_steps == 1 or shape.packing.rows % LANES == 0:
         return x
     position = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)

@@ -98,7 +98,12 @@ class Form(NamedTuple):
 def post_activation(
     unit_fields: Callable[[int], dict[str, Any]], epsilons: resnet.Epsilons = resnet.EPSILONS["released"]
 ) -> Form:
-    """Returns a form with root and units of the hybrids, and something else for the units' 3x3 convolutions."""
+    """Returns a form with the root and the units of the hybrids.
+
+    Args:
+        unit_fields: number of a stage, from 1 -> fields of its units; `spatial` replaces their 3x3 convolution.
+        epsilons: of the root.
+    """
     return Form(
         lambda spec, name: resnet.Root(spec.width, epsilons, name=name), resnet.Unit, lambda x, name: x, unit_fields
     )

@@ -33,8 +33,8 @@ def learned(param: Parameter, spec: ModelSpec) -> PositionTable:
 def learned2d(param: Parameter, spec: ModelSpec) -> PositionTable:
     """Returns learned positions (2-D): the first half of a patch's vector is that of its column, the second of its row.
 
-    The paper does not say which position the class token has: each of the `position_rows` before the patches has a
-    learned row of the whole width; without any (`position_rows=patches`), the class token joins after the positions.
+    The paper does not say which position the class token has. Here each token before the patches that
+    `position_rows` includes has a learned vector of the whole width; with `position_rows=patches` none has a position.
     """
     half, (rows, columns) = spec.width // 2, spec.grid
     x, y = (

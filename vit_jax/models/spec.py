@@ -45,11 +45,11 @@ def _check_parts(spec: "ModelSpec") -> None:
         ),
         (
             attention.kind in KERNELS and spec.adds_scores,
-            f"attention {attention.kind} computes no relative positions; leave it auto, or use tokens_first.",
+            f"attention {attention.kind} computes no relative positions; set model.attention=auto or tokens_first.",
         ),
         (
             attention.kind in KERNELS and attention.is_sparse,
-            f"attention {attention.kind} computes no attention_pattern; leave it auto.",
+            f"attention {attention.kind} computes no attention_pattern; set model.attention=auto.",
         ),
         (
             is_axial and attention.is_sparse,
@@ -140,7 +140,7 @@ class ModelSpec:
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Dimension of a parameter -> its size, where a mesh axis must divide it."""
+        """Those dimensions of the parameters whose size a mesh axis must divide -> the size."""
         return {"heads": self.attention.num_heads, "mlp": self.mlp_dim}
 
     @property

@@ -180,7 +180,7 @@ def _label(name: str) -> str:
 
 
 def format_value(name: str, value: float) -> str:
-    """Returns the value of a metric in words: accuracies in per cent."""
+    """Returns the value of a metric as text: an accuracy as a percentage, most others with 4 digits."""
     if isinstance(value, int):
         return f"{value:,}"
     if PERCENT.search(name):

@@ -81,9 +81,9 @@ def find_links(tpu: chips.Slice, devices: list[Any]) -> Links:
 def read_collectives(text: str) -> list[Collective]:
     """Returns the collectives of a compiled program, `jitted.lower(...).compile().as_text()`, in order.
 
-    A collective in a loop counts as often as the loop runs, if the text says so. One that the compiler divided (into
-    start and done, or into the steps of a fusion that hides it) counts once. Exchanges within groups of one device are
-    left out.
+    A collective in a loop has the loop's number of rounds as its `times`, or 1 if the text does not state it. One that
+    the compiler divided (into start and done, or into the steps of a fusion that hides it) counts once. Exchanges
+    within groups of one device are left out.
     """
     found: list[Collective] = []
     chains: set[str | None] = set()

@@ -215,7 +215,7 @@ def format_band(band: Band | None) -> str:
 
 
 def format_minutes(seconds: float) -> str:
-    """Returns a time as text."""
+    """Returns a duration as text: in minutes below 2 hours, else in hours."""
     return f"{seconds / 60:,.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 

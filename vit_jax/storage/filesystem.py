@@ -72,7 +72,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
-    """Returns some bytes of a remote file; raises UserError as `read_bytes` does."""
+    """Returns the bytes `start` to `end - 1` of a remote file; raises UserError as `read_bytes` does."""
     return _call_store("read", path, lambda store, name, _: store.cat_file(name, start=start, end=end))
 
 

@@ -52,6 +52,10 @@ def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:
         return
     differ = f"its preprocessing ends with {theirs}, that of this run with {ours}"
     if uses_head:
-        raise UserError(f"{differ}; end data.preprocess and evals.NAME.preprocess of every evaluation with {theirs}.")
-    words = "init_from=%s: %s; if that is not meant, end data.preprocess and evals.NAME.preprocess with %s."
+        raise UserError(
+            f"{differ}; make {theirs} the last op of data.preprocess and of evals.NAME.preprocess of every evaluation."
+        )
+    words = (
+        "init_from=%s: %s; to keep that of the weights, end data.preprocess and evals.NAME.preprocess with the op %s."
+    )
     logging.getLogger(__name__).warning(words, config.init_from, differ, theirs)

@@ -32,7 +32,7 @@ class Band(NamedTuple):
     """Rows of the result that are computed together.
 
     Attributes:
-        rows: of the result.
+        rows: the rows of the result.
         lines: of the image that these rows need.
         above: the upper neighbour of each row, counted among these lines.
         below: the lower neighbour of each row, counted among these lines.

@@ -49,7 +49,9 @@ def read_options(pattern: str, known: tuple[str, ...]) -> tuple[str, dict[str, s
     for name, value in options.items():
         if name not in known or not value:
             words = " or ".join(f",{one}=NAME" for one in known)
-            raise UserError(f"cannot read ,{name}={value} behind {pattern}; what may follow it is {words}")
+            raise UserError(
+                f"{name}={value} is no option of the data source {pattern}; write {words} after the pattern"
+            )
     return pattern, options
 
 

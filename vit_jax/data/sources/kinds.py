@@ -143,5 +143,5 @@ def parse_source(source: str) -> tuple[str, str]:
     if entry.example and not name:
         raise UserError(f"say {entry.asks}: --config.data.source={kind}:{entry.example}")
     if name and not entry.example:
-        raise UserError(f"cannot read the data source {source!r}; write {kind} alone")
+        raise UserError(f"the data source {kind} takes no name; write --config.data.source={kind}")
     return kind, name

@@ -52,12 +52,14 @@ class SourceConfig:
 
 
 class Shards(NamedTuple):
-    """The shards in which examples lie, which can be read some shards at a time.
+    """The shards of a source whose examples can be read a few shards at a time.
+
+    A run is a sequence of examples that follow each other both in the source and in one shard.
 
     Attributes:
-        runs: a shard for each stretch of examples that follow each other in it, in the order of the source.
-        examples: of each stretch, their number.
-        shuffled: whether their order is known to be random.
+        runs: the shard of each run, in the order of the source; one shard may have several runs.
+        examples: the number of examples of each run.
+        shuffled: whether the order of the examples in the source is known to be random.
     """
 
     runs: tuple[shards.Shard, ...]

@@ -63,7 +63,7 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
-    """Returns the arrays of a layout that the parameters of a model consist of."""
+    """Returns, for each parameter of a model, the arrays of a layout from which it is made."""
     table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
     table |= _leaves("embed", "embedding")
     if spec.class_rows:

@@ -84,7 +84,9 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
         content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in DEFAULTS:
-        raise UserError(f"it is a {printable(kind, 60)} of transformers, of which vit_jax reads {', '.join(DEFAULTS)}")
+        raise UserError(
+            f"its model_type is {printable(kind, 60)}; of transformers' models vit_jax reads {', '.join(DEFAULTS)}"
+        )
     epsilon, activation = DEFAULTS[kind]
     activation = ACTIVATIONS[read_choice(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
     read_choice(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
@@ -123,7 +125,7 @@ def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str,
 
 
 def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
-    """Returns the pipe of a processor; None for one that no pipe of ours equals."""
+    """Returns the preprocessing ops (`data.preprocess`) that equal a processor's; None if none do."""
     kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type") or "")
     plain = kind.startswith(("ViT", "Siglip"))
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)

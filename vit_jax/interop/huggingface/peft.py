@@ -207,7 +207,11 @@ def _read(archive: archives.Archive, name: str) -> np.ndarray:
 def _kernel_parts(
     table: ParameterTable | None, params: dict[str, np.ndarray], depth: int
 ) -> dict[str, tuple[str, tuple]]:
-    """Returns linear layer by its name in a table -> our kernel, and the index of the layer in it."""
+    """Returns which part of our kernels each linear layer of a block is.
+
+    Returns:
+        Name of the linear layer, in the table or else ours -> the name of our kernel, and the index in that kernel.
+    """
     parts = {}
     ends = tuple(f"{layer}/kernel" for layer in KERNELS)
     for kernel in (name for name in params if is_stacked(name) and name.endswith(ends)):
