@@ -151,10 +151,10 @@ def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_
 
 def nearest_path(path: Path) -> Path | None:
     """Returns the existing path that one which does not exist probably stands for, or None."""
-    found, suffix = Path(path.anchor), path.suffix
+    existing, suffix = Path(path.anchor), path.suffix
     for part in path.relative_to(path.anchor).parts:
         try:
-            names = [part] if (found / part).exists() else [entry.name for entry in found.iterdir()]
+            names = [part] if (existing / part).exists() else [entry.name for entry in existing.iterdir()]
         except OSError:
             return None
         if part not in names:
@@ -164,5 +164,5 @@ def nearest_path(path: Path) -> Path | None:
             if not names:
                 return None
             part = names[0]
-        found /= part
-    return found
+        existing /= part
+    return existing

@@ -160,8 +160,8 @@ def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record
     Raises:
         UserError: see `read`.
     """
-    found = run_on_all(coordinator, "the record", lambda: None if coordinator.host else read().to_json())
-    return Record.from_json(found[0])
+    records = run_on_all(coordinator, "the record", lambda: None if coordinator.host else read().to_json())
+    return Record.from_json(records[0])
 
 
 @contextlib.contextmanager

@@ -29,9 +29,9 @@ def read_runs(folders: Sequence[str]) -> list[RunFolder]:
     Raises:
         UserError: there is none in one of them, or a file cannot be read.
     """
-    found = {location: name for folder in folders for location, name in find_runs(folder).items()}
-    names = list(found.values())
-    return [read_run(location, name if names.count(name) == 1 else location) for location, name in found.items()]
+    runs = {location: name for folder in folders for location, name in find_runs(folder).items()}
+    names = list(runs.values())
+    return [read_run(location, name if names.count(name) == 1 else location) for location, name in runs.items()]
 
 
 def serve(folders: Sequence[str], port: int) -> None:

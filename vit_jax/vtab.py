@@ -51,15 +51,15 @@ def find_tasks(names: Sequence[str], data_dir: str | None) -> tuple[list[str], l
     Raises:
         UserError: there is no task of a name.
     """
-    found, missing = [], dict[str, str]()
+    tasks, missing = [], dict[str, str]()
     for name in names:
         dataset = sources.VTAB_TASKS[choose("VTAB task", name, sources.VTAB_TASKS)].dataset
         try:
             sources.open_split(sources.SourceConfig(f"vtab:{name}", data_dir), "test")
-            found.append(name)
+            tasks.append(name)
         except UserError as error:
             missing.setdefault(dataset, str(error))
-    return found, list(missing.values())
+    return tasks, list(missing.values())
 
 
 def recipe_words(checkpoint: str) -> list[str]:

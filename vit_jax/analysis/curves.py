@@ -94,7 +94,7 @@ class Plot:
 
 def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
     """Returns the curves of each panel that has any; metrics in the order they appear in."""
-    found: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
+    curves_by_panel: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
     for number, run in enumerate(runs):
         for metric in run.last:
             if metric.endswith(TOP) and 0 < (run.config.data.num_classes or 0) <= 5:
@@ -103,8 +103,8 @@ def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
             if panel:
                 steps, values = zip(*((step, row[metric]) for step, row in run.metrics if metric in row), strict=True)
                 array = np.array(values, np.float64) * panel.factor
-                found[panel].append(Curve(number, metric, np.array(steps, np.int64), array))
-    return {panel: curves for panel, curves in found.items() if curves}
+                curves_by_panel[panel].append(Curve(number, metric, np.array(steps, np.int64), array))
+    return {panel: curves for panel, curves in curves_by_panel.items() if curves}
 
 
 def thin_out(values: Float[np.ndarray, " n"], buckets: int = BUCKETS) -> Int[np.ndarray, " kept"]:

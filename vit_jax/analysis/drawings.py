@@ -99,8 +99,8 @@ def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     title, (rows, columns) = "Similarity of position embeddings", spec.grid
     if spec.position.kind in FIXED:
         return Drawing("position_similarity", title, "", FIXED[spec.position.kind])
-    found = measure.position_similarity(position_table(spec, params), spec.grid)
-    flat = found.reshape(rows * columns, -1)
+    similarities = measure.position_similarity(position_table(spec, params), spec.grid)
+    flat = similarities.reshape(rows * columns, -1)
     others = flat[~np.eye(len(flat), dtype=bool)]
     between = f"{others.min():.2f} to {others.max():.2f}" if others.size else "1"
     return Drawing(
@@ -109,7 +109,7 @@ def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
         f"{rows} x {columns} small maps of {rows} x {columns} patches; similarities of two patches are {between}.",
         "Each small map belongs to the patch at its place in the image, and shows how similar the position embeddings "
         "of all patches are to that patch's own (Figures 7 centre and 10).",
-        lambda: figures.position_similarity(found),
+        lambda: figures.position_similarity(similarities),
     )
 
 
@@ -146,26 +146,26 @@ def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
 
 def similarity(observations: Observations) -> Drawing:
     """Returns the similarity of the representations of the blocks."""
-    found = observations.similarity
+    cka = observations.similarity
     return Drawing(
         "layer_similarity",
         "Similarity of representations",
-        f"A square of {len(found)} x {len(found)} blocks, from {found.min():.2f} to 1; the first and the last block "
-        f"have {found[0, -1]:.2f}.",
+        f"A square of {len(cka)} x {len(cka)} blocks, from {cka.min():.2f} to 1; the first and the last block "
+        f"have {cka[0, -1]:.2f}.",
         "How similar the patches' representations after one block (row) and after another (column) are, by linear CKA "
         "(arXiv 1905.00414): 1 where they are equal up to a rotation and a scale. With fewer patches than channels "
         "all values are too large.",
-        lambda: figures.layer_similarity(found),
+        lambda: figures.layer_similarity(cka),
     )
 
 
 def rollouts(observations: Observations) -> Iterator[Drawing]:
     """Yields the photographs seen through the attention."""
-    pixels, found = list(observations.pixels), list(observations.rollout)
+    pixels, rollout_maps = list(observations.pixels), list(observations.rollout)
     text = "Each photograph, and beside it the same, dark where the attention is low."
     caption = "Photographs, and what they look like through the attention of all blocks"
     for name, figure, draw in (("rollout", 6, figures.rollout_pairs), ("rollout_all", 14, figures.rollout_mosaic)):
-        drawn = functools.partial(draw, pixels, found)
+        drawn = functools.partial(draw, pixels, rollout_maps)
         yield Drawing(name, "Attention of photographs", text, f"{caption} (Figure {figure}).", drawn)
 
 

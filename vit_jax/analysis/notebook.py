@@ -15,14 +15,14 @@ def upload(path: str | Path = "") -> list[Path]:
         UserError: there are no files, or no path is given outside Colab.
     """
     if not path:
-        found = sorted(Path(name) for name in _colab_files().upload())
+        files = sorted(Path(name) for name in _colab_files().upload())
     else:
         path = Path(path).expanduser()
         inside = (file for file in path.glob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-        found = [path] if path.is_file() else sorted(inside)
-    if not found:
+        files = [path] if path.is_file() else sorted(inside)
+    if not files:
         raise UserError(f"there are no images in {path}." if path else "no file was uploaded.")
-    return found
+    return files
 
 
 def dataset(source: str) -> str:

@@ -54,12 +54,12 @@ def best_metrics(runs: Sequence[RunFolder]) -> list[str]:
 
 def format_best(run: RunFolder, metric: str) -> str:
     """Returns the last value of a metric, and the best, where larger is better or it is a loss."""
-    found = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
-    if not found:
+    points = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    if not points:
         return ""
-    value, best = found[-1][0], (min if metric.endswith("loss") else max)(found, key=lambda pair: pair[0])
+    value, best = points[-1][0], (min if metric.endswith("loss") else max)(points, key=lambda pair: pair[0])
     best_words = f", {'lowest' if metric.endswith('loss') else 'best'} {format_metric(metric, best[0])} at {best[1]:,}"
-    return f"{format_metric(metric, value)} at step {found[-1][1]:,}{best_words}"
+    return f"{format_metric(metric, value)} at step {points[-1][1]:,}{best_words}"
 
 
 def format_metric(name: str, value: float) -> str:

@@ -60,11 +60,11 @@ def is_consistent(arrays: dict[str, Any]) -> bool:
     return bool(classes.min(initial=0) >= 0 and classes.max(initial=-1) < len(arrays["names"]))
 
 
-def evaluation_part(file: str, found: dict[str, Any]) -> str:
+def evaluation_part(file: str, mistakes: dict[str, Any]) -> str:
     """Returns the HTML for the mistakes of one evaluation."""
     evaluation, split = (*file.split("."), "")[:2]
-    split = printable(found.get("split", split), 60)  # older files name it in their own name only
-    names, step, pairs = [printable(name, 60) for name in found["names"]], int(found["step"]), found["pairs"]
+    split = printable(mistakes.get("split", split), 60)  # older files name it in their own name only
+    names, step, pairs = [printable(name, 60) for name in mistakes["names"]], int(mistakes["step"]), mistakes["pairs"]
     label, prediction, count = pairs.T
     wrong = int(count[label != prediction].sum())
     when = f" after step {step:,}" if step >= 0 else ""
@@ -78,7 +78,7 @@ def evaluation_part(file: str, found: dict[str, Any]) -> str:
         )
     if len(names) > MOST_CLASSES_LISTED:
         parts.append(confused_pairs(pairs, names))
-    return "".join([*parts, class_accuracies(pairs, names), wrong_images(found, names)])
+    return "".join([*parts, class_accuracies(pairs, names), wrong_images(mistakes, names)])
 
 
 def matrix_table(matrix: Int[np.ndarray, "label prediction"], names: list[str]) -> str:
@@ -129,12 +129,12 @@ def class_accuracies(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str
     return f"<h4>{title}</h4>{html.table(lines, ('', 'accuracy', '', 'images'), numbers=(1, 3))}"
 
 
-def wrong_images(found: dict[str, Any], names: list[str]) -> str:
+def wrong_images(mistakes: dict[str, Any], names: list[str]) -> str:
     """Returns the images that are wrong with most confidence."""
     figures = []
-    for index, pixels in enumerate(found["pixels"]):
-        label, guess = names[found["labels"][index]], names[found["predictions"][index]]
-        name, confidence = printable(found["images"][index], 200), float(found["confidences"][index])
+    for index, pixels in enumerate(mistakes["pixels"]):
+        label, guess = names[mistakes["labels"][index]], names[mistakes["predictions"][index]]
+        name, confidence = printable(mistakes["images"][index], 200), float(mistakes["confidences"][index])
         text = f"{name}: {label}, taken for {guess}"
         small = max(pixels.shape) <= SMALL
         drawn = html.image(encode_pixels(pixels, small), text, 'class="pixels"' if small else "")

@@ -61,7 +61,7 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
 
 def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
     """Returns a part of the page for each run; for one that cannot be read, why: the rest of the page can."""
-    found = []
+    sections = []
     for run in runs:
         try:
             text = part(run)
@@ -70,8 +70,8 @@ def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
         if len(runs) > 1:  # its headings are one level below the name of the run
             text = re.sub(r"(</?h)([345])\b", lambda tag: f"{tag[1]}{int(tag[2]) + 1}", text)
             text = f'<h3 class="run">{escape(printable(run.name))}</h3>{text}'
-        found.append(f"<section>{text}</section>")
-    return "".join(found)
+        sections.append(f"<section>{text}</section>")
+    return "".join(sections)
 
 
 def curves_part(plots: Sequence[Plot], runs: Sequence[RunFolder]) -> str:

@@ -56,17 +56,17 @@ def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
         if isinstance(leaf, jax.Array):
             placed = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
             there.setdefault(placed and placed.mesh, []).append(name)
-    found: dict[str, Fingerprint] = {}
+    by_name: dict[str, Fingerprint] = {}
     for mesh, names in there.items():
         arrays = [leaves[name] for name in names]
         specs = tuple(leaf.sharding.spec for leaf in arrays) if mesh else ()
         rows = np.asarray(rows_on(mesh, specs)(arrays))
         for name, row in zip(names, rows, strict=True):
-            found[name] = Fingerprint(_digits(*row[:2].tolist()), not row[2])
-    here = [name for name in leaves if name not in found]
+            by_name[name] = Fingerprint(_digits(*row[:2].tolist()), not row[2])
+    here = [name for name in leaves if name not in by_name]
     with ThreadPoolExecutor(4) as pool:
-        found |= dict(zip(here, pool.map(lambda name: fingerprint(leaves[name]), here), strict=True))
-    return {name: found[name] for name in leaves}
+        by_name |= dict(zip(here, pool.map(lambda name: fingerprint(leaves[name]), here), strict=True))
+    return {name: by_name[name] for name in leaves}
 
 
 def fingerprint(array: Any) -> Fingerprint:

@@ -66,17 +66,17 @@ class Checkpoints:
         self._writer: OrbaxWriter | None = None
         self._manifest: dict[str, Any] = {}  # of the newest checkpoint
         look = self._list if jax.process_index() == 0 else lambda: None  # the list of host 0 decides
-        found = run_on_all(coordinator, "checkpoints", look)[0]
-        self.steps: list[int] = found["steps"]
+        listing = run_on_all(coordinator, "checkpoints", look)[0]
+        self.steps: list[int] = listing["steps"]
         self._older: list[int] = []  # whose manifests do not say all that is known of their scores
-        for step, manifest in found["manifests"].items():
+        for step, manifest in listing["manifests"].items():
             named = self._named(manifest)
             self._retention.measured[int(step)] = retention.from_json(named)
             self._older += [int(step)] if named != manifest else []
         self.latest: int | None = max(self._retention.measured, default=None)
-        if found["set_aside"] and not self.steps:
+        if listing["set_aside"] and not self.steps:
             raise UserError(
-                f"all checkpoints in {workdir} are damaged and were renamed ({list_names(found['set_aside'])}). To "
+                f"all checkpoints in {workdir} are damaged and were renamed ({list_names(listing['set_aside'])}). To "
                 "train from step 0, choose a new --workdir, or move the files of this one to another folder."
             )
 

@@ -22,9 +22,9 @@ def describe_arrays(state: ArrayTree) -> tuple[ArrayTable, list[str]]:
     """Returns what a manifest holds of every array of a state, and the names of the arrays that are not finite. Every
     process must call it.
     """
-    leaves, found = tree.flatten(state), fingerprints(state)
-    table = {name: [str(leaf.dtype), list(leaf.shape), found[name].digits] for name, leaf in leaves.items()}
-    return table, [name for name, fingerprint in found.items() if not fingerprint.finite]
+    leaves, by_name = tree.flatten(state), fingerprints(state)
+    table = {name: [str(leaf.dtype), list(leaf.shape), by_name[name].digits] for name, leaf in leaves.items()}
+    return table, [name for name, fingerprint in by_name.items() if not fingerprint.finite]
 
 
 def add_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def check_arrays(manifest: dict[str, Any], state: ArrayTree, prefix: str = "") -
     Raises:
         DamagedCheckpoint: some differ.
     """
-    (found, _), saved = describe_arrays(state), manifest["arrays"]
-    wrong = [f"{prefix}{name}" for name, row in found.items() if row != saved[f"{prefix}{name}"]]
+    (table, _), saved = describe_arrays(state), manifest["arrays"]
+    wrong = [f"{prefix}{name}" for name, row in table.items() if row != saved[f"{prefix}{name}"]]
     if wrong:
         raise DamagedCheckpoint(f"the values are not those that were saved in {list_names(wrong)}")
 

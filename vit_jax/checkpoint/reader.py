@@ -49,8 +49,8 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
     if not filesystem.is_remote(location):
         return Path(workdir).expanduser()
     copy = _copy_workdir(location)
-    found = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
-    return _copy_workdir(location, int(found.name)) if found else copy
+    checkpoint = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
+    return _copy_workdir(location, int(checkpoint.name)) if checkpoint else copy
 
 
 def local_weights(path: str | Path) -> Path:

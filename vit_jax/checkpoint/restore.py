@@ -170,6 +170,6 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read_group(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:
     """Returns one part of a state; raises DamagedCheckpoint."""
-    group = read_subtree(path, lambda found: check_metadata(manifest, found, f"{which}/"), which)
+    group = read_subtree(path, lambda metadata: check_metadata(manifest, metadata, f"{which}/"), which)
     check_arrays(manifest, group, f"{which}/")
     return group

@@ -59,10 +59,10 @@ class Recipe:
         """Executes the file and returns what its function returns; of an optional function that is absent, None."""
         words = () if self.argument is None else (self.argument,)
         with _configs_importable(self.file), recipe_errors(self.file):
-            found = importlib.util.spec_from_file_location(self.file.stem, self.file)
-            assert found and found.loader
-            module = importlib.util.module_from_spec(found)
-            found.loader.exec_module(module)
+            spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
             function = getattr(module, name, None)
             if function is None and optional:
                 return None

@@ -191,8 +191,8 @@ def fill_resolution(pipe: str, resolution: int) -> str:
     are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.
     """
 
-    def multiple(found: re.Match) -> str:
-        numerator, denominator = int(found[1] or 1), int(found[2] or 1)
+    def multiple(match: re.Match) -> str:
+        numerator, denominator = int(match[1] or 1), int(match[2] or 1)
         return str((2 * resolution * numerator + denominator) // (2 * denominator))
 
     return re.sub(r"\{resolution(?:\*([1-9]\d*)/([1-9]\d*))?\}", multiple, pipe)

@@ -291,10 +291,10 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
     """
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
-        found = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
+        eval_sources = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
-    evaluated = found[keys[0]]
+    evaluated = eval_sources[keys[0]]
     elsewhere = evaluated.name == "folder" and (eval_config.source or config.data.source) != config.data.source
     if evaluated.name == train.name and not elsewhere and evaluated.overlaps(train):
         logging.getLogger(__name__).warning(
@@ -303,7 +303,7 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
     differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
     if has_classes_of_head(eval_config) and differ:
         raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
-    return found
+    return eval_sources
 
 
 def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sources.Source:

@@ -88,10 +88,10 @@ class StreamOrder(Endless, EpochOrder):
     def _pass(self, epoch: int, reader: int) -> _Pass:
         """Returns the pass of a reader over its range; of each reader the last even and the last odd one are kept."""
         with self._lock:
-            found = self._passes.get((epoch % 2, reader))
-            if found is None or found.epoch != epoch:
-                found = self._passes[epoch % 2, reader] = self._draw(epoch, reader)
-            return found
+            reader_pass = self._passes.get((epoch % 2, reader))
+            if reader_pass is None or reader_pass.epoch != epoch:
+                reader_pass = self._passes[epoch % 2, reader] = self._draw(epoch, reader)
+            return reader_pass
 
     def _draw(self, epoch: int, reader: int) -> _Pass:
         offsets: Slots = (np.arange(self.readers) - epoch * self.count) % self.readers  # first slot of each reader

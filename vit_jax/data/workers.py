@@ -75,10 +75,10 @@ def explain_death(workers: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = re.match(r"Worker process was terminated unexpectedly with exit code -(\d+)", str(error))
-        if not found:
+        match = re.match(r"Worker process was terminated unexpectedly with exit code -(\d+)", str(error))
+        if not match:
             raise
-        number = signal.Signals(int(found[1]))
+        number = signal.Signals(int(match[1]))
         cause = ", as the kernel's out-of-memory killer does (see `dmesg`)" if number == signal.SIGKILL else ""
         fewer = f"less than {workers}, or to 0" if workers > 1 else "0"
         raise UserError(

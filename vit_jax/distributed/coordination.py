@@ -94,14 +94,14 @@ class ProcessGroup:
         gathered = f"gathered/{topic}/{call}"
         if self.host == 0:
             self.put(gathered, self._collect(f"gather/{topic}/{call}", limit), once=True)
-        found = self._wait(gathered, limit + LATE)
-        if found is None or found["missing"]:
-            missing = ", ".join(map(str, found["missing"])) if found else "0"
+        collected = self._wait(gathered, limit + LATE)
+        if collected is None or collected["missing"]:
+            missing = ", ".join(map(str, collected["missing"])) if collected else "0"
             raise LostHosts(
                 f"hosts that did not reach {topic!r} within {limit:g} s: {missing}; the log of each shows where it "
                 "stopped."
             )
-        return [json.loads(found["texts"][number]) for number in found["numbers"]]
+        return [json.loads(collected["texts"][number]) for number in collected["numbers"]]
 
     def _collect(self, folder: str, limit: float) -> Json:
         """Returns, on host 0, the different values in a folder and which is that of each host, or who is missing."""
@@ -153,8 +153,8 @@ class ProcessGroup:
     def get(self, folder: str) -> dict[str, Json]:
         """Returns the values that were put in a folder, by the last part of their keys."""
         assert self._store
-        found = self._store.key_value_dir_get(f"vit_jax/{folder}/")
-        return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
+        entries = self._store.key_value_dir_get(f"vit_jax/{folder}/")
+        return {key.rpartition("/")[2]: json.loads(value) for key, value in entries}
 
 
 def current_group() -> ProcessGroup:
@@ -199,16 +199,16 @@ def _without_proxies() -> Iterator[None]:
 def _check_slices() -> None:
     """Raises UserError if several TPU slices are declared incompletely: JAX would wait for ever."""
     names = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
-    found = {name: os.environ[name] for name in names if os.environ.get(name)}
-    if not found:
+    settings = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if not settings:
         return
-    declared = ", ".join(f"{name}={value}" for name, value in found.items())
+    declared = ", ".join(f"{name}={value}" for name, value in settings.items())
     try:
-        complete = 0 <= int(found[names[2]]) < int(found[names[1]])
+        complete = 0 <= int(settings[names[2]]) < int(settings[names[1]])
     except (KeyError, ValueError):
         complete = False
     if not complete:
-        missing = ", ".join(name for name in names if name not in found) or "a slice ID below the number of slices"
+        missing = ", ".join(name for name in names if name not in settings) or "a slice ID below the number of slices"
         raise UserError(
             f"the multi-slice settings are incomplete: {declared}; set {missing} too, or unset all MEGASCALE variables."
         )

@@ -45,13 +45,13 @@ class WorkdirLock:
         Raises:
             UserError: another run writes there, or nothing can be written there.
         """
-        found = self._read()
-        if found and self._is_alive(found):
-            raise self._taken(found)
+        holder = self._read()
+        if holder and self._is_alive(holder):
+            raise self._taken(holder)
         self._write(0)
-        found = self._read()
-        if found and found["run"] != self._id["run"]:  # both began at once
-            raise self._taken(found)
+        holder = self._read()
+        if holder and holder["run"] != self._id["run"]:  # both began at once
+            raise self._taken(holder)
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -62,25 +62,25 @@ class WorkdirLock:
         self._over.set()
         self._thread.join()
         with contextlib.suppress(UserError, OSError):
-            found = self._read()
-            if found and found["run"] == self._id["run"]:
+            holder = self._read()
+            if holder and holder["run"] == self._id["run"]:
                 self._remove()
 
-    def _is_alive(self, found: dict[str, Any]) -> bool:
-        if found["machine"] == self._id["machine"] and found["started"]:
-            return _started(found["pid"]) == found["started"]
+    def _is_alive(self, holder: dict[str, Any]) -> bool:
+        if holder["machine"] == self._id["machine"] and holder["started"]:
+            return _started(holder["pid"]) == holder["started"]
         end = time.monotonic() + 3 * BEAT  # clocks of machines differ: see whether the file changes
         while time.monotonic() < end:
             time.sleep(BEAT / 5)
             now = self._read()
             if now is None:
                 return False
-            if now != found:
+            if now != holder:
                 return True
         return False
 
-    def _taken(self, found: dict[str, Any]) -> UserError:
-        who = f"process {found['pid']} on {found['host']}"
+    def _taken(self, holder: dict[str, Any]) -> UserError:
+        who = f"process {holder['pid']} on {holder['host']}"
         return UserError(
             f"{self._location} is in use by another run, {who}; stop that run or choose another --workdir."
         )
@@ -89,13 +89,13 @@ class WorkdirLock:
         beats = 0
         while not self._over.wait(BEAT):
             beats += 1
-            found = None
+            holder = None
             with contextlib.suppress(UserError):  # a store that refuses is reported when a checkpoint is saved
-                found = self._read()
-                if not found or found["run"] == self._id["run"]:
+                holder = self._read()
+                if not holder or holder["run"] == self._id["run"]:
                     self._write(beats)
-            if found and found["run"] != self._id["run"]:
-                return self._lost(self._taken(found))
+            if holder and holder["run"] != self._id["run"]:
+                return self._lost(self._taken(holder))
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -103,10 +103,10 @@ class WorkdirLock:
                 text = filesystem.read_bytes(self._path) if filesystem.exists(self._path) else b""
             else:
                 text = Path(self._path).read_bytes()
-            found = json.loads(text)
+            holder = json.loads(text)
         except (ValueError, OSError):  # there is none, or it was cut short
             return None
-        return found if isinstance(found, dict) and found.keys() >= KEYS else None
+        return holder if isinstance(holder, dict) and holder.keys() >= KEYS else None
 
     def _write(self, beats: int) -> None:
         text = json.dumps(self._id | {"started": _started(os.getpid()), "beats": beats})

@@ -1,14 +1,15 @@
-"""Which of a model's classes are the classes of a data set: all, in the same order, or only some of them.
+"""Class maps: which of a model's classes are the classes of a data set.
 
-A class map is a JSON file: the data's name of each shared class -> the model's classes that it covers, by WordNet id or
-by name. Those in this folder are the lists in the authors' own evaluations:
+A class map is a JSON object: name of a shared class in the data -> list of the model's classes that it covers, given by
+WordNet id or by name. The JSON files in this folder are the lists that the authors of these data sets evaluate with:
 
 * `imagenet_a`, `imagenet_r`: the 200 classes of ImageNet-A (arXiv 1907.07174) and ImageNet-R (arXiv 2006.16241).
 * `imagenet_v2`: ImageNet-V2 (arXiv 1902.10811), whose folders are named by the number of the class.
 * `objectnet`: the 113 folders of ObjectNet (NeurIPS 2019) that overlap with 125 classes of ImageNet.
 
-ImageNet-Sketch has all classes under their WordNet ids and needs no map. Two maps are no files: `names`, of the classes
-that have the same name in both, and `order`, of data whose classes are the model's in the same order, however named.
+ImageNet-Sketch has all classes under their WordNet ids and needs no map. Two maps have no file. `names` maps the
+classes that have the same name in the model and in the data. `order` is for data that has all classes of the model in
+the model's order; the names of the classes are ignored.
 """
 
 import json
@@ -33,33 +34,34 @@ class ClassMap(NamedTuple):
     """The classes that a model and a data set share.
 
     Attributes:
-        names: of the shared classes, as the data set names them.
-        members: the model's classes that each covers.
+        names: the names of the shared classes in the data set.
+        members: for each shared class, the numbers of the model's classes that it covers.
     """
 
     names: Names
     members: tuple[tuple[int, ...], ...]
 
     def map_logits(self, logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n shared"]:
-        """Returns for each shared class the greatest logit of those that it covers."""
+        """Returns for each shared class the greatest logit of the model's classes that it covers."""
         starts = np.cumsum([0, *map(len, self.members)])[:-1]
         return np.maximum.reduceat(logits[:, np.concatenate(self.members)], starts, axis=1)
 
     def map_labels(
         self, labels: Int[np.ndarray, " n *most"], *class_names: Sequence[str]
     ) -> Int64[np.ndarray, " n *most"]:
-        """Returns the shared classes of labels, -1 for images of other classes and for what pads.
+        """Returns the number of the shared class of each label; -1 for other classes and for labels of -1 (padding).
 
         Args:
-            labels: as the data has them.
-            *class_names: the name of each label; the data may have several kinds of names.
+            labels: the labels in the data.
+            *class_names: the names of the data's classes, once for each kind of names that the data has (words, ids).
+                The kind that matches the most shared classes is used.
 
         Raises:
             UserError: none of the data's classes is shared.
         """
         shared = {name: number for number, name in enumerate(self.names)}
         kinds = [np.array([shared.get(name, -1) for name in names], np.int64) for names in class_names]
-        columns = max(kinds, key=lambda found: np.count_nonzero(found >= 0), default=np.empty(0))
+        columns = max(kinds, key=lambda kind: np.count_nonzero(kind >= 0), default=np.empty(0))
         if not (columns >= 0).any():
             names = class_names[0][:3] if class_names else ["without names"]
             raise UserError(
@@ -69,28 +71,32 @@ class ClassMap(NamedTuple):
         return np.where(labels >= 0, columns[labels], -1)
 
     def list_members(self, labels: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "n most"]:
-        """Returns all the model's classes that the shared class of each label covers, padded by -1."""
+        """Returns for each label all the model's classes that its shared class covers, padded with -1.
+
+        Args:
+            labels: what `map_labels` returns, with one label per image. The row of a label of -1 has only -1.
+        """
         most = max(map(len, self.members))
         rows = [(*columns, *[-1] * (most - len(columns))) for columns in (*self.members, ())]
         return np.array(rows, np.int64)[labels]
 
 
 def list_class_maps() -> tuple[str, ...]:
-    """Returns the names of the class maps that the package has."""
+    """Returns the names of the class maps of the package: those with a file, then `names` and `order`."""
     return (*sorted(path.stem for path in FOLDER.glob("*.json")), *WITHOUT_FILE)
 
 
 def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
-    """Returns the class map of a name, or of a JSON file.
+    """Returns the class map with a name, or the one in a JSON file.
 
     Args:
-        name: one of `list_class_maps` but `order`, or a path that ends in `.json`.
-        model: whose classes are mapped.
-        source: whose classes are mapped.
+        name: one of `list_class_maps()` except `order`, or a path that ends in `.json`.
+        model: the model whose classes the map covers.
+        source: the data whose classes are mapped; read only for the map `names`.
 
     Raises:
-        UserError: there is no such map, the file is none, it has a class that the model lacks, or a name that it needs
-            is that of several classes.
+        UserError: there is no such map, the file is not a class map, the map has a class that the model lacks, or
+            several classes share a name that the map needs.
     """
     if name == "names":
         own, other = same_names(model, source) or ((), ())
@@ -124,7 +130,12 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
 
 
 def _check_unique(needed: Set[str], **named: Names) -> None:
-    """Raises UserError if a name that is needed is that of several classes of those who have the names."""
+    """Raises UserError if one of the needed names is the name of several classes.
+
+    Args:
+        needed: the names that must be unique.
+        **named: `model` or `data` -> the names of its classes.
+    """
     for whose, names in named.items():
         if repeated := sorted(one for one, times in Counter(names).items() if times > 1 and one in needed):
             classes = [str(number) for number, one in enumerate(names) if one == repeated[0]]
@@ -136,14 +147,16 @@ def _check_unique(needed: Set[str], **named: Names) -> None:
 
 
 def model_wnids(model: Model) -> Names | None:
-    """Returns the WordNet ids of a model's classes, if they are those of ImageNet or ImageNet-21k."""
+    """Returns the WordNet ids of a model's classes; None if they are not the classes of ImageNet or ImageNet-21k."""
     return interop.class_wnids(model.field("num_classes"), model.class_names)
 
 
 def same_names(model: Model, source: Source) -> tuple[Names, Names] | None:
-    """Returns the names of a model's classes and of a data set's: of both kinds that each has, those most alike.
+    """Returns the names of a model's classes and of a data set's classes, both in the order of the classes.
 
-    Kinds are words and ids, such as WordNet's. Returns None if either has no names; numbers that count are none.
+    Either may have two kinds of names: words, and ids such as WordNet's. Returns the pair of kinds with the most names
+    in common; a pair of equal names in equal order comes first. Returns None if the model or the data has no names.
+    Class names that only count ("0", "1", ...) are not names.
     """
     of_model = _without_numbers(model_wnids(model), model.class_names)
     of_data = _without_numbers(source.class_ids, source.class_names)
@@ -152,10 +165,16 @@ def same_names(model: Model, source: Source) -> tuple[Names, Names] | None:
 
 
 def check_names(model: Model, source: Source, evaluation: str, where: str) -> None:
-    """Compares the classes of a model's head with those of the data that it is evaluated on.
+    """Compares the class names of a model's head with the class names of the data that it is evaluated on.
+
+    Args:
+        model: the model.
+        source: the data, with as many classes as the model.
+        evaluation: the name of the evaluation in the error message.
+        where: the name of the data in the error message.
 
     Raises:
-        UserError: both have names, and these differ or are in another order.
+        UserError: both have names, and the names differ or are in another order.
     """
     own, other = same_names(model, source) or ((), ())
     if own == other:

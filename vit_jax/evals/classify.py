@@ -1,4 +1,4 @@
-"""The exact metrics of a task on a split, on any mesh: of classification, top-1 and top-5 accuracy and the loss."""
+"""The exact metrics of a task on a split, on any mesh. For classification: top-1 and top-5 accuracy and the loss."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
@@ -17,17 +17,19 @@ EvalStep = Callable[[ArrayTree, dict[str, jax.Array]], dict[str, jax.Array]]
 def evaluate(
     step: EvalStep, batches: Iterable[dict[str, jax.Array]], name: str, params: ArrayTree, tick: Callable[[], None]
 ) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the task and `<name>/n` over all batches; counts are added exactly, on the host.
+    """Returns `<name>/<metric>` for each metric of the task, averaged over all images, and their number `<name>/n`.
+
+    The sums over each batch are added on the host, in float64. Images without a label are not counted.
 
     Args:
-        step: `Program.eval_step`.
-        batches: of the split.
-        name: of the evaluation.
+        step: `Program.eval_step`, or a function that returns the same sums.
+        batches: the batches of the split.
+        name: the name of the evaluation.
         params: the parameters to evaluate.
-        tick: called after each batch that is dispatched.
+        tick: called once for each batch, after its result has arrived on the host.
 
     Raises:
-        UserError: no image has a label, or one cannot be read.
+        UserError: no image has a label, or an image cannot be read.
     """
     totals = collections.defaultdict[str, float](float)
     for sums in fetch_late(step(params, batch) for batch in batches):
@@ -37,14 +39,14 @@ def evaluate(
     n = totals.pop("n")
     if not n:
         raise UserError(f"none of the images of evals.{name} has a label; choose another split.")
-    names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after what is better if larger
+    names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after the metrics where larger is better
     return {f"{name}/{key}": totals[key] / n for key in names} | {f"{name}/n": int(n)}
 
 
 def split_logits(
     logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n *most"], rows: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the logits of images that were computed before, in batches of at most `rows`, for `evaluate`."""
+    """Yields stored logits and their labels in batches of at most `rows` images, which `evaluate` accepts."""
     for start in range(0, len(labels), rows):
         part = logits[start : start + rows]
         yield {"logits": part, "label": labels[start : start + rows], "mask": np.ones(len(part), np.float32)}

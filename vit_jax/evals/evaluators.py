@@ -24,22 +24,34 @@ Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]
 
 
 def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened | None = None) -> dict[str, Evaluator]:
-    """Returns, by name, functions from parameters to metrics `<name>/<metric>`.
+    """Returns name of an evaluation -> its evaluator, for all of `config.evals`.
 
-    They call their second argument after each batch, and keep what the model gives in the third. `opened` is as for
-    `data.eval_batches`.
+    An evaluator is a function (params, tick, cache) -> {`<name>/<metric>`: value}. It calls `tick()` for each batch. It
+    stores features and logits of the model in `cache` and takes them from there if they are present.
+
+    Args:
+        config: the configuration of the run.
+        program: the functions of the model.
+        opened: the sources that are open already, as in `data.eval_batches`.
     """
     return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
 def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Opened) -> dict[str, Evaluator]:
-    """Returns those that evaluate a head for the task of `program`; see `make_evaluators`."""
+    """Returns the evaluators that suit the task of `program`: those of its head, and those of frozen features.
+
+    Arguments and result are like those of `make_evaluators`.
+    """
     kinds, evaluations = kinds_of_task(program.task.kind), config.evals.items()
     return {name: make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
 
 
 def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.Opened) -> Evaluator:
-    """Returns the evaluator of one evaluation; see `make_evaluators`."""
+    """Returns the evaluator of the evaluation `config.evals[name]`; see `make_evaluators`.
+
+    Raises:
+        UserError: the data cannot be opened or does not suit the evaluation, or a probe does not fit into memory.
+    """
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
     eval_config = config.evals[name]
@@ -71,7 +83,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: da
 def evaluate_head(
     name: str, program: Inference, batches: data.EvalBatches, params: ArrayTree, tick: Tick, cache: OutputCache
 ) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the head's predictions, from the cache's logits if it has them."""
+    """Returns `<name>/<metric>` of the head's predictions. Logits in the cache are used; none are added to it."""
     if (known := cache.get(output_key("logits", batches))) is None:
         return classify.evaluate(program.eval_step, batches, name, params, tick)
     sums = jax.jit(lambda params, batch: program.task.metric_sums(batch["logits"], batch["label"], batch["mask"]))
@@ -87,7 +99,7 @@ def evaluate_predictions(
     tick: Tick,
     cache: OutputCache,
 ) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the head's predictions of all images; every host computes the same.
+    """Returns `<name>/<metric>` of the head's predictions for all images. Every host computes the same metrics.
 
     Raises:
         UserError: see `predictions.score_predictions`.
@@ -99,10 +111,11 @@ def evaluate_predictions(
 
 
 def check_labels(config: ConfigDict, name: str, program: Inference, source: Source) -> None:
-    """Compares the labels of a source with what an evaluation needs.
+    """Checks that an evaluation can use the labels of its data and the head of the model.
 
     Raises:
-        UserError: they are not those of the model's head, or have a form that the evaluation does not know.
+        UserError: the labels are not the classes of the model's head, the head is for another task than the evaluation,
+            or images have several labels and the evaluation needs one.
     """
     eval_config, classes = config.evals[name], program.task.num_classes
     where, wanted = eval_config.source or config.data.source, EVAL_KINDS[eval_config.kind].task
@@ -131,14 +144,18 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
 
 
 def choose_step(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:
-    """Returns the function of a batch that a kind of evaluation runs."""
+    """Returns the function (params, batch) -> outputs of the program that a kind of evaluation runs on each batch."""
     if kind == "predictions":
         return program.logits
     return program.eval_step if EVAL_KINDS[kind].task else program.features
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
-    """Returns those of evaluations that are due after a step: every `every` or `eval_every` steps, and at the end."""
+    """Returns name -> evaluator for the evaluations that are due after a step.
+
+    An evaluation is due after each multiple of its `every` (`config.eval_every` if that is 0 or None) and after the
+    last step.
+    """
     steps = {name: config.evals[name].every or config.eval_every for name in evaluators}
     ends = step == config.total_steps
     return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
@@ -149,7 +166,13 @@ def check_fits(
 ) -> None:
     """Compiles the steps of the evaluations and runs each once, on zeros, while the training state is on the devices.
 
-    A batch that is too large is so found before training. Evaluations run the same compiled step.
+    A batch that does not fit is thus found before training. Later evaluations reuse the compiled steps.
+
+    Args:
+        config: the configuration of the run.
+        program: the functions of the model.
+        batch: the shapes and dtypes of an evaluation batch.
+        params: the parameters, on the devices.
 
     Raises:
         UserError: the devices have too little memory.
@@ -179,10 +202,11 @@ def run_evaluators(
     """Returns the metrics of all evaluations together.
 
     Args:
-        evaluators: by name.
+        evaluators: name of an evaluation -> its evaluator; see `make_evaluators`.
         params: the parameters to evaluate.
-        tick: called after each batch that is dispatched.
-        cache: of what the model gives with these parameters; by default, evaluations share them until all are done.
+        tick: called for each batch.
+        cache: features and logits of the model with these parameters. By default an empty cache, which the evaluations
+            share and which is dropped at the end.
     """
     cache = {} if cache is None else cache
     return {key: value for evaluate in evaluators.values() for key, value in evaluate(params, tick, cache).items()}

@@ -1,8 +1,8 @@
 """Few-shot regression: regularised least squares from frozen features to targets of -1 and 1 (section 4.1).
 
-The authors' other code (big_vision's `fewshot_lsr`) settles what the paper leaves open: features are whitened by mean
-and standard deviation of the few training examples, a constant of 100 is appended, and the class with the largest
-prediction counts.
+The paper leaves some details open. They are taken from other code of the authors (big_vision's `fewshot_lsr`): features
+are whitened by mean and standard deviation of the few training examples, a constant feature of 100 is appended, and the
+predicted class is the one with the largest output.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Regression(NamedTuple):
     """Linear predictions for several strengths of regularisation: `features @ weights[i] + bias[i]`.
 
     Attributes:
-        classes: the label of each column.
+        classes: the label of each column of the predictions.
         weights: one matrix per strength.
         bias: one row per strength.
     """
@@ -36,9 +36,9 @@ def evaluate_fewshot(
 ) -> Float64[np.ndarray, "shots l2 seeds"]:
     """Returns the accuracy on all test examples for every number of shots, strength of regularisation and seed.
 
-    A seed orders the examples of each class; `shots` takes the first ones, so that 5 shots contain the one of 1 shot. A
-    class with fewer examples gives all that it has. A class without any is never predicted, so that its test examples
-    are wrong.
+    The seed decides the order of the examples of each class. `n` shots are the first `n` examples of each class, so
+    that the examples of 5 shots contain the example of 1 shot. A class with fewer training examples contributes all of
+    them. A class without training examples is never predicted, so that its test examples count as wrong.
 
     Raises:
         UserError: a split is empty or has features that are not finite.
@@ -57,9 +57,10 @@ def evaluate_fewshot(
 def summarize_fewshot(
     accuracy: Float64[np.ndarray, "shots l2 seeds"], shots: Sequence[int], l2: Sequence[float]
 ) -> dict[str, float]:
-    """Returns the mean over seeds, `5shot`, and with several seeds the standard deviation (of a sample), `5shot_std`.
+    """Returns the mean accuracy over seeds as `5shot`, and its standard deviation as `5shot_std`.
 
-    With several strengths of regularisation the names are `5shot_l2_1024` and `5shot_l2_1024_std`.
+    The standard deviation is that of a sample (ddof 1) and is left out if there is only one seed. With several
+    strengths of regularisation the names are `5shot_l2_1024` and `5shot_l2_1024_std`.
     """
     metrics = {}
     for of_shots, count in zip(accuracy, shots, strict=True):
@@ -74,10 +75,11 @@ def summarize_fewshot(
 def fit_regression(examples: Examples, l2: Sequence[float]) -> Regression:
     """Returns the solutions W = (X'X + l2 I)^-1 X'Y for all strengths, from one eigendecomposition in float64.
 
-    It is that of X'X or, with fewer examples than features, of XX'. Whitened features sum to 0 over the examples, so
-    that the constant does not interact with them: its weight is known in closed form, and the decomposition keeps the
-    digits that its square would cost. Directions without variance get no weight: l2 = 0 gives the least squares
-    solution of the smallest norm.
+    X are the whitened features, Y the targets. X'X is decomposed or, with fewer examples than features, XX'. Whitened
+    features sum to 0 over the examples, so that X'X has no cross terms with the constant feature. The weight of the
+    constant therefore has a closed form, and the decomposition does not lose the digits that the constant's large
+    square would cost. Directions without variance get no weight, so that l2 = 0 gives the least squares solution of the
+    smallest norm.
     """
     mean, scale = measure_scale(examples.features)
     whitened = (examples.features - mean) / scale
@@ -99,7 +101,7 @@ def fit_regression(examples: Examples, l2: Sequence[float]) -> Regression:
 
 
 def measure_accuracy(regression: Regression, test: Examples) -> Float64[np.ndarray, " l2"]:
-    """Returns the accuracy of each strength; of equal predictions, that of the first class counts."""
+    """Returns the accuracy of each strength. If several classes have the largest output, the first is predicted."""
     strengths, width, classes = regression.weights.shape
     weights = regression.weights.transpose(1, 0, 2).reshape(width, -1)
     rows = max(1, BLOCK // weights.shape[1])

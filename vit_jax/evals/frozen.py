@@ -20,7 +20,7 @@ Method: TypeAlias = Callable[
 
 
 def fewshot(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
-    """Returns the accuracy of few-shot regression for each number of shots, over seeds."""
+    """Returns the accuracy of few-shot regression for each number of shots: mean and standard deviation over seeds."""
     accuracy = evaluate_fewshot(train, test, eval_config.shots, eval_config.l2, range(eval_config.seeds))
     return summarize_fewshot(accuracy, eval_config.shots, eval_config.l2)
 
@@ -32,13 +32,19 @@ def knn(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, f
 
 
 def probe(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
-    """Returns the accuracy of logistic regression with the regularisation that is best on a validation part."""
+    """Returns the accuracy of logistic regression, and its `l2`.
+
+    The l2 is the one that is best on part of the training examples.
+    """
     result = evaluate_probe(train, test, fit_logistic, eval_config.l2, eval_config.validation)
     return {"accuracy": result.accuracy, "l2": result.setting}
 
 
 def probe_sgd(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
-    """Returns the accuracy of a linear classifier trained at the learning rate that is best on a validation part."""
+    """Returns the accuracy of a linear classifier trained by SGD, and its learning rate.
+
+    The rate is the one that is best on part of the training examples.
+    """
     fit = functools.partial(fit_sgd, epochs=eval_config.epochs)
     result = evaluate_probe(train, test, fit, eval_config.rates, eval_config.validation)
     return {"accuracy": result.accuracy, "rate": result.setting}
@@ -50,9 +56,15 @@ METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn, "probe": probe,
 def evaluate_frozen(
     config: ConfigDict, name: str, learnt: tuple[np.ndarray, np.ndarray], tested: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, float]:
-    """Returns `<name>/<metric>` of a classifier that learns from some features and labels and is tested on others.
+    """Returns `<name>/<metric>` of a classifier of frozen features.
 
-    Every host computes them; those of the first host count, so that all agree to the last bit.
+    Every host computes the metrics. All return those of the first host, so that they agree to the last bit.
+
+    Args:
+        config: the configuration of the run.
+        name: the name of the evaluation.
+        learnt: the features and labels that the classifier is fitted to.
+        tested: the features and labels that it is tested on.
 
     Raises:
         UserError: the features are not finite, or the examples do not suit the method.

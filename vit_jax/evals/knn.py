@@ -10,16 +10,16 @@ from jaxtyping import Array, Float32, Float64, Int, Int32
 
 from vit_jax.evals.labelled_features import Examples, check_examples
 
-TEST_BLOCK, TRAIN_BLOCK = 1024, 65_536  # rows whose similarities are in memory at once: 256 MiB
+TEST_BLOCK, TRAIN_BLOCK = 1024, 65_536  # rows of a block; the similarities of two blocks take 256 MiB
 
 
 def evaluate_knn(
     train: Examples, test: Examples, neighbours: Sequence[int], temperature: float = 0.07
 ) -> Float64[np.ndarray, " neighbours"]:
-    """Returns the accuracy for each number of neighbours, of which each votes with exp(cosine / temperature).
+    """Returns the accuracy for each number of neighbours. A neighbour's vote has the weight exp(cosine / temperature).
 
-    Of equally similar examples the first comes first, and of equal votes the smallest label. Where there are fewer
-    examples than neighbours, all vote.
+    Among equally similar training examples the one with the smaller row number is nearer. Among labels with equal votes
+    the smallest wins. If there are fewer training examples than neighbours, all of them vote.
 
     Raises:
         UserError: a split is empty or has features that are not finite.
@@ -30,12 +30,12 @@ def evaluate_knn(
     correct: np.ndarray = np.zeros(len(neighbours), np.int64)
     for start in range(0, len(test.labels), TEST_BLOCK):
         block = slice(start, start + TEST_BLOCK)
-        found = similarities[block].astype(np.float64)
-        weights = np.exp((found - found[:, :1]) / temperature)  # relative to the nearest, which so never underflows
-        columns = np.arange(len(found))[:, None] * len(classes) + labels[rows[block]]
+        cosines = similarities[block].astype(np.float64)
+        weights = np.exp((cosines - cosines[:, :1]) / temperature)  # relative to the nearest, whose weight is always 1
+        columns = np.arange(len(cosines))[:, None] * len(classes) + labels[rows[block]]
         for column, count in enumerate(neighbours):
             chosen = (columns[:, :count].ravel(), weights[:, :count].ravel())
-            votes = np.bincount(*chosen, minlength=len(found) * len(classes)).reshape(len(found), -1)
+            votes = np.bincount(*chosen, minlength=len(cosines) * len(classes)).reshape(len(cosines), -1)
             correct[column] += np.count_nonzero(classes[votes.argmax(axis=1)] == test.labels[block])
     return correct / len(test.labels)
 
@@ -45,14 +45,14 @@ def find_neighbours(
 ) -> tuple[Float32[np.ndarray, "m count"], Int32[np.ndarray, "m count"]]:
     """Returns the cosines and rows of the `count` training examples that are most similar to each test example.
 
-    The most similar come first; of equally similar ones, the one with the smaller row number. The device holds one
-    block of each split at a time. The cosine with a vector of zeros is 0.
+    The most similar example comes first. Among equally similar examples, the one with the smaller row number comes
+    first. The device holds one block of each split at a time. The cosine with a vector of zeros is 0.
     """
     rows = min(TRAIN_BLOCK, len(train))
     similarities: np.ndarray = np.full((len(test), count), -np.inf, np.float32)
     indices: np.ndarray = np.zeros((len(test), count), np.int32)
     for first in range(0, len(train), rows):
-        # All blocks have one size, so that one program is compiled; what pads the last one is never chosen.
+        # All blocks have the same size, so that only one program is compiled. Rows that pad the last are never chosen.
         keys, present = jax.device_put((_pad(train[first : first + rows], rows), min(rows, len(train) - first)))
         for start in range(0, len(test), TEST_BLOCK):
             block = slice(start, start + TEST_BLOCK)
@@ -77,7 +77,17 @@ def _merge(
     first: Int[Array, ""],
     count: int,
 ) -> tuple[Float32[Array, "block count"], Int32[Array, "block count"]]:
-    """Returns the best of those found so far and a block of training examples, whose rows are greater."""
+    """Returns the cosines and rows of the most similar training examples, after one more block of them.
+
+    Args:
+        similarities: the cosines of the best examples of the blocks so far, best first.
+        indices: the rows of these examples.
+        queries: the features of the test examples.
+        keys: the features of the block of training examples, padded at the end.
+        present: the number of keys that are not padding.
+        first: the row of the first key, greater than all rows of earlier blocks.
+        count: the number of examples to return.
+    """
     cosines = jnp.matmul(_normalise(queries), _normalise(keys).T, precision="highest")
     rows = jnp.arange(len(keys), dtype=jnp.int32)
     cosines = jnp.where(rows < present, cosines, -jnp.inf)

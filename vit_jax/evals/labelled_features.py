@@ -1,4 +1,4 @@
-"""Frozen features with their labels: what few-shot regression, linear probes and nearest neighbours start from."""
+"""Frozen features with their labels: the input of few-shot regression, linear probes and nearest neighbours."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from jaxtyping import Float32, Float64, Int
 
 from vit_jax import UserError, refuse
 
-ROWS = 2**16  # of features that are in float64 at a time
+ROWS = 2**16  # rows of features that are in float64 at a time
 
 
 class Examples(NamedTuple):
@@ -18,10 +18,10 @@ class Examples(NamedTuple):
 
 
 def check_examples(train: Examples, test: Examples) -> None:
-    """Checks what no evaluation on frozen features can do without.
+    """Checks that a classifier can be fitted to the training examples and scored on the test examples.
 
     Raises:
-        UserError: a split is empty, or has images without a label, or features that are infinite or no number.
+        UserError: a split is empty, has images without a label, or has features that are infinite or NaN.
     """
     for what, (features, labels) in {"training": train, "test": test}.items():
         if not len(features):
@@ -44,20 +44,24 @@ def check_examples(train: Examples, test: Examples) -> None:
 def measure_scale(
     features: Float32[np.ndarray, "n width"] | Float64[np.ndarray, "n width"],
 ) -> tuple[Float64[np.ndarray, " width"], Float64[np.ndarray, " width"]]:
-    """Returns each feature's mean and its standard deviation + 1e-5, by which features are whitened.
+    """Returns the mean and the scale of each feature, for whitening: (feature - mean) / scale.
 
-    That of a constant feature is infinite: the feature is then 0 in every split, as if it did not exist. Otherwise the
-    rounding of its mean, divided by 1e-5, would count.
+    The scale is the standard deviation + 1e-5. The scale of a constant feature is infinite instead, so that the
+    whitened feature is 0 in every split, as if it did not exist. Otherwise the rounding error of its mean, divided by
+    1e-5, would matter.
     """
     mean, squares = features.mean(axis=0, dtype=np.float64), np.zeros(features.shape[1])
-    for start in range(0, len(features), ROWS):  # in float64 all would be twice as large as the features
+    for start in range(0, len(features), ROWS):  # all rows at once, in float64, would take twice the features' memory
         squares += ((features[start : start + ROWS] - mean) ** 2).sum(axis=0)
     constant = features.min(axis=0) == features.max(axis=0)
     return mean, np.where(constant, np.inf, np.sqrt(squares / len(features)) + 1e-5)
 
 
 def permute_classes(labels: Int[np.ndarray, " n"], seed: int) -> list[Int[np.ndarray, " rows"]]:
-    """Returns the rows of each class in a random order that depends on the seed alone, classes in ascending order."""
+    """Returns for each class, in ascending order, its rows in a random order.
+
+    The result depends on the labels and the seed alone.
+    """
     random, order = np.random.default_rng(seed), np.argsort(labels, kind="stable")
     starts: Int[np.ndarray, " classes"] = np.flatnonzero(np.diff(labels[order])) + 1
     return [random.permutation(rows) for rows in np.split(order, starts)]

@@ -17,9 +17,9 @@ from vit_jax.kernel_trials import check_kernels
 from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
 from vit_jax.tree import ArrayTree
 
-MOST_ACTIVATION_BYTES = 2**28  # bytes of a device's largest activation: a few of that size are in memory at once
+MOST_ACTIVATION_BYTES = 2**28  # bytes of a device's largest activation; a few of that size are in memory at once
 PRODUCTS = ("dot_general", "conv_general_dilated")
-DEFAULT_IMAGES = 128  # per evaluation step and device, of a model without a run
+DEFAULT_IMAGES = 128  # images per evaluation step and device for a model without a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,13 @@ class LoadedModel:
     """A model on the devices of this machine.
 
     Attributes:
-        config: of its run, for these devices; or the defaults, without evaluations.
-        program: the functions that use its weights.
-        read: returns the weights, as NumPy arrays.
-        batch: images per evaluation step, if they fit.
-        digest: returns `interop.digest_weights` of them.
-        step: of the checkpoint, or None.
+        config: the configuration of the model's run, with the mesh of these devices. Without a run, the default
+            configuration without evaluations.
+        program: the functions that use the model's weights.
+        read: returns the weights as NumPy arrays.
+        batch: the wanted number of images per evaluation step over all devices. It may not fit into memory.
+        digest: returns `interop.digest_weights` of the weights.
+        step: the step of the run's checkpoint, or None without a run.
     """
 
     config: ConfigDict
@@ -44,10 +45,13 @@ class LoadedModel:
 
 
 def is_run(path: str | Path) -> bool:
-    """Returns whether a path is a run's folder, and not a file of weights, a checkpoint of a run or a name.
+    """Returns whether a path is the folder of a run.
+
+    It is not if it is a file of weights, a single checkpoint of a run, a folder of timm or transformers, or the name of
+    weights to download.
 
     Raises:
-        UserError: it is remote and cannot be read; or there is no such file, folder or name.
+        UserError: the path is remote and cannot be read, or there is no such file, folder or name.
     """
     if str(path).endswith((".npz", ".safetensors", ".safetensors.index.json")) or interop.is_download_name(str(path)):
         return False
@@ -65,12 +69,12 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
 
     Args:
         workdir: the run's folder, local or remote.
-        best: the best checkpoint kept instead of the newest.
-        fsdp: devices to split the weights over.
-        source: where the data lie now, as `config.data.source`, if they have moved.
+        best: opens the best checkpoint that was kept instead of the newest one.
+        fsdp: the number of devices to split the weights over.
+        source: the new `config.data.source`, if the data have moved; None: that of the run.
 
     Raises:
-        UserError: there is no such checkpoint yet, or the weights cannot be split so.
+        UserError: there is no such checkpoint yet, or the weights cannot be split over `fsdp` devices.
     """
     path = checkpoint.local_workdir(workdir, best)
     folder = checkpoint.find_checkpoint(path, best)
@@ -90,12 +94,12 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
     """Opens weights of any form that `vit_jax.load` reads.
 
     Args:
-        path: of the weights, or their name in the catalogue.
-        fsdp: devices to split the weights over.
-        source: of evaluations that name none.
+        path: the path of the weights, or their name in the catalogue.
+        fsdp: the number of devices to split the weights over.
+        source: the data source of evaluations that name none.
 
     Raises:
-        UserError: they cannot be read, or cannot be split so.
+        UserError: the weights cannot be read, or cannot be split over `fsdp` devices.
     """
     devices = jax.devices()
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
@@ -115,7 +119,10 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
 
 
 def choose_batch(program: Inference) -> int:
-    """Returns the images of a step whose largest activation takes at most `MOST_ACTIVATION_BYTES` of each device."""
+    """Returns how many images over all devices a step may have, at least one image a device.
+
+    The largest activation of the step takes at most `MOST_ACTIVATION_BYTES` on each device.
+    """
     image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
     traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
     return rounded(1) * max(
@@ -124,7 +131,7 @@ def choose_batch(program: Inference) -> int:
 
 
 def largest_product(jaxpr: Jaxpr) -> int:
-    """Returns the bytes of the largest result of a matrix product or convolution of a function's trace."""
+    """Returns the bytes of the largest result of a matrix product or convolution in a function's trace, 0 for none."""
     sizes = [0]
     for equation in jaxpr.eqns:
         sizes += map(largest_product, jaxprs_in_params(equation.params))
@@ -134,6 +141,6 @@ def largest_product(jaxpr: Jaxpr) -> int:
 
 
 def rounded(batch: int) -> int:
-    """Returns a batch rounded up to a multiple of the devices."""
+    """Returns a number of images, rounded up to a multiple of the number of devices of all processes."""
     devices = jax.device_count()
     return -(-batch // devices) * devices

@@ -1,4 +1,4 @@
-"""What a classifier takes for what, and the images that it gets wrong with most confidence, as a small file."""
+"""The mistakes of a classifier for a small file: how often it confuses which classes, and its most confident errors."""
 
 import numpy as np
 
@@ -14,20 +14,23 @@ SIDE = 128  # pixels: the largest side of a kept image
 
 
 def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: Preprocessor) -> dict[str, np.ndarray]:
-    """Returns the arrays of the file; images without a label are left out.
-
-    `pairs` are rows of label, prediction and number of images, and `names` those of the classes. Of the wrong images
-    with most confidence, first the most: `images`, their names in the data; `pixels`, uint8 [images, height, width, 3],
-    as the model reads them; `labels`, `predictions` and `confidences`, the probabilities of the predictions.
+    """Returns the arrays of the file. Images without a label are left out.
 
     Args:
-        counted: of all images.
-        loss: of the training, from which probabilities follow.
-        source: of the images.
-        preprocess: what the model reads of them.
+        counted: the predictions for all images of the source.
+        loss: the loss of the training, "softmax" or "sigmoid", which turns logits into probabilities.
+        source: the images.
+        preprocess: the preprocessing of the images for the model.
+
+    Returns:
+        Two arrays count all images: `pairs`, whose rows are label, prediction and number of images, and `names`, the
+        names of the classes. The others have one row for each of the (at most 24) wrongly classified images with the
+        highest confidence, in descending order: `images`, the name of the image in the data; `pixels`, uint8
+        [images, height, width, 3], as the model reads the image, scaled down to at most 128 pixels a side; `labels`;
+        `predictions`; and `confidences`, the probability of the prediction.
 
     Raises:
-        UserError: images have several labels, or one cannot be read.
+        UserError: images have several labels, or an image cannot be read.
     """
     logits, labels = counted.logits, counted.labels
     if labels.ndim > 1:
@@ -51,12 +54,12 @@ def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: P
 
 
 def read_small(source: Source, preprocess: Preprocessor, index: int) -> np.ndarray:
-    """Returns an image as the model reads it, but not larger than `SIDE`."""
+    """Returns the pixels of an image as the model reads it, scaled down to at most `SIDE` pixels a side."""
     pixels = np.asarray(preprocess.apply_ops(source[index]["image"], np.random.default_rng(0)))
     return resize_pixels(pixels, *small_size(*pixels.shape[:2]), "area", antialias=False)
 
 
 def small_size(height: int, width: int) -> tuple[int, int]:
-    """Returns height and width, both divided by the same number if one is larger than `SIDE`."""
+    """Returns height and width, both divided by the same number if one of them is larger than `SIDE`."""
     scale = min(1, SIDE / max(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))

@@ -1,4 +1,4 @@
-"""What a model gives for the images of a data set, read once for all evaluations: frozen features, or logits."""
+"""The outputs of a model for all images of a split, computed once for all evaluations: frozen features or logits."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -10,23 +10,23 @@ from vit_jax.data import EvalBatches
 from vit_jax.inference import Batch, Inference
 from vit_jax.tree import ArrayTree
 
-Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # [n, width or classes] of n images, and their labels [n, ...]
+Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # outputs of n images [n, width or classes], their labels [n, ...]
 Tick: TypeAlias = Callable[[], None]
 
 
 @runtime_checkable
 class OutputCache(Protocol):
-    """Outputs by one set of weights: `output_key` -> arrays. A dict is one."""
+    """A mapping of `output_key` -> outputs and labels, all for the same weights. A dict is an OutputCache."""
 
     def get(self, key: str, /) -> Arrays | None:
-        """Returns the outputs for some images, or None."""
+        """Returns the outputs that are stored under a key, or None."""
 
     def __setitem__(self, key: str, arrays: Arrays, /) -> None:
-        """Keeps the outputs for some images."""
+        """Stores outputs under a key."""
 
 
 def output_key(kind: str, batches: EvalBatches) -> str:
-    """Returns what identifies the outputs of a kind for some images, given the weights."""
+    """Returns a key that identifies outputs for fixed weights: their kind, the images and the preprocessing."""
     return f"{kind} {batches.identity}"
 
 
@@ -38,27 +38,28 @@ def read_outputs(
     cache: OutputCache,
     tick: Tick = lambda: None,
 ) -> Arrays:
-    """Returns an output for every example, once and in the order of the source, and the labels.
+    """Returns the outputs and the labels of all examples, in the order of the source.
 
-    Every host has all of them. They are kept in the cache, and taken from there if they are in it.
+    Every host gets the outputs of all examples. They are taken from the cache or, if missing, computed and stored in
+    it.
 
     Args:
-        program: of the model.
-        kind: features, its float32 `pre_logits`; or logits.
+        program: the functions of the model.
+        kind: "features", the model's `pre_logits` in float32, or "logits".
         params: the parameters, on the devices.
-        batches: of the examples.
-        cache: of these parameters.
-        tick: called after each batch that is dispatched.
+        batches: the batches of the examples.
+        cache: a cache of outputs with these parameters.
+        tick: called once for each batch.
 
     Raises:
         UserError: an image cannot be read.
     """
     key = output_key(kind, batches)
-    found = cache.get(key)
-    if found is None:
+    arrays = cache.get(key)
+    if arrays is None:
         step = {"features": program.features, "logits": program.logits}[kind]
-        found = cache[key] = _gather(step, params, batches, tick)
-    return found
+        arrays = cache[key] = _gather(step, params, batches, tick)
+    return arrays
 
 
 def _gather(
@@ -70,13 +71,16 @@ def _gather(
         whole = whole or [np.empty((count, *array.shape[1:]), array.dtype) for array in part]
         indices = batches.order.indices(number)
         for array, rows in zip(whole, part, strict=True):
-            array[indices[indices >= 0]] = rows[indices >= 0]  # without those that pad a batch
+            array[indices[indices >= 0]] = rows[indices >= 0]  # without the rows that pad a batch
     outputs, labels = whole
     return outputs, labels
 
 
 def fetch_late(results: Iterator[ArrayTree]) -> Iterator[ArrayTree]:
-    """Yields results on the host, each once the next is dispatched, so that the devices need not wait."""
+    """Yields results on the host. The next result is dispatched before one is fetched, so that devices do not idle.
+
+    There must be at least one result.
+    """
     pending = next(results)
     for result in results:
         yield jax.device_get(pending)

@@ -1,4 +1,4 @@
-"""Features and logits kept on this machine's disk from one command to the next, in the cache of limited size."""
+"""Features and logits on this machine's disk, for later commands. They lie in the cache of `storage.cache`."""
 
 import functools
 import hashlib
@@ -21,19 +21,19 @@ DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
 
 
 class OutputFiles:
-    """What one model with one set of weights gives; an `OutputCache`.
+    """An `OutputCache` on disk, for one model with one set of weights.
 
-    What was read or written once stays in memory too. A cache that cannot be used costs no evaluation: a warning says
-    why, and nothing more is read or written there.
+    Outputs that were read or written once also stay in memory. If the cache on disk fails, the evaluation goes on: a
+    warning gives the reason, and this object no longer reads or writes there.
     """
 
     def __init__(self, model: Model, weights: ArrayTree):
-        """Takes the model on the devices of this process, and its weights as NumPy arrays."""
+        """Takes the model as chosen for the devices of this process, and its weights as NumPy arrays."""
         self._model, self._weights = model, weights
         self._known, self._is_usable = dict[str, Arrays](), True
 
     def get(self, key: str) -> Arrays | None:
-        """Returns the outputs of an `output_key`, or None."""
+        """Returns the outputs that are stored under an `output_key`, or None."""
         if key not in self._known and self._is_usable:
             try:
                 folder = cache.cached_folder(self._name(key), "the outputs", 0, _fail)
@@ -47,7 +47,7 @@ class OutputFiles:
         return self._known.get(key)
 
     def __setitem__(self, key: str, arrays: Arrays) -> None:
-        """Keeps the outputs of an `output_key`."""
+        """Stores outputs under an `output_key`."""
         self._known[key] = outputs, labels = arrays
         if not self._is_usable:
             return
@@ -70,7 +70,10 @@ class OutputFiles:
 
     @functools.cached_property
     def _digest(self) -> str:
-        """Identifies the weights and what computes with them."""
+        """A digest of everything but the images that the outputs depend on.
+
+        These are the model, its weights, the kind of device, and the versions of this package and of the libraries.
+        """
         code = versions.source_digest(PACKAGE), versions.library_versions(LIBRARIES)
         digest = hashlib.sha256(repr((self._model.spec, jax.devices()[0].device_kind, code)).encode())
         for path, leaf in jax.tree_util.tree_flatten_with_path(self._weights)[0]:

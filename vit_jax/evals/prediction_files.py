@@ -1,4 +1,4 @@
-"""Features and predictions of every example as .npz files, and the confusion matrix as CSV and as a picture."""
+"""Saves features, predictions or mistakes as .npz files, and the confusion matrix as CSV and as a picture."""
 
 import importlib.util
 import re
@@ -31,26 +31,28 @@ def save_outputs(
     cache: OutputCache,
     step: int | None = None,
 ) -> list[str]:
-    """Writes `<evaluation>.<split>.<what>.npz`, or `.csv` and `.png`, for each split that the evaluations read; returns
-    the paths of those that this process wrote.
+    """Writes files `<evaluation>.<split>.<what>` for each split that the evaluations read, on the first process.
 
-    An .npz file has `names`, those of the images where the data have them, `labels`, `class_names` if they are known,
-    and `features`, the model's pre_logits, or `logits`: float32, in the order of the data. The .csv file is
-    `scores.format_confusion`'s; the picture needs matplotlib. That of mistakes has what `find_mistakes` returns,
-    the `step` and the `split`. What is computed is kept in the cache.
+    The file of features or predictions is an .npz with `names` of the images, `labels`, `class_names` if they are
+    known, and `features` (the model's pre_logits) or `logits`, float32, in the order of the data. The file of mistakes
+    is an .npz with the arrays of `find_mistakes`, the `step` (-1 if unknown) and the `split`. The confusion matrix is a
+    .csv, see `predictions.count_confusion`, and a .png if matplotlib is installed.
 
     Args:
-        what: features; or predictions, confusion or mistakes: of evaluations of the head.
-        folder: to write to; made if it does not exist.
-        config: with the evaluations.
-        program: of the model.
-        params: on the devices.
-        cache: of these parameters.
-        step: of the run, if they are of one.
+        what: "features" of all evaluations; "predictions", "confusion" or "mistakes" of classifying evaluations.
+        folder: the folder to write to; created if it does not exist.
+        config: the configuration with the evaluations.
+        program: the functions of the model.
+        params: the parameters, on the devices.
+        cache: a cache of outputs with these parameters; what is computed is stored there.
+        step: the step of the run that the parameters are from, if any.
+
+    Returns:
+        The paths of the files that this process wrote; empty on all processes but the first.
 
     Raises:
-        UserError: no evaluation has predictions, or images have several labels; an image cannot be read, or the folder
-            not be written to.
+        UserError: no evaluation has predictions, images have several labels, an image cannot be read, or the folder
+            cannot be written to.
     """
     parts = list_parts(config, program, what)
     if not parts:
@@ -69,8 +71,8 @@ def save_outputs(
             written += write_confusion(start, config.evals[name], batches.source, program.model, outputs, labels)
         elif what == "mistakes":
             counted = map_predictions(config.evals[name], batches.source, program.model, outputs, labels)
-            found = find_mistakes(counted, program.model.loss, batches.source, batches.preprocess)
-            arrays = found | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
+            mistakes = find_mistakes(counted, program.model.loss, batches.source, batches.preprocess)
+            arrays = mistakes | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
             written += write_arrays(f"{start}.npz", arrays)
         else:
             written += write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
@@ -80,10 +82,15 @@ def save_outputs(
 def write_confusion(
     start: Path, eval_config: ConfigDict, source: Source, model: Model, logits: np.ndarray, labels: np.ndarray
 ) -> list[str]:
-    """Writes a confusion matrix to `<start>.csv` and, where matplotlib is installed, to `<start>.png`; returns which.
+    """Writes a confusion matrix to `<start>.csv` and, if matplotlib is installed, to `<start>.png`.
+
+    There is no picture of a matrix of more than `predictions.MOST_CLASSES` classes.
+
+    Returns:
+        The paths of the files.
 
     Raises:
-        UserError: images have several labels; or see `map_predictions`.
+        UserError: images have several labels, or see `map_predictions`.
     """
     counted = map_predictions(eval_config, source, model, logits, labels)
     matrix, text = count_confusion(counted)
@@ -97,15 +104,19 @@ def write_confusion(
 
 
 def write_arrays(path: str, arrays: dict[str, Any]) -> list[str]:
-    """Writes an .npz file, and returns its path in a list; raises as `write_file`."""
+    """Writes an .npz file and returns [path]; raises what `write_file` raises."""
     return write_file(path, lambda file: np.savez(file, **arrays))
 
 
 def write_file(path: str, write: Callable[[BinaryIO], object]) -> list[str]:
-    """Writes a file, whole or not at all, and returns its path in a list.
+    """Writes a file atomically and returns [path].
+
+    Args:
+        path: the path of the file.
+        write: writes the content to an open binary file.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     with user_errors(f"cannot write {path}"), atomic_write(path) as temporary, temporary.open("wb") as file:
         write(file)
@@ -113,13 +124,13 @@ def write_file(path: str, write: Callable[[BinaryIO], object]) -> list[str]:
 
 
 def list_names(source: Source) -> dict[str, np.ndarray]:
-    """Returns the `names` of the images of a source and, if they are known, its `class_names`."""
+    """Returns the arrays `names`, of the images of a source, and `class_names`, if these are known."""
     names = {"names": np.array([source.example_name(index) for index in range(len(source))])}
     return names | ({"class_names": np.array(source.class_names)} if source.class_names else {})
 
 
 def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[str, str], data.EvalBatches]:
-    """Returns the batches to read, by evaluation and split."""
+    """Returns (name of an evaluation, split) -> the batches to read, for the evaluations that have outputs `what`."""
     parts = {}
     for name, eval_config in config.evals.items():
         splits = [eval_config.split, *([eval_config.train_split] if "train_split" in eval_config else [])]
@@ -131,7 +142,12 @@ def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[
 
 
 def split_label(split: str, parts: tuple[tuple[str, range], ...]) -> str:
-    """Returns a split as a part of a file's name: test -> test, train[:800] -> train_0_800."""
+    """Returns a split as part of a file name: "test" -> "test", "train[:800]" -> "train_0_800".
+
+    Args:
+        split: the split as written.
+        parts: name of a whole split and its selected rows, as in `Source.parts`.
+    """
     if "[" in split:
         return "_".join(f"{name}_{rows.start}_{rows.stop}" for name, rows in parts)
     return re.sub(r"\W+", "_", split)

@@ -1,4 +1,4 @@
-"""The head's predictions of all images, scored on the host: other labels, other classes, calibration."""
+"""Scores the head's predictions for all images, on the host: with other labels, other classes, and calibration."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,17 +14,18 @@ from vit_jax.evals.class_maps import model_wnids, read_class_map
 from vit_jax.evals.real import read_real_labels, select_labels
 from vit_jax.models import Model
 
-MOST_CLASSES = 2000  # of a confusion matrix that is written whole
+MOST_CLASSES = 2000  # a confusion matrix of more classes is not written whole
 
 
 class Predictions(NamedTuple):
-    """What is scored.
+    """Logits and labels in the classes that an evaluation scores: the model's classes, or those of a class map.
 
     Attributes:
-        logits: of the classes that count.
-        labels: -1 for images of other classes, and for what pads.
-        names: of the classes that count.
-        members: with a class map, all labels of each image among the model's own classes; else None.
+        logits: the logits of the scored classes.
+        labels: numbers of scored classes; -1 for images of other classes, and for padding of several labels.
+        names: the names of the scored classes.
+        members: with a class map and one label per image, for each image all the model's classes that its label covers,
+            padded with -1; else None.
     """
 
     logits: Float[np.ndarray, "n shared"]
@@ -40,20 +41,21 @@ def score_predictions(
     logits: Float[np.ndarray, "n classes"],
     labels: Int[np.ndarray, " n *most"],
 ) -> dict[str, float]:
-    """Returns accuracy, top-5 accuracy, the calibration error, n and, with one label an image, `class_accuracy`.
+    """Returns the metrics `accuracy`, `top5`, `calibration_error` and `n`, the number of images with a label.
 
-    Images without labels are left out. `class_accuracy` is the mean of the accuracies of the classes. With a class map,
-    `accuracy_all` and `top5_all` are those of predictions among all classes of the model.
+    Images without a label of a scored class are left out. With one label per image there is `class_accuracy` too, the
+    mean of the accuracies of the classes. With a class map and one label per image, `accuracy_all` and `top5_all` are
+    the accuracies when the model chooses among all its classes, not only those of the map.
 
     Args:
-        eval_config: of the evaluation.
-        source: of the images.
-        model: that predicts.
-        logits: of the model's classes.
-        labels: as the source has them.
+        eval_config: the configuration of the evaluation.
+        source: the images.
+        model: the model that predicts.
+        logits: the logits of the model's classes.
+        labels: the labels in the source.
 
     Raises:
-        UserError: no image has a label of a class that counts; or see `map_predictions`.
+        UserError: no image has a label of a scored class, or see `map_predictions`.
     """
     counted = map_predictions(eval_config, source, model, logits, labels)
     present = scores.has_label(counted.labels)
@@ -75,13 +77,15 @@ def score_predictions(
 
 
 def check_predictions(eval_config: ConfigDict, source: Source, model: Model) -> None:
-    """Raises UserError, before anything is computed, if `map_predictions` would."""
+    """Raises the UserErrors of `map_predictions` that do not depend on the images, before anything is computed."""
     logits: np.ndarray = np.zeros((0, model.field("num_classes")), np.float32)
     map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
 
 
 def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"] | None, str]:
-    """Returns the confusion matrix, and the same as CSV; of many classes only the cells that are not 0, as CSV.
+    """Returns the confusion matrix and its text as CSV.
+
+    With more than `MOST_CLASSES` classes the matrix is None, and the CSV lists only the cells that are not 0.
 
     Raises:
         UserError: images have several labels.
@@ -102,12 +106,12 @@ def map_predictions(
     logits: Float[np.ndarray, "n classes"],
     labels: Int[np.ndarray, " n *most"],
 ) -> Predictions:
-    """Returns the logits, labels and classes that count in an evaluation of the head, of the first images of a source.
+    """Returns logits and labels in the classes that an evaluation of the head scores.
 
-    The arguments are those of `score_predictions`.
+    Takes the arguments of `score_predictions`. `logits` and `labels` may be of the first images of the source only.
 
     Raises:
-        UserError: the labels or the class map cannot be read or do not suit the images or the model.
+        UserError: the file of labels or the class map cannot be read, or does not suit the images or the model.
     """
     names = model.class_names or source.class_names or [str(number) for number in range(logits.shape[1])]
     stated, mapped = (eval_config.labels, eval_config.class_map) if "labels" in eval_config else (None, None)

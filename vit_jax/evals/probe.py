@@ -1,7 +1,8 @@
-"""Linear probes: a linear classifier fitted to frozen features, whose strength or rate a validation part decides.
+"""Linear probes: linear classifiers fitted to frozen features.
 
-Features are whitened as in few-shot regression. Fits run in float32 on one device of each process, where large sets
-find an accelerator. On two CPU cores L-BFGS takes a third to a tenth of scikit-learn's time to the same tolerance.
+The strength of regularisation or the learning rate is chosen on a validation part of the training examples. Features
+are whitened as in few-shot regression. Each process runs the same fit in float32 on one of its devices, an accelerator
+if there is one. On two CPU cores L-BFGS takes a third to a tenth of scikit-learn's time to the same tolerance.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +19,14 @@ from vit_jax import UserError
 from vit_jax.evals.labelled_features import Examples, check_examples, measure_scale, permute_classes
 from vit_jax.machine import device_memory, host_memory
 
-TOLERANCE = 1e-6  # of the greatest element of the mean loss's gradient
-MAX_STEPS = 1000  # of L-BFGS
+TOLERANCE = 1e-6  # L-BFGS stops when no element of the mean loss's gradient is greater in size
+MAX_STEPS = 1000  # the most steps of L-BFGS
 MOMENTUM = 0.9
 BLOCK = 2**26  # logits that are computed at a time: 256 MiB
-PARTS = 30  # arrays as large as a classifier that a fit holds: L-BFGS keeps ten steps and ten changes of the gradient
+PARTS = 30  # arrays as large as a classifier that a fit holds; L-BFGS keeps ten steps and ten changes of the gradient
 
 Heads = tuple[Float32[np.ndarray, "settings width classes"], Float32[np.ndarray, "settings classes"]]
-# From features, labels below the number of classes, the rows to fit, and settings: heads, one for each setting.
+# (features, labels from 0, rows to fit, settings) -> heads, one for each setting.
 Fit = Callable[
     [Float32[np.ndarray, "n width"], Int32[np.ndarray, " n"], Int[np.ndarray, " rows"], Sequence[float]], Heads
 ]
@@ -35,9 +36,9 @@ class Probe(NamedTuple):
     """The result of a linear probe.
 
     Attributes:
-        accuracy: on the test examples, with the chosen setting, fitted to all training examples.
-        setting: the chosen one.
-        validation: the accuracy of each setting on the validation part; empty with a single setting.
+        accuracy: the accuracy on the test examples of a fit with the chosen setting to all training examples.
+        setting: the chosen setting.
+        validation: the accuracy of each setting on the validation part; empty if there is a single setting.
     """
 
     accuracy: float
@@ -48,22 +49,23 @@ class Probe(NamedTuple):
 def evaluate_probe(
     train: Examples, test: Examples, fit: Fit, settings: Sequence[float], validation: float = 0.1, seed: int = 0
 ) -> Probe:
-    """Fits a linear classifier with the setting that is best on a part of the training examples.
+    """Fits a linear classifier with the setting that is best on a validation part of the training examples.
 
-    The part is the fraction `validation` of each class, drawn by `seed`; a class of one example has none there. Of
-    equally good settings the first is chosen. Labels without training examples are never predicted.
+    The validation part is a random fraction of each class, but no example of a class that has only one. Among equally
+    good settings the first is chosen. The final fit is to all training examples. Test examples of classes without
+    training examples count as wrong.
 
     Args:
-        train: fitted to.
-        test: scored.
-        fit: `fit_logistic` or `fit_sgd`, with its keywords by `functools.partial`.
-        settings: the values of l2 or of the learning rate to choose from.
-        validation: see above.
-        seed: see above.
+        train: the training examples.
+        test: the test examples.
+        fit: `fit_logistic` or `fit_sgd`, with further keywords bound by `functools.partial`.
+        settings: the values of l2 or of the learning rate to choose from. A single value needs no validation part.
+        validation: the fraction of the training examples in the validation part.
+        seed: the seed of the random choice of the validation part.
 
     Raises:
-        UserError: a split is empty or has features that are not finite; or there are several settings, and no class
-            has two training examples.
+        UserError: a split is empty or has features that are not finite, or there are several settings and no class has
+            two training examples.
     """
     check_examples(train, test)
     mean, scale = (array.astype(np.float32) for array in measure_scale(train.features))
@@ -91,14 +93,16 @@ def evaluate_probe(
 
 
 def probe_memory(count: int, width: int, classes: int, settings: int) -> tuple[int, int]:
-    """Returns about how many bytes a probe takes: on the host, the features as read and whitened; on the device that
-    fits it, the features, the classifiers with what fits them, and a block of logits with its gradient.
+    """Returns about how many bytes a probe takes on the host, and on the device that fits it.
+
+    The host holds the features as read and whitened. The device holds the whitened features, the classifiers, the state
+    of the optimizer, and a block of logits with its gradient.
 
     Args:
-        count: of the training examples.
-        width: of the features.
-        classes: of the training examples.
-        settings: the number to choose from.
+        count: the number of training examples.
+        width: the width of the features.
+        classes: the number of classes.
+        settings: the number of settings to choose from.
     """
     classifier = (width + 1) * classes
     fit = (settings + PARTS) * classifier + 3 * min(BLOCK, count * classes)
@@ -106,10 +110,17 @@ def probe_memory(count: int, width: int, classes: int, settings: int) -> tuple[i
 
 
 def check_memory(count: int, width: int, classes: int, settings: int, device: jax.Device) -> None:
-    """Compares `probe_memory`, whose arguments it has, with the memory of this machine and of the device that fits it.
+    """Compares the bytes of `probe_memory` with the memory of this machine and of the device that fits the probe.
+
+    Args:
+        count: the number of training examples.
+        width: the width of the features.
+        classes: the number of classes.
+        settings: the number of settings to choose from.
+        device: the device that fits the probe. The memory of a CPU device is that of the machine.
 
     Raises:
-        UserError: there is less.
+        UserError: the machine or the device has less memory than the probe needs.
     """
     on_host, on_device = probe_memory(count, width, classes, settings)
     needs = {"this machine": (on_host, host_memory()), "a device": (on_device, device_memory([device]) or on_device)}
@@ -125,7 +136,10 @@ def check_memory(count: int, width: int, classes: int, settings: int, device: ja
 
 
 def select_validation(labels: Int[np.ndarray, " n"], fraction: float, seed: int) -> Int[np.ndarray, " rows"]:
-    """Returns the rows of a random fraction of each class, at least one of every class that has two."""
+    """Returns the rows of a random fraction of each class.
+
+    At least one row of each class that has two examples is taken, and never all of its rows.
+    """
     by_class = permute_classes(labels, seed)
     return np.concatenate([rows[: min(max(round(len(rows) * fraction), 1), len(rows) - 1)] for rows in by_class])
 
@@ -136,20 +150,21 @@ def fit_logistic(
     rows: Int[np.ndarray, " rows"],
     settings: Sequence[float],
 ) -> Heads:
-    """Returns multinomial logistic regressions, fitted by L-BFGS, one for each l2.
+    """Returns multinomial logistic regressions, fitted by L-BFGS to the examples `rows`, one for each l2 in `settings`.
 
-    They minimise the sum of cross-entropies + l2 / 2 ||weights||^2; `l2` is 1 / C of scikit-learn, where the bias is
-    not regularised either. The greatest l2 comes first, and each next fit starts from the one before.
+    A fit minimises the sum of cross-entropies + l2 / 2 ||weights||^2. The bias is not regularised. `l2` is 1 / C of
+    scikit-learn's LogisticRegression. The fits are made in descending order of l2, each starting from the one before.
+    The heads are returned in the order of `settings`.
     """
     present: np.ndarray = np.zeros(len(labels), np.float32)
-    present[rows] = 1  # of one shape for any rows, so that one program is compiled
+    present[rows] = 1  # the same shape for any number of rows, so that only one program is compiled
     classes = int(labels.max()) + 1
     given = jax.device_put((features, labels, present))
     head = (jnp.zeros((features.shape[1], classes)), jnp.zeros(classes))
-    found = {}
+    heads = {}
     for l2 in sorted(settings, reverse=True):
-        head = found[l2] = _minimise(*given, jnp.float32(l2), head)
-    weights, bias = zip(*(jax.device_get(found[l2]) for l2 in settings), strict=True)
+        head = heads[l2] = _minimise(*given, jnp.float32(l2), head)
+    weights, bias = zip(*(jax.device_get(heads[l2]) for l2 in settings), strict=True)
     return np.stack(weights), np.stack(bias)
 
 
@@ -162,11 +177,11 @@ def fit_sgd(
     batch: int = 1024,
     seed: int = 0,
 ) -> Heads:
-    """Returns linear classifiers trained from zero by SGD with momentum 0.9, one for each learning rate.
+    """Returns linear classifiers, trained by SGD with momentum 0.9 on the examples `rows`, one for each learning rate.
 
-    The rate falls to 0 by a cosine, and nothing is decayed, as linear evaluation is done since MoCo (arXiv 1911.05722)
-    and DINO (arXiv 2104.14294), there on augmented images. Examples are shuffled every epoch, whose last, incomplete
-    batch is left out.
+    All weights start at 0. The learning rate falls to 0 by a cosine, and there is no weight decay, as in the linear
+    evaluations of MoCo (arXiv 1911.05722) and DINO (arXiv 2104.14294), which augment the images. The examples are
+    shuffled every epoch. The incomplete batch at the end of an epoch is left out.
     """
     head = (jnp.zeros((features.shape[1], int(labels.max()) + 1)), jnp.zeros(int(labels.max()) + 1))
     rates = jnp.asarray(settings, jnp.float32)
@@ -239,7 +254,7 @@ def _descend(
 def _sum_losses(
     head: optax.Params, features: Float32[Array, "n width"], labels: Int32[Array, " n"], weights: Float32[Array, " n"]
 ) -> Float32[Array, ""]:
-    """Returns the weighted sum of the cross-entropies; only the logits of a block of rows exist at a time."""
+    """Returns the weighted sum of the cross-entropies. It computes blocks of rows, as all logits might not fit."""
     rows = max(1, BLOCK // head[1].shape[0])
     whole = len(labels) // rows * rows
 

@@ -1,7 +1,7 @@
-"""ReaL: the labels of ImageNet's validation images assessed anew (Beyer et al., arXiv 2006.07159).
+"""ReaL: reassessed labels of ImageNet's validation images (Beyer et al., arXiv 2006.07159).
 
-Any of an image's labels counts as correct, and images without a label are left out: `scores.top_k_accuracy` does both,
-given the labels as they are here.
+An image may have several labels, any of which counts as correct, or none, and then it is left out.
+`scores.top_k_accuracy` does both when it is given the labels of this module.
 """
 
 import json
@@ -19,13 +19,13 @@ FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def read_real_labels(path: str | os.PathLike) -> Int32[np.ndarray, "images most"]:
-    """Returns the labels of the validation images in the order of their numbers, padded by -1.
+    """Returns the labels of the validation images, in the order of the numbers in their file names, padded with -1.
 
     Args:
-        path: `real.json`, as its authors publish it: one list of classes for each image.
+        path: `real.json` as its authors publish it: a list with the list of labels of each image.
 
     Raises:
-        UserError: the file cannot be read, or is not such a list.
+        UserError: the file cannot be read, or has another form.
     """
     with user_errors(f"cannot read {path}", OSError, ValueError):
         lists = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -44,10 +44,14 @@ def read_real_labels(path: str | os.PathLike) -> Int32[np.ndarray, "images most"
 def select_labels(
     labels: Int32[np.ndarray, "images most"], files: Sequence[str | os.PathLike]
 ) -> Int32[np.ndarray, "n most"]:
-    """Returns the labels of images by the numbers in their file names: `ILSVRC2012_val_00000001.JPEG` is the first.
+    """Returns the labels of the images with these file names, padded with -1.
+
+    Args:
+        labels: the labels of all images; row 0 is `ILSVRC2012_val_00000001.JPEG`.
+        files: names or paths of the images.
 
     Raises:
-        UserError: a file is not named so, or has no labels.
+        UserError: a file is not named like that, or its number is greater than the number of rows.
     """
     rows = []
     for file in files:

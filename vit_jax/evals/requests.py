@@ -18,24 +18,26 @@ from vit_jax.config import (
     source_label,
 )
 
-OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # that can be saved beside
+OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # the outputs that a command can save
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 
 def choose_evaluations(
     config: ConfigDict, size: tuple[int, int], preprocess: str | None, requests: Sequence[str], split: str | None
 ) -> None:
-    """Leaves in the configuration the evaluations that are asked for.
+    """Changes `config.evals` to the evaluations that a command line asks for, and checks them.
 
     Args:
-        config: of the model's run; or without evaluations, if it has none.
+        config: the configuration of the model's run, or one without evaluations if the model has no run.
         size: height and width of the model's images.
-        preprocess: of the model's images, if known.
-        requests: as for `request_evaluations`; empty: those of the run.
-        split: in place of the split of the run's first evaluation; None: all on their own splits.
+        preprocess: the preprocessing of the model's images, or None if unknown.
+        requests: evaluations as in `request_evaluations`. If empty, the evaluations of the run stay.
+        split: a split for the run's first evaluation (`first_evaluation`), which then is the only one. With None all
+            evaluations keep their splits.
 
     Raises:
-        UserError: nothing is asked for of a model without a run, or something that does not suit the model.
+        UserError: `split` and `requests` are both given, nothing is requested for a model without a run, or an
+            evaluation has no data or does not suit the model.
     """
     if split is not None and requests:
         raise UserError("write the split in --evals, for example --evals='test:split=test[:10%]'.")
@@ -59,7 +61,7 @@ def choose_evaluations(
 
 
 def choose_split(config: ConfigDict, split: str) -> None:
-    """Leaves of the evaluations the first, and has it read another split."""
+    """Removes all evaluations of `config` but the first (`first_evaluation`), which then reads the given split."""
     first = first_evaluation(config)
     with config.unlocked():
         for name in [name for name in config.evals if name != first]:
@@ -68,26 +70,26 @@ def choose_split(config: ConfigDict, split: str) -> None:
 
 
 def request_evaluations(words: Sequence[str], own: Mapping[str, ConfigDict], preprocess: str | None) -> ConfigDict:
-    """Returns the evaluations, by name.
+    """Returns name -> configuration of the requested evaluations.
 
     Args:
-        words: each of them [NAME=]WHAT[:FIELD=VALUE,...], where WHAT is an evaluation of the run, a kind of evaluation
-            or a recipe, FILE.py, whose evaluations are all meant. A field of one value that is given several stands for
-            an evaluation with each.
-        own: the evaluations of the run.
-        preprocess: of the model's images, if known: for evaluations that state none.
+        words: requests of the form [NAME=]WHAT[:FIELD=VALUE,...]. WHAT is the name of an evaluation of the run, a kind
+            of evaluation, or a recipe FILE.py, which stands for all its evaluations. If a field that takes one value is
+            given several, there is one evaluation for each of them.
+        own: name -> configuration of the evaluations of the run.
+        preprocess: the preprocessing of evaluations that are requested by kind and state none; None: the default.
 
     Raises:
         UserError: there is no such evaluation, kind, file or field, a value has the wrong type, or two evaluations have
-            one name.
+            the same name.
     """
-    found = ConfigDict()
+    evaluations = ConfigDict()
     for word in words:
         for name, requested in _request(word, own, preprocess):
-            if name in found:
+            if name in evaluations:
                 raise UserError(f"two evaluations are called {name}; name one: --evals=NAME={word}.")
-            found[name] = requested
-    return found
+            evaluations[name] = requested
+    return evaluations
 
 
 def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -> Iterator[tuple[str, ConfigDict]]:
@@ -115,7 +117,14 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
 
 
 def parse_fields(text: str, start: ConfigDict) -> dict[str, list[str]]:
-    """Returns the values of each field in FIELD=VALUE,...: one, unless a field of a single value is given several.
+    """Returns field -> texts of its values, from a text FIELD=VALUE,FIELD=VALUE,...
+
+    A field that takes one value may be given several, separated by commas; each is then one text. The value of a field
+    that takes a tuple, and of `preprocess`, is always one text.
+
+    Args:
+        text: the fields; may be empty.
+        start: the configuration of the evaluation whose fields are given.
 
     Raises:
         UserError: the text has another form, or the kind of the evaluation has no such field.

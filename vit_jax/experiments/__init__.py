@@ -1,4 +1,4 @@
-"""What reproduces the paper: sweeps over fields and seeds, records of finished runs, and the pages made of them."""
+"""Reproduces the paper: sweeps over fields and seeds, records of finished runs, and the pages made from the records."""
 
 import lazy_loader
 

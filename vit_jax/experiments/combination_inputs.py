@@ -1,4 +1,7 @@
-"""What a combination learns from beside its configuration: paths stay the same where files are replaced."""
+"""Digests of the files that a combination of a sweep learns from: its configuration has only their paths.
+
+They tell whether files were replaced while the paths stayed the same.
+"""
 
 import contextlib
 import hashlib
@@ -12,14 +15,14 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, interop, user_errors
 from vit_jax.storage import filesystem
 
-INPUTS_FILE = "inputs.json"  # in the folder of a combination, from before its first step
+INPUTS_FILE = "inputs.json"  # in the folder of a combination; written before its first step
 
 
 def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
-    """Returns field -> a digest of what its path or name stands for now: the data, the weights to start from, and those
-    of a teacher.
+    """Returns field -> digest of what its path or name stands for now.
 
-    Published weights never change, and are not compared; nor are weights that were removed since.
+    The fields are `data.source`, `init_from` (weights to start from) and `task.teacher` (weights of a teacher). Weights
+    that are downloaded by name are left out, as they never change, and so are weights that cannot be read any more.
     """
     evals = {name: [one["contents"], one.get("sample", "")] for name, one in info.evals.items()}
     contents = json.dumps([info.fingerprint["contents"], info.sample, evals], sort_keys=True)
@@ -33,21 +36,22 @@ def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
 
 
 def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finished: bool) -> None:
-    """Compares what a combination learns from now with what it began with.
+    """Compares the data and weights of a combination now with those that it began with.
 
-    An unfinished run itself compares its data, and may be allowed to go on with others.
+    The data of an unfinished combination are not compared here: its run compares them when it resumes, and the user may
+    allow other data.
 
     Args:
-        folder: of the combination.
-        config: of the combination.
+        folder: the folder of the combination.
+        config: the configuration of the combination.
         info: what is known of its data now.
-        is_finished: the combination has ended.
+        is_finished: whether the combination has ended.
 
     Raises:
-        UserError: they differ, or the file is not what `write_inputs` wrote.
+        UserError: the data or the weights differ, or the file of digests is not what `write_inputs` wrote.
     """
     path = filesystem.join_path(folder, INPUTS_FILE)
-    if not filesystem.exists(path):  # of an older version
+    if not filesystem.exists(path):  # an older version wrote no such file
         return
     begun, inputs = read_object(path), describe_inputs(config, info)
     compared = [field for field in inputs if is_finished or field != "data.source"]
@@ -59,10 +63,10 @@ def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finish
 
 
 def write_inputs(folder: str, inputs: dict[str, str]) -> None:
-    """Writes what a combination learns from into its folder, unless it has begun.
+    """Writes the digests of `describe_inputs` into the folder of a combination, unless the combination has begun.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     if not filesystem.exists(filesystem.join_path(folder, "config.json")):
         if not filesystem.is_remote(folder):
@@ -71,16 +75,20 @@ def write_inputs(folder: str, inputs: dict[str, str]) -> None:
         filesystem.write_bytes(filesystem.join_path(folder, INPUTS_FILE), (json.dumps(inputs) + "\n").encode())
 
 
-def read_object(path: str, is_valid: Callable[[dict[str, Any]], bool] = lambda found: True) -> dict[str, Any]:
-    """Returns the JSON object that a file of a sweep contains.
+def read_object(path: str, is_valid: Callable[[dict[str, Any]], bool] = lambda content: True) -> dict[str, Any]:
+    """Returns the JSON object in a file that a sweep wrote.
+
+    Args:
+        path: the file, local or remote.
+        is_valid: returns whether the object has the expected form.
 
     Raises:
-        UserError: it contains something else.
+        UserError: the file contains something else.
     """
     try:
-        found = json.loads(filesystem.read_bytes(path))
+        content = json.loads(filesystem.read_bytes(path))
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not is_valid(found):
+        content = None
+    if not isinstance(content, dict) or not is_valid(content):
         raise UserError(f"cannot read {path}: a sweep did not write it; remove it, or choose another --workdir.")
-    return found
+    return content

@@ -18,14 +18,14 @@ FieldValues = dict[str, list[str]]  # field -> its values, as written
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """A point of the recipe's grid, if it has one, and one value of each field that is varied.
+    """One run of a sweep: a point of the recipe's grid, if there is a grid, and one value of each varied field.
 
     Attributes:
-        name: see `Outcome`.
-        words: the flags of `vit_jax.main` that train with it.
-        config: its configuration.
-        folder: in which it trains.
-        workdir: the folder of the sweep, which contains it.
+        name: the name of the point, if any, and KEY=VALUE for each varied field, joined by commas.
+        words: the flags of `vit_jax.main` that train with this configuration.
+        config: the configuration.
+        folder: the folder in which this combination trains.
+        workdir: the folder of the sweep, which contains `folder`.
     """
 
     name: str
@@ -36,16 +36,22 @@ class Combination:
 
 
 def list_combinations(argv: list[str]) -> list[Combination]:
-    """Returns the combinations that a command line asks for; equal configurations, such as of 0.1 and 1e-1, count once.
+    """Returns the combinations that a command line asks for.
+
+    If two combinations have equal configurations, as with the values 0.1 and 1e-1, only the first is returned.
+
+    Args:
+        argv: the program's name, then its flags: --config, --config.KEY, --workdir, and --sweep.KEY=VALUE,VALUE for the
+            varied fields and --only=PATTERN for points of the recipe's grid.
 
     Raises:
-        UserError: no field or an unknown field is varied, one is varied twice, two combinations would share a folder,
-            the workdir cannot be written to, or see `vit_jax.config_flags.parse_command_line`.
+        UserError: no field or an unknown field is varied, a field is varied twice, two combinations would share a
+            folder, the workdir cannot be written to, or see `vit_jax.config.parse_command_line`.
     """
     words = [word for word in argv if not word.startswith(("--sweep.", "--only=")) and word != "--json"]
     values_by_field = _parse_values(argv, words)
     points = _parse_points(argv, words, values_by_field)
-    found: dict[str, Combination] = {}
+    by_folder: dict[str, Combination] = {}
     for point, *values in itertools.product(points, *values_by_field.values()):
         pairs = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
         given = [*words, *points[point], *(f"--config.{pair}" for pair in pairs)]
@@ -54,19 +60,22 @@ def list_combinations(argv: list[str]) -> list[Combination]:
         inside = "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in (name.split("/", 1) if point else [name]))
         workdir = check_workdir(workdir)
         folder = filesystem.join_path(workdir, inside)
-        if any(other.config == config for other in found.values()):
+        if any(other.config == config for other in by_folder.values()):
             continue
-        if folder in found:
+        if folder in by_folder:
             raise UserError(
-                f"{found[folder].name} and {name} would both use {folder}; run them as two sweeps with different "
+                f"{by_folder[folder].name} and {name} would both use {folder}; run them as two sweeps with different "
                 "--workdir."
             )
-        found[folder] = Combination(name, given[1:], config, folder, workdir)
-    return list(found.values())
+        by_folder[folder] = Combination(name, given[1:], config, folder, workdir)
+    return list(by_folder.values())
 
 
 def _parse_points(argv: list[str], words: list[str], values_by_field: FieldValues) -> dict[str, list[str]]:
-    """Returns the points of the recipe's grid by name, as flags; without a grid, one that has no name and no flags."""
+    """Returns name -> flags for the points of the recipe's grid that match --only, or for all points without --only.
+
+    Without a grid there is a single point that has an empty name and no flags.
+    """
     parse_command_line(words)  # whose errors come first
     grid, patterns = read_grid(words), [word.removeprefix("--only=") for word in argv if word.startswith("--only=")]
     if not grid and not values_by_field:
@@ -95,9 +104,10 @@ def _parse_values(argv: list[str], words: list[str]) -> FieldValues:
 
 
 def full_split_words(combination: Combination) -> list[str] | None:
-    """Returns the flags that train with a combination on the whole training split, without a workdir.
+    """Returns the flags of a combination, without --workdir, changed to train on the whole training split.
 
-    Returns None unless split=dev in the argument of the config held a part of the split out.
+    That is, split=dev in the recipe's argument becomes split=full. Returns None if there is no split=dev, because then
+    nothing was held out.
     """
     words = [word for word in combination.words if not word.startswith("--workdir=")]
     whole = [re.sub(r"^(--config=.*)\bsplit=dev\b", r"\1split=full", word) for word in words]
@@ -105,7 +115,10 @@ def full_split_words(combination: Combination) -> list[str] | None:
 
 
 def full_split_command(combination: Combination, seeds: Sequence[int] = ()) -> str | None:
-    """Returns the command for `full_split_words`; with `seeds`, it trains with each of them."""
+    """Returns a shell command that trains with `full_split_words`, or None if that is None.
+
+    With `seeds` the command is a sweep over these seeds, otherwise a single run with the seed of the combination.
+    """
     words, module = full_split_words(combination), "main"
     if words is None:
         return None
@@ -116,5 +129,5 @@ def full_split_command(combination: Combination, seeds: Sequence[int] = ()) -> s
 
 
 def without_seed(words: list[str]) -> list[str]:
-    """Returns the flags without that of the seed."""
+    """Returns the flags without --config.seed."""
     return [word for word in words if not word.startswith("--config.seed=")]

@@ -1,4 +1,4 @@
-"""The training of combinations one after the other, and what became of each."""
+"""Trains the combinations of a sweep one after the other, and records the outcome of each."""
 
 import dataclasses
 import gc
@@ -19,19 +19,19 @@ from vit_jax.monitoring import fields_as_text, read_run
 from vit_jax.program import prepare
 from vit_jax.storage import filesystem
 
-RESULT_FILE = "sweep.json"  # one in the folder of each finished combination, and one of all in that of the sweep
+RESULT_FILE = "sweep.json"  # in the folder of each finished combination; the sweep's folder has one of all of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a combination; if it diverged, until then.
+    """The result of training a combination. If the training diverged, the values are those up to then.
 
     Attributes:
-        name: KEY=VALUE,... as written, which is also the name of its folder.
-        last: the metric at the end; None: the training diverged.
-        best: the largest value of the metric during the training; None: it was never evaluated.
-        steps: of the training.
-        seconds: of the training, without those before an interruption.
+        name: the name of the combination.
+        last: the metric at the end, or None if the training diverged.
+        best: the largest value of the metric during the training, or None if it was never evaluated.
+        steps: the number of training steps.
+        seconds: how long the training took; after an interruption, only the last part.
     """
 
     name: str
@@ -41,16 +41,18 @@ class Outcome:
     seconds: float
 
 
-# What trains those combinations that have not finished: `train_combinations`, for some supervisor.
+# Trains the combinations that have not finished and returns all outcomes: `train_combinations` with some supervisor.
 Train: TypeAlias = Callable[[list[Combination]], list[Outcome]]
 
 
 def train_combinations(combinations: list[Combination], supervisor: Supervisor | None = None) -> list[Outcome]:
     """Trains the combinations that have not finished, and returns the outcomes of all, best first.
 
+    Diverged trainings come last.
+
     Raises:
-        UserError: one of the configurations is wrong or a folder holds a run of another one, and nothing was started;
-            or something in the data or the workdir is wrong.
+        UserError: before any training, if a configuration is wrong or a folder holds a run of another configuration;
+            later, if something in the data or the workdir is wrong.
     """
     done = [read_outcome(combination) for combination in combinations]
     outcomes = []
@@ -62,11 +64,11 @@ def train_combinations(combinations: list[Combination], supervisor: Supervisor |
 
 
 def read_outcome(combination: Combination) -> Outcome | None:
-    """Returns the outcome that `train_combination` wrote, or None if it has not finished.
+    """Returns the outcome that `train_combination` wrote, or None if the combination has not finished or not begun.
 
     Raises:
-        UserError: the configuration is wrong; the folder holds a run of another configuration or an invalid file; or it
-            is remote, and the store refuses or does not answer.
+        UserError: the configuration is wrong, the folder holds a run of another configuration or an invalid file, the
+            data or weights were replaced (see `check_inputs`), or the folder is remote and cannot be read.
     """
     config, info, _ = prepare(combination.config)
     begun, result = (filesystem.join_path(combination.folder, name) for name in ("config.json", RESULT_FILE))
@@ -84,9 +86,10 @@ def read_outcome(combination: Combination) -> Outcome | None:
 
 
 def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields by name, those of evaluations' preprocessing with the resolution filled in.
+    """Returns field -> value, in a form in which equal configurations are equal.
 
-    The same preprocessing may be written in several ways.
+    The same preprocessing may be written in several ways, so that the preprocessing of each evaluation has its resolved
+    form, with the resolution filled in.
     """
     told = data.describe_evals(config)
     return fields_as_text(config) | {f"evals.{name}.preprocess": fields["preprocess"] for name, fields in told.items()}
@@ -104,7 +107,7 @@ def _parse_outcome(combination: Combination, path: str) -> Outcome:
 
 
 def train_combination(combination: Combination, supervisor: Supervisor | None = None) -> Outcome:
-    """Trains a combination from its last checkpoint on, and writes the outcome to its folder."""
+    """Trains a combination, starting from its last checkpoint if there is one, and writes the outcome to its folder."""
     gc.collect()  # frees the arrays that the run before left on the devices
     metric, start = combination.config.checkpoint.best_metric, time.monotonic()
     if jax.process_index() == 0:
@@ -115,8 +118,8 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
         tell(f"{combination.name}: {error}")
         last = None
     run = read_run(combination.folder, combination.name)
-    found = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
-    best, steps = max(found, default=last), run.step
+    values = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
+    best, steps = max(values, default=last), run.step
     outcome = Outcome(combination.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
         text = json.dumps(dataclasses.asdict(outcome)) + "\n"

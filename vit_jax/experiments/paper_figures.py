@@ -1,4 +1,4 @@
-"""Figures 2, 3 and 5 of the paper: the numbers of its tables as they are drawn there, and what was recorded here."""
+"""Figures 2, 3 and 5 of the paper, drawn from the numbers of its tables, with the accuracies of our recorded runs."""
 
 import itertools
 import statistics
@@ -11,9 +11,9 @@ from vit_jax.experiments.paper_tables import mean_of_five, numbers_of_run, our_m
 from vit_jax.experiments.run_record import Record
 from vit_jax.paper import PaperRun, read_paper_numbers, read_paper_runs
 
-PRETRAINING_IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}  # of pre-training
-# Start of a model's name -> its family; where the labels of its points stand in turn, in points from the marker, and
-# which end of the label stands there.
+PRETRAINING_IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}
+# Start of a model's name -> (its family, places of the labels of its points). The labels take the places in turn. A
+# place is (offset from the marker in typographic points, the end of the label that stands there).
 FAMILIES = {
     "ViT": ("Transformer (ViT)", (((-6, -8), "right"),)),
     "BiT": ("ResNet (BiT)", (((6, -7), "left"),)),
@@ -23,7 +23,7 @@ OURS: Mapping[str, Any] = {"marker": "*", "markersize": 11, "markeredgecolor": "
 
 
 def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
-    """Returns the means over VTAB's 19 tasks and over each of their groups: Figure 2, by Table 9."""
+    """Returns Figure 2, drawn from Table 9: mean accuracies over VTAB's 19 tasks and over each group of tasks."""
     numbers = [number for number in read_paper_numbers() if number.table == "9"]
     weights = list(dict.fromkeys(weights_of(number) for number in numbers))
     figure = NotebookFigure(figsize=(9, 3.4), layout="constrained")
@@ -51,7 +51,7 @@ def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
 
 
 def data_sizes(records: Sequence[Record]) -> NotebookFigure:
-    """Returns the accuracy on ImageNet over the size of the data of pre-training: Figure 3, by Table 5."""
+    """Returns Figure 3, drawn from Table 5: accuracy on ImageNet over the number of pre-training images."""
     numbers = [one for one in read_paper_numbers() if (one.table, one.dataset) == ("5", "imagenet2012")]
     figure = NotebookFigure(figsize=(5.6, 4), layout="constrained")
     axes = figure.subplots()
@@ -74,7 +74,7 @@ def data_sizes(records: Sequence[Record]) -> NotebookFigure:
 
 
 def compute(records: Sequence[Record]) -> NotebookFigure:
-    """Returns the accuracies after fine-tuning over the compute of pre-training on JFT: Figure 5, by Table 6."""
+    """Returns Figure 5, drawn from Table 6: accuracy after fine-tuning over the compute of pre-training on JFT."""
     figure = NotebookFigure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_runs(left, mean_of_five, lambda run: our_mean_of_five(run, records))
@@ -89,7 +89,13 @@ def compute(records: Sequence[Record]) -> NotebookFigure:
 
 
 def draw_runs(axes: Any, paper: Callable[[PaperRun], float], ours: Callable[[PaperRun], float | None]) -> None:
-    """Draws an accuracy of the runs of Table 6 over their exaFLOPs, each family with a colour of its own."""
+    """Draws an accuracy of the runs of Table 6 over their exaFLOPs, with one colour for each family of models.
+
+    Args:
+        axes: the matplotlib axes to draw on.
+        paper: returns the paper's accuracy of a run, in percent.
+        ours: returns our accuracy of a run, in percent; None: nothing was run.
+    """
     places = {run: float(run.exaflops) for run in read_paper_runs() if run.exaflops}
     for index, (start, (family, sides)) in enumerate(FAMILIES.items()):
         own = [run for run in places if run.model.startswith(start)]
@@ -108,7 +114,7 @@ def draw_runs(axes: Any, paper: Callable[[PaperRun], float], ours: Callable[[Pap
 
 
 def draw_ours(axes: Any, points: Sequence[tuple[float, float | None]], colour: str, name: str) -> None:
-    """Draws those points of ours that there are."""
+    """Draws our points (place, value) of a model or family, without those whose value is None."""
     known = [(place, value) for place, value in points if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, label=f"{name}, ours", **OURS)

@@ -1,4 +1,4 @@
-"""The figures and tables of the paper, in its order: what each needs, its commands, and what was run here."""
+"""The figures and tables of the paper in its order: the data that each needs, its commands, and what was run here."""
 
 import csv
 import dataclasses
@@ -15,9 +15,9 @@ from vit_jax.experiments.studies import study_tables
 
 ITEMS = Path(__file__).with_name("paper_items.toml")
 PLANS = Path(__file__).with_name("paper_plans.csv")
-PRICE = 1.2  # dollars of a chip-hour of a v5e, assumed
+PRICE = 1.2  # dollars for a chip-hour of a TPU v5e, assumed
 
-# Name in paper_items.toml -> the data, where they are from, how they are prepared.
+# Name in paper_items.toml -> (the data, where they are from, how they are prepared).
 DATA: Mapping[str, tuple[str, str, str]] = {
     "jft": ("JFT-300M", "not public", "ArrayRecord files with the splits train and test ([data](data.md#pack))"),
     "imagenet21k": (
@@ -55,15 +55,15 @@ class PaperItem:
     """A figure, a table or a section of the paper.
 
     Attributes:
-        name: as in the paper, such as Figure 5.
-        title: what it shows.
-        data: names in `DATA`.
-        recipes: of pre-training, whose plans are shown.
-        commands: that make it.
-        picture: of it, from docs/; empty: there is none.
-        note: in Markdown.
-        table: in `LAYOUTS`; empty: there is none.
-        study: whose recorded runs are shown; empty: there is none.
+        name: the name in the paper, such as Figure 5.
+        title: what the item shows.
+        data: the data that it needs, as names in `DATA`.
+        recipes: the recipes of pre-training whose plans are shown.
+        commands: the shell commands that reproduce the item.
+        picture: the path of a picture of the item, relative to docs/; empty: there is none.
+        note: a paragraph in Markdown; may be empty.
+        table: the name of its table in `LAYOUTS`; empty: there is none.
+        study: the name of the study whose recorded runs are shown; empty: there is none.
     """
 
     name: str
@@ -84,17 +84,17 @@ def read_items() -> tuple[PaperItem, ...]:
 
 
 def read_plans() -> dict[str, dict[str, Any]]:
-    """Returns recipe -> what `docs.paper_plans` found for it."""
+    """Returns recipe -> its row of paper_plans.csv, which `docs.paper_plans` writes: column -> text."""
     return {row["recipe"]: row for row in csv.DictReader(PLANS.read_text().splitlines())}
 
 
 def format_data() -> str:
-    """Returns a table of the data that the paper needs."""
+    """Returns a Markdown table of the data that the paper needs."""
     return markdown_table([("data", "from", "prepared"), *DATA.values()])
 
 
 def format_overview(records: Sequence[Record]) -> str:
-    """Returns a table with a line for each item."""
+    """Returns a Markdown table with a line for each item."""
     lines = [
         (f"[{item.name}](#{anchor(item)})", item.title, name_data(item), describe_ours(item, records))
         for item in read_items()
@@ -103,12 +103,12 @@ def format_overview(records: Sequence[Record]) -> str:
 
 
 def name_data(item: PaperItem) -> str:
-    """Returns the names of the data that an item needs."""
+    """Returns the names of the data that an item needs, joined by commas."""
     return ", ".join(DATA[name][0] for name in item.data)
 
 
 def anchor(item: PaperItem) -> str:
-    """Returns where the heading of an item is on the page."""
+    """Returns the anchor of an item's heading: the part after # in a link to it."""
     kept = "".join(letter for letter in heading(item).lower() if letter.isalnum() or letter in " -")
     return kept.replace(" ", "-")
 
@@ -119,7 +119,7 @@ def heading(item: PaperItem) -> str:
 
 
 def describe_ours(item: PaperItem, records: Sequence[Record]) -> str:
-    """Returns what was run here of an item; empty: nothing."""
+    """Returns what was run here for an item: names of study folders, "in part" for a table, or an empty text."""
     folders = study_tables(records, item.study)
     if folders:
         return ", ".join(title.rpartition(": ")[2] for title in folders)
@@ -132,7 +132,7 @@ def format_items(records: Sequence[Record]) -> str:
 
 
 def format_item(item: PaperItem, records: Sequence[Record]) -> str:
-    """Returns the section of an item: note, plans, commands, picture, table, recorded runs."""
+    """Returns the section of an item in Markdown: note, data, plans, commands, picture, table, recorded runs."""
     small = ", ours in small" if item.picture.startswith("studies/") else ""
     table = f"Table {item.table}: {LAYOUTS[item.table].title}.\n\n" if item.table else ""
     parts = [
@@ -149,7 +149,7 @@ def format_item(item: PaperItem, records: Sequence[Record]) -> str:
 
 
 def format_plans(recipes: Sequence[str]) -> str:
-    """Returns what one pre-training by each of some recipes costs by their plans, and which were not planned."""
+    """Returns a sentence on what one pre-training with each recipe costs by its plan, and one on recipes without plan."""
     costs = {recipe: dollars(row) for recipe, row in read_plans().items() if recipe in recipes}
     planned = [f"{recipe} {costs[recipe]:,.0f}" for recipe in recipes if recipe in costs]
     others = [recipe for recipe in recipes if recipe not in costs]
@@ -159,7 +159,7 @@ def format_plans(recipes: Sequence[str]) -> str:
 
 
 def format_pretrainings() -> str:
-    """Returns a table of all pre-trainings that were planned, in the order of the items."""
+    """Returns a Markdown table of all pre-trainings that were planned, in the order of the items."""
     lines = [("recipe", "slice", "chips", "steps", "hours", "chip-hours", "dollars", "by")]
     plans = read_plans()
     for recipe in dict.fromkeys(recipe for item in read_items() for recipe in item.recipes):
@@ -171,5 +171,5 @@ def format_pretrainings() -> str:
 
 
 def dollars(plan: Mapping[str, str]) -> float:
-    """Returns what a line of paper_plans.csv costs."""
+    """Returns the cost in dollars of the pre-training in a row of paper_plans.csv."""
     return PRICE * float(plan["chip_hours"])

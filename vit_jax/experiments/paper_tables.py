@@ -19,24 +19,24 @@ DATASETS = {
     "oxford_flowers102": "Flowers",
     "vtab": "VTAB (19 tasks)",
 }
-FIVE = [name for name in DATASETS if name not in ("imagenet2012_real", "vtab")]  # of which Figure 5 has the mean
+FIVE = [name for name in DATASETS if name not in ("imagenet2012_real", "vtab")]  # Figure 5 shows the mean over these
 PRETRAINING = {
     "jft": "JFT",
     "imagenet21k": "ImageNet-21k",
     "imagenet2012": "ImageNet",
     "noisy_student": "Noisy Student",
 }
-OTHERS = ("BiT-L", "EfficientNet-L2")  # models that the paper compares itself with: no columns of ours
+OTHERS = ("BiT-L", "EfficientNet-L2")  # models that the paper only compares with; they have no column of ours
 
 
 class Layout(NamedTuple):
-    """Where the numbers of a table stand.
+    """The rows and columns in which the numbers of a table of the paper stand.
 
     Attributes:
-        title: of the table.
-        corner: headings of the first columns.
-        row: those columns of a number.
-        column: the heading of its column.
+        title: the title of the table.
+        corner: the headings of the first columns, which name the row.
+        row: number of the paper -> the cells of these columns in its row.
+        column: number of the paper -> the heading of its column.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
 
 def weights_of(number: PaperNumber | PaperRun) -> str:
-    """Returns the model and its pre-training as a heading."""
+    """Returns the model and its pre-training data as a heading, such as "ViT-L/16, JFT"."""
     return f"{number.model}, {PRETRAINING[number.pretraining]}"
 
 
@@ -76,7 +76,12 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def format_paper_table(table: str, records: Sequence[Record]) -> str:
-    """Returns a table of the paper, in which a column of ours follows each of the paper's."""
+    """Returns a table of the paper in Markdown. Each column of the paper is followed by one with our numbers.
+
+    Args:
+        table: the number of the table, a key of `LAYOUTS`.
+        records: our recorded runs.
+    """
     layout, numbers = LAYOUTS[table], [number for number in read_paper_numbers() if number.table == table]
     columns = {layout.column(number): number.model in OTHERS for number in numbers}
     head = [*layout.corner, *(word for name, others in columns.items() for word in _beside(others, name, "ours"))]
@@ -103,7 +108,7 @@ def _beside(others: bool, paper: str, ours: str) -> list[str]:
 
 
 def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
-    """Returns the head and the lines of what Figure 5 draws beside the columns of Table 6."""
+    """Returns further columns for Table 6, with the numbers of Figure 5: a list of headings, then a list for each line."""
     ends = [["mean of the five data sets", "ours", "exaFLOPs"]]
     for run in read_paper_runs():
         if run.exaflops:
@@ -113,12 +118,12 @@ def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
 
 
 def is_recorded(table: str, records: Sequence[Record]) -> bool:
-    """Returns whether a number of a table has runs of ours."""
+    """Returns whether we have runs for at least one number of a table."""
     return any(our_accuracies(number, records) for number in read_paper_numbers() if number.table == table)
 
 
 def numbers_of_run(run: PaperRun) -> dict[str, PaperNumber]:
-    """Returns data set -> the number of Table 6 for a pre-training."""
+    """Returns data set -> number of Table 6, for the model and the epochs of a pre-training run."""
     wanted = ("6", run.model, run.epochs)
     return {one.dataset: one for one in read_paper_numbers() if (one.table, one.model, one.epochs) == wanted}
 
@@ -130,7 +135,7 @@ def mean_of_five(run: PaperRun) -> float:
 
 
 def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
-    """Returns ours; None: on one of them nothing was run."""
+    """Returns our mean over the data sets of `mean_of_five`, in percent; None if one of them has no run."""
     numbers = numbers_of_run(run)
     means = [our_mean(numbers[dataset], records) for dataset in FIVE]
     known = [mean for mean in means if mean is not None]
@@ -138,13 +143,16 @@ def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
 
 
 def our_mean(number: PaperNumber, records: Sequence[Record]) -> float | None:
-    """Returns the mean over the runs that a number of the paper is about, in percent; None: there is none."""
+    """Returns the mean accuracy of our runs that reproduce a number of the paper, in percent; None without such runs."""
     values = our_accuracies(number, records)
     return statistics.mean(values) if values else None
 
 
 def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
-    """Returns the mean over the runs that a number of the paper is about, with the standard deviation of several."""
+    """Returns the mean accuracy of our runs that reproduce a number, such as "88.12 ± 0.05 (3 runs)".
+
+    The standard deviation is left out for a single run. The text is empty without runs.
+    """
     values = our_accuracies(number, records)
     if not values:
         return ""
@@ -153,17 +161,18 @@ def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
 
 
 def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
-    """Returns the accuracies, in percent, of the runs that a number of the paper is about, or of VTAB the mean.
+    """Returns the accuracies, in percent, of our runs that reproduce a number of the paper.
 
-    `protocols.is_of_paper` tells which they are.
+    `protocols.is_of_paper` decides which runs these are. For the data set `vtab` the list has one value, the mean over
+    the 19 tasks; it is empty if a task has no run.
     """
     metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for record in records:
         value = record.metrics.get(metric)
         if value is not None and is_of_paper(record, number):
-            found.setdefault(record.config["data"]["source"], []).append(100 * value)
+            accuracies.setdefault(record.config["data"]["source"], []).append(100 * value)
     if number.dataset != "vtab":
-        return [value for values in found.values() for value in values]
+        return [value for values in accuracies.values() for value in values]
     tasks = [task for task in VTAB_TASKS.values() if task.group]
-    return [statistics.mean(map(statistics.mean, found.values()))] if len(found) == len(tasks) else []
+    return [statistics.mean(map(statistics.mean, accuracies.values()))] if len(accuracies) == len(tasks) else []

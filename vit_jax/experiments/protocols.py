@@ -1,4 +1,4 @@
-"""Which recorded runs are fine-tuned as the paper does it: those with the configuration of its recipe here."""
+"""Tells which recorded runs are fine-tuned as in the paper: those with the configuration of our recipe for it."""
 
 import functools
 import json
@@ -14,14 +14,14 @@ from vit_jax.data import sources
 from vit_jax.experiments.run_record import Record
 from vit_jax.paper import PaperNumber
 
-# Data set -> the learning rates that Table 4 chooses from.
+# Data set -> the learning rates of Table 4, from which the paper chooses.
 RATES: Mapping[str, tuple[float, ...]] = {
     "imagenet2012": (0.003, 0.01, 0.03),
     **dict.fromkeys(("cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102"), (0.001, 0.003, 0.01, 0.03)),
 }
-HYBRID_RATES = (*RATES["imagenet2012"], 0.06)  # on ImageNet, of hybrids and ResNets
+HYBRID_RATES = (*RATES["imagenet2012"], 0.06)  # of hybrids and ResNets on ImageNet
 VTAB_RATES = (0.01,)
-# Fields that do not decide what is computed, or that differ between runs of one protocol.
+# Fields that do not decide what is computed, or that may differ between runs of the same protocol.
 FREE = re.compile(
     r"seed|base_lr|init_from|batch_eval|accum_steps|log_every|eval_every|checkpoint.*|stall_limit|profile_steps|wandb|"
     r"report|compiler_options|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
@@ -33,8 +33,8 @@ def list_rates(dataset: str, model: str) -> tuple[float, ...]:
     """Returns the learning rates among which the paper chooses on a data set, or on a task of VTAB.
 
     Args:
-        dataset: `RATES` lists those of Table 4.
-        model: its name.
+        dataset: a key of `RATES`. Any other name is a task of VTAB.
+        model: the name of the model.
     """
     if dataset == "imagenet2012" and not model.startswith("ViT"):
         return HYBRID_RATES
@@ -42,10 +42,11 @@ def list_rates(dataset: str, model: str) -> tuple[float, ...]:
 
 
 def is_of_paper(record: Record, number: PaperNumber) -> bool:
-    """Returns whether a run is one of those that a number of the paper is the mean of.
+    """Returns whether a run reproduces a number of the paper.
 
-    It started from the paper's weights, and every field that decides what is computed is as in the recipe, but for the
-    learning rate, which is one of the paper's.
+    It does if it started from the weights of the paper and every field that decides what is computed is as in our
+    recipe, except the learning rate, which must be one of those in the paper. For ReaL it must also have evaluated all
+    of ImageNet's validation images with ReaL's labels.
     """
     model, source = record.config["model"]["name"], record.config["data"]["source"]
     if model != number.model or not number.is_of(record.config["init_from"] or ""):
@@ -71,11 +72,13 @@ def is_of_paper(record: Record, number: PaperNumber) -> bool:
 
 
 def _is_real(record: Record, config: ConfigDict) -> bool:
-    """Returns whether the evaluation `real` is of all of ImageNet's validation images, under ReaL's labels."""
-    found = (data.identify_evals(config) | record.evaluations).get("real", {"split": "", "preprocess": ""})
+    """Returns whether the evaluation `real` used all of ImageNet's validation images, ReaL's labels and the same
+    preprocessing as the evaluation `test`.
+    """
+    evaluation = (data.identify_evals(config) | record.evaluations).get("real", {"split": "", "preprocess": ""})
     pipe = data.describe_evals(config)["test"]["preprocess"]
-    split = re.fullmatch(r"val(idation)? (?!.*labels=None)(.* )?labels=.*class_map=None.*", found["split"])
-    return bool(split) and found["preprocess"] == pipe
+    split = re.fullmatch(r"val(idation)? (?!.*labels=None)(.* )?labels=.*class_map=None.*", evaluation["split"])
+    return bool(split) and evaluation["preprocess"] == pipe
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The page of results: the paper's figures and tables with our numbers beside the paper's, then each run."""
+"""The page of results: the figures and tables of the paper with our numbers beside them, then all recorded runs."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ Test accuracy in percent on data other than the run's. 1- to 25-shot is the mean
 class; neighbours, probes and training use all training images.
 
 """
-FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of metrics to show in percent
+FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of the metrics to show in percent
 
 
 def format_page(records: Sequence[Record]) -> str:
@@ -59,7 +59,7 @@ def format_page(records: Sequence[Record]) -> str:
 
 
 def format_runs(records: Sequence[Record]) -> str:
-    """Returns a table with a line for each run."""
+    """Returns a Markdown table with a line for each run."""
     headings = ("run", "model", "data", "results", "steps", "time", "hardware", "version")
     lines = [
         (
@@ -78,7 +78,10 @@ def format_runs(records: Sequence[Record]) -> str:
 
 
 def format_metrics(record: Record) -> list[str]:
-    """Returns a text for each accuracy of a run but those of frozen features; top-5 only with more than ten classes."""
+    """Returns a text for each accuracy of a run, such as "test/accuracy 98.20 %".
+
+    Accuracies of frozen features are left out, and top-5 accuracies if the data has at most ten classes.
+    """
     few = record.config["data"]["num_classes"] <= 10
     omitted = [*frozen_metrics(record), *(name for name in record.metrics if few and name.endswith("/top5"))]
     return [
@@ -89,7 +92,7 @@ def format_metrics(record: Record) -> list[str]:
 
 
 def format_time(seconds: float) -> str:
-    """Returns seconds, minutes or hours, whichever is the largest unit of which there are two."""
+    """Returns a duration as text, such as "5.3 min", in the largest unit (h, min, s) of which there are at least two."""
     units = {"h": 3600, "min": 60}
     unit, size = next(((unit, size) for unit, size in units.items() if seconds >= 2 * size), ("s", 1))
     return f"{seconds / size:.3g} {unit}" if size > 1 else f"{seconds:.0f} s"

@@ -14,24 +14,25 @@ from vit_jax.config import parse_config, source_label
 from vit_jax.monitoring import RunFolder, read_run, total_seconds
 from vit_jax.storage import filesystem
 
-UNRECORDED = ("norm/", "perf/")  # starts of names of metrics
+UNRECORDED = ("norm/", "perf/")  # metrics with these starts of names are not recorded
 HARDWARE = "hardware"  # the folder of the records of vit_jax.measure
-FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # of an absolute local path, also after `folder:`
+FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # the folders of an absolute local path, also after `folder:`
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a run was and what came of it.
+    """A finished run: its configuration and its results.
 
     Attributes:
-        name: of its folder, or the path from a folder of several runs.
-        config: its configuration, as in config.json, with local paths shortened to their last part.
-        steps: of the training.
-        metrics: the last value of each.
-        processes: that trained it, see `vit_jax.monitoring.read_history`.
-        evaluations: name of an evaluation that was made later -> `data.identify_evals`.
-        ledger: seconds of each category, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
-        curve: the metrics of the evaluations at each `step` that has some; empty in records of earlier versions.
+        name: the name of the run's folder, or its path relative to a folder of several runs.
+        config: the configuration, as in config.json, with absolute local paths shortened to their last part.
+        steps: the number of training steps.
+        metrics: metric -> its last value; None: the value was not finite.
+        processes: the processes that trained the run, see `vit_jax.monitoring.read_history`.
+        evaluations: name of an evaluation that was made after the run -> its `data.identify_evals`.
+        ledger: category of time -> seconds, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
+        curve: a row for each step with evaluations: `step` and the metrics of the evaluations. Empty in records of
+            earlier versions.
     """
 
     name: str
@@ -45,33 +46,38 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Returns how long the processes trained, up to their last saves, compiling and evaluations included."""
+        """The seconds that all processes trained, up to their last saves, including compilation and evaluations."""
         return sum(process["seconds"] for process in self.processes)
 
     @property
     def dataset(self) -> str:
-        """Returns the data that it was trained on, as names of evaluations have it."""
+        """The short name of the training data, as it occurs in names of evaluations; see `source_label`."""
         return source_label(self.config["data"]["source"])
 
     def as_run(self, place: str) -> RunFolder:
-        """Returns the run as if it were read from a folder, with the metrics of its evaluations and the last of others.
+        """Returns the run as if it were read from its folder.
+
+        It has the metrics of the evaluations at all steps, and of all other metrics only the last values.
 
         Args:
-            place: of the record, for messages.
+            place: the location of the record, for messages.
         """
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
         earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
         rows = [*earlier, (self.steps, metrics)]
-        config = parse_config(json.dumps(self.config).encode(), place)  # perhaps of an earlier version
+        config = parse_config(json.dumps(self.config).encode(), place)  # an earlier version may have written it
         return RunFolder(self.name, place, config, rows, self.processes, None, {})
 
     def stopped_by(self, metric: str) -> dict[str, float | None]:
-        """Returns the metrics where one was largest during the training; without a curve, the last."""
+        """Returns the metrics at the step where `metric` was largest (early stopping).
+
+        Metrics that were not evaluated at that step have their last values, as have all if the curve has no `metric`.
+        """
         rows = [row for row in self.curve if metric in row]
         return self.metrics | (max(rows, key=lambda row: row[metric]) if rows else {})
 
     def distinct(self, field: str) -> list[str]:
-        """Returns the values that a field has in the processes, each once."""
+        """Returns the different values of a field of `processes`, as text; processes without the field are skipped."""
         return list(dict.fromkeys(str(process[field]) for process in self.processes if process.get(field)))
 
 
@@ -79,13 +85,13 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     """Returns the record of a finished run.
 
     Args:
-        workdir: its folder, local or remote.
-        name: of the record.
-        evaluations: of its last checkpoint, as `vit_jax.evaluate --json` prints them; their metrics are added.
+        workdir: the folder of the run, local or remote.
+        name: the name of the record.
+        evaluations: evaluations of the run's last checkpoint, as `vit_jax.evaluate --json` prints them. Their metrics
+            are added to those of the run.
 
     Raises:
-        UserError: there is no run, it is not finished, or an evaluation is of other weights, or has the name of an
-            evaluation of the run that is of other images.
+        UserError: there is no run, the run is not finished, or see `check_evaluation`.
     """
     run = read_run(workdir, name)
     config, step = run.config, run.step
@@ -107,18 +113,24 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
 
 
 def evaluated(metrics: dict[str, float], config: ConfigDict) -> dict[str, float]:
-    """Returns those of the metrics of a step that are of an evaluation of the run and finite."""
+    """Returns the finite metrics of a step that belong to an evaluation in `config.evals`."""
     return {
         key: value for key, value in metrics.items() if key.partition("/")[0] in config.evals and math.isfinite(value)
     }
 
 
 def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: ConfigDict) -> None:
-    """Compares what `vit_jax.evaluate --json` printed with the run that it is to be recorded with.
+    """Checks that an evaluation can be recorded with a run.
+
+    Args:
+        row: the JSON object that `vit_jax.evaluate --json` printed.
+        workdir: the folder of the run, local or remote.
+        step: the last step of the run.
+        config: the configuration of the run.
 
     Raises:
-        UserError: it is of other weights than those at the end of the run, or has the name of an evaluation of the run
-            and is of other images, or prepares them in another way.
+        UserError: the evaluated weights are not those at the end of the run, or an evaluation has the name of one in
+            `config.evals` but other images or another preprocessing.
     """
     again = f"python -m vit_jax.evaluate {workdir} --json"
     if not {"weights", "evals"} <= row.keys():
@@ -145,17 +157,20 @@ def _as_words(fields: dict[str, str]) -> str:
 
 
 def without_folders(value: Any) -> Any:
-    """Returns fields with absolute local paths shortened to their last part: where data lie is no part of a result."""
+    """Returns a copy of nested fields in which absolute local paths are shortened to their last part.
+
+    The place of the data on a machine is not part of a result.
+    """
     if isinstance(value, dict):
         return {key: without_folders(inner) for key, inner in value.items()}
     return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """Writes a record to a folder, replacing an earlier one of that name, and returns the file.
+    """Writes a record to `<folder>/<name>.json`, replacing an earlier record of that name, and returns the path.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     path = folder / f"{record.name}.json"
     text = json.dumps(dataclasses.asdict(record), indent=2) + "\n"
@@ -165,7 +180,9 @@ def write_record(record: Record, folder: Path) -> Path:
 
 
 def read_records(folder: Path) -> dict[Path, Record]:
-    """Returns the records of a folder and those below it, but for hardware: file -> record, sorted by file.
+    """Returns file -> record for all records in a folder and its subfolders, sorted by file.
+
+    The records of `vit_jax.measure` in the subfolder `hardware` are left out.
 
     Raises:
         UserError: a file is not a record.

@@ -1,4 +1,4 @@
-"""Accuracy against the compute of pre-training, or against a field, of any runs: the form of the paper's Figure 5."""
+"""Accuracy of any runs over the compute of pre-training or over a config field, as in the paper's Figure 5."""
 
 import contextlib
 import dataclasses
@@ -18,18 +18,18 @@ from vit_jax.monitoring import RunFolder, find_runs, read_run
 from vit_jax.planning import run_exaflops
 from vit_jax.storage import filesystem
 
-COMPUTE = "compute"  # instead of a field
-BASE = "base"  # name of the line whose points belong to all other lines
+COMPUTE = "compute"  # the value of `Request.against` that is not a field
+BASE = "base"  # the name of the line whose points belong to all other lines
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is to be plotted.
+    """What to plot.
 
     Attributes:
-        metric: plotted upwards; None: each run's `checkpoint.best_metric`.
-        against: a field, or `COMPUTE`.
-        stop: metric whose largest value during the training decides which step counts (early stopping); None: the last.
+        metric: the metric on the vertical axis; None: the `checkpoint.best_metric` of each run.
+        against: the config field on the horizontal axis, or `COMPUTE` for exaFLOPs of pre-training.
+        stop: early stopping: `metric` is taken at the step where this metric is largest; None: at the last step.
     """
 
     metric: str | None = None
@@ -39,18 +39,18 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Runs that differ in the seed only.
+    """A point of the plot: the runs that differ in the seed only.
 
     Attributes:
-        line: of which it is a point: the first part of the path of the runs in a folder of several studies, else the
-            family of the model.
-        name: of the folder of the first run, without its seed where there are several.
-        model: its name.
-        place: on the horizontal axis: exaFLOPs or the value of a field.
-        metric: the name of what is plotted upwards.
-        mean: of the metric over the runs.
-        std: of the sample, with n - 1 in the denominator; None: a single run.
-        runs: their number.
+        line: the name of the line that the point belongs to. It is the path of the runs within the given folder without
+            its last part, as in a folder of several studies. If that is empty, it is the family of the model.
+        name: the name of the folder of the first run, without its seed if there are several runs.
+        model: the name of the model.
+        place: the position on the horizontal axis: exaFLOPs, or the value of a field.
+        metric: the name of the metric on the vertical axis.
+        mean: the mean of the metric over the runs.
+        std: the standard deviation of the sample, with n - 1 in the denominator; None: there is a single run.
+        runs: the number of runs.
     """
 
     line: str
@@ -64,10 +64,13 @@ class Point:
 
 
 def read_points(folders: list[str], request: Request) -> tuple[list[Point], list[str]]:
-    """Returns the points of the runs or records in some folders, and a sentence on each that has none.
+    """Returns the points of the runs or records in some folders, and why other runs have no point.
+
+    Returns:
+        The points, sorted by line and place, and a sentence for each run that cannot be plotted.
 
     Raises:
-        UserError: there is no run in a folder, a field or a metric is unknown, or no run has a point.
+        UserError: a folder has no run, a field or a metric is unknown, or no run can be plotted.
     """
     groups: dict[tuple[str, str], list[tuple[RunFolder, float]]] = {}
     notes = []
@@ -81,7 +84,8 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
                 notes.append(str(error))
                 continue
             line = place[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
-            alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))  # of the weights' run too
+            # Seeds are removed from the path of the weights too, which may name the seed of their run.
+            alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))
             groups.setdefault(alike, []).append((run, value))
     points = []
     for (line, _), runs in groups.items():
@@ -95,10 +99,14 @@ def read_points(folders: list[str], request: Request) -> tuple[list[Point], list
 
 
 def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
-    """Returns the images a second of the models of all points, as `vit_jax.plan --inference --json` printed them.
+    """Returns model -> images per second of inference, from a file that `vit_jax.plan --inference --json` printed.
+
+    Args:
+        file: the path of the file.
+        points: the points whose models must be in the file.
 
     Raises:
-        UserError: the file cannot be read, or has not one speed of each of these models.
+        UserError: the file cannot be read, lacks one of these models, or has two speeds for a model.
     """
     with user_errors(f"cannot read {file}"):
         lines = Path(file).read_text().splitlines()
@@ -118,16 +126,20 @@ def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
 
 
 def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFolder]]:
-    """Returns place -> what reads it, of the runs in a folder, or of their records in one such as results/.
+    """Returns place -> a function that reads the run there, for the runs in a folder or for the records in it.
+
+    Args:
+        folder: a folder of runs, local or remote, or a local folder of records such as results/.
+        request: what to plot.
 
     Raises:
-        UserError: there is neither a run nor a record, or a step is to be chosen of records of the last step alone.
+        UserError: the folder has neither runs nor records, or `request.stop` is set and a record has no curve.
     """
     try:
         return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
     except UserError:
         records = {}
-        with contextlib.suppress(UserError):  # its files are others
+        with contextlib.suppress(UserError):  # the folder has other JSON files
             records = {} if filesystem.is_remote(folder) else read_records(Path(filesystem.absolute_path(folder)))
         if not records:
             raise
@@ -138,7 +150,13 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
 
 
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
-    """Returns the point of runs, each with its metric, that differ in the seed only; raises as `find_place`."""
+    """Returns the point of some runs that differ in the seed only; raises what `find_place` raises.
+
+    Args:
+        line: the line that the point belongs to.
+        runs: each run with the value of its metric.
+        request: what to plot.
+    """
     first, values = runs[0][0], [value for _, value in runs]
     config, name = first.config, first.location.rpartition("/")[2]
     return Point(
@@ -154,7 +172,7 @@ def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request)
 
 
 def measured(run: RunFolder, request: Request) -> float:
-    """Returns the metric of a run at its end, or where another one was largest.
+    """Returns the metric of a run at its last evaluation or, with `request.stop`, where that metric was largest.
 
     Raises:
         UserError: the run has not finished, or has no such metric.
@@ -170,12 +188,18 @@ def measured(run: RunFolder, request: Request) -> float:
 
 
 def find_place(run: RunFolder, against: str) -> float:
-    """Returns where a run lies on the horizontal axis.
+    """Returns the position of a run on the horizontal axis.
 
-    Its compute is that of the run from whose weights it started, with what went before; without one, its own.
+    The compute of a run that started from the weights of another run is that of pre-training: the exaFLOPs of that run
+    and of those that it started from in turn, without its own. The compute of any other run is its own exaFLOPs.
+
+    Args:
+        run: the run.
+        against: a config field, or `COMPUTE`.
 
     Raises:
-        UserError: the field is unknown or is no number, or nothing is known of the weights that the run started from.
+        UserError: the field is unknown or is not a number, or the weights that the run started from are not those of a
+            run.
     """
     if against != COMPUTE:
         fields = flatten_config(run.config)
@@ -196,14 +220,17 @@ def find_place(run: RunFolder, against: str) -> float:
 
 
 def family(name: str) -> str:
-    """Returns what Figure 5 calls a model: Transformer, Hybrid or ResNet."""
+    """Returns the family of a model as Figure 5 calls it: "Transformer (ViT)", "Hybrid" or "ResNet (BiT)"."""
     return (
         "ResNet (BiT)" if name.startswith(("BiT", "AxialResNet")) else "Hybrid" if "+" in name else "Transformer (ViT)"
     )
 
 
 def lines_of(points: list[Point]) -> dict[str, list[Point]]:
-    """Returns the points of each line; those of the line `base` belong to every line, if there are others."""
+    """Returns name of a line -> its points.
+
+    If there are other lines than `base`, the points of `base` belong to each of them, and `base` is not a line itself.
+    """
     names = list(dict.fromkeys(point.line for point in points))
     if len(names) > 1 and BASE in names:
         names.remove(BASE)
@@ -211,12 +238,12 @@ def lines_of(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def are_lines(points: list[Point]) -> bool:
-    """Returns whether the lines are those of studies, not families of models."""
+    """Returns whether the lines are named after studies, not after families of models."""
     return not {point.line for point in points} & {family(point.model) for point in points}
 
 
 def format_points(points: list[Point], against: str) -> str:
-    """Returns a table of the points."""
+    """Returns a table of the points as aligned text; `against` is the field on the horizontal axis, or `COMPUTE`."""
     head = "exaFLOPs" if against == COMPUTE else against
     rows = [
         (

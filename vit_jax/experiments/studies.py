@@ -1,4 +1,4 @@
-"""The studies of configs/studies/: means over the seeds of the recorded runs, beside what the paper states."""
+"""Tables of the studies of configs/studies/: means over seeds of the recorded runs, beside what the paper states."""
 
 import csv
 import re
@@ -13,30 +13,31 @@ HEADINGS = ("run", "ours, %", "metric", "steps", "runs", "paper")
 
 
 def read_paper_rows() -> list[dict[str, str]]:
-    """Returns the lines of studies.csv; those with a title introduce a study."""
+    """Returns the rows of studies.csv, each as column -> text. The first row of a study has its title and no run."""
     return list(csv.DictReader(PAPER.read_text().splitlines()))
 
 
 def without_studies(records: Sequence[Record]) -> list[Record]:
-    """Returns the records that are no runs of a study."""
+    """Returns the records that do not belong to a study."""
     studies = "|".join({row["study"] for row in read_paper_rows()})
     return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
 
 
 def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[str, ...]]]:
-    """Returns title -> lines of `HEADINGS`, for each folder of recorded runs of a study.
+    """Returns title -> lines of a table with the columns `HEADINGS`, for each folder of recorded runs of a study.
 
-    A record belongs to a study by its name, which is that of the sweep's folder, of the run and of its seed:
-    `pooling/token/0.0003,seed=1`, or `cifar10_pooling/...` for a form on other data. Where only the seed was swept, it
-    is `masked_patches/scratch/all/seed=1`.
+    The name of a record tells its study. It consists of the sweep's folder, the run and the seed, such as
+    `pooling/token/0.0003,seed=1`, or `masked_patches/scratch/all/seed=1` if only the seed was swept. The folder of a
+    study on other data has a prefix, such as `cifar10_pooling`. The result is empty if the study has no records or does
+    not exist.
     """
     rows = [row for row in read_paper_rows() if row["study"] == study]
     stated = {row["run"]: row["paper"] for row in rows}
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
-        if rows and (found := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name)):
-            groups.setdefault((found[1], found[2]), []).append(record)
+        if rows and (match := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name)):
+            groups.setdefault((match[1], match[2]), []).append(record)
     tables = {}
     for folder in dict.fromkeys(folder for folder, _ in groups):
         runs = {run: group for (of, run), group in groups.items() if of == folder}
@@ -47,10 +48,11 @@ def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[
 
 
 def averages(records: Sequence[Record]) -> tuple[str, ...]:
-    """Returns the columns of `HEADINGS` between the first and the last, of runs that differ in the seed only.
+    """Returns the columns of `HEADINGS` between the first and the last, for runs that differ in the seed only.
 
-    The metric is that which decides between checkpoints, in percent, with the standard deviation of several runs. Where
-    it is of `val`, the metric is of the test images, at the step that it chooses (early stopping).
+    The metric is `checkpoint.best_metric`, as mean in percent with the standard deviation over several runs. If that is
+    a metric of the evaluation `val`, it only chooses the step (early stopping), and the metric of `test` at that step
+    is shown.
     """
     chooses = records[0].config["checkpoint"]["best_metric"]
     metric = re.sub(r"^val/", "test/", chooses)
@@ -63,5 +65,5 @@ def averages(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def natural_order(name: str) -> list[str | float]:
-    """Returns a key by which numbers in names are sorted by their value."""
+    """Returns a sort key with which numbers in names are ordered by value."""
     return [float(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]

@@ -1,4 +1,4 @@
-"""The report of a sweep: outcomes, and their means and deviations over the seeds."""
+"""The report of a sweep: its outcomes, and their means and standard deviations over the seeds."""
 
 import dataclasses
 import statistics
@@ -10,14 +10,14 @@ from vit_jax.experiments.outcomes import Outcome
 
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """The metric at the end over the seeds of a combination of the other fields.
+    """The mean, over seeds, of the metric at the end of the outcomes that differ in the seed only.
 
     Attributes:
-        name: that of the outcomes without the seed; empty: nothing but the seed was varied.
-        mean: of the outcomes; None: at least one diverged.
-        std: of the sample, with n - 1 in the denominator (the paper does not state which); None: there is no mean, or
-            only one seed.
-        runs: number of outcomes.
+        name: the name of the outcomes without the seed; empty if only the seed was varied.
+        mean: the mean of the outcomes; None: at least one diverged.
+        std: the standard deviation of the sample, with n - 1 in the denominator (the paper does not state which it
+            uses); None: there is no mean, or only one seed.
+        runs: the number of outcomes.
     """
 
     name: str
@@ -28,15 +28,16 @@ class Average:
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """What a sweep prints and writes.
+    """The report that a sweep prints and writes.
 
     Attributes:
         metric: the name of the metric that is compared.
         runs: the outcomes, best first.
-        averages: over the seeds, best first.
-        best: the name of the best of them.
-        workdir: its folder; with several seeds, that of the best of them.
-        command: that trains with it on the whole training split; None: no part of the split was held out.
+        averages: the averages over the seeds, best first.
+        best: the name of the best average.
+        workdir: the folder of the best average's run; with several seeds, of its best run.
+        command: the shell command that trains with the best combination on the whole training split; None: no part of
+            the split was held out.
     """
 
     metric: str
@@ -52,12 +53,12 @@ class SweepReport:
 
 
 def average_name(name: str) -> str:
-    """Returns the name of a combination without the seed."""
+    """Returns the name of a combination without its part seed=NUMBER."""
     return ",".join(pair for pair in name.split(",") if not pair.startswith("seed="))
 
 
 def average_seeds(outcomes: list[Outcome]) -> list[Average]:
-    """Returns mean and standard deviation over the seeds, best first."""
+    """Returns the averages over seeds of outcomes that differ in the seed only, best first; those without mean last."""
     groups: dict[str, list[float | None]] = {}
     for outcome in outcomes:
         groups.setdefault(average_name(outcome.name), []).append(outcome.last)
@@ -72,12 +73,22 @@ def average_seeds(outcomes: list[Outcome]) -> list[Average]:
 
 
 def best_combinations(averages: list[Average], combinations: list[Combination]) -> list[Combination]:
-    """Returns the combination with the largest mean, once with each seed."""
+    """Returns the combinations of the first average, one for each seed.
+
+    Args:
+        averages: what `average_seeds` returns.
+        combinations: all combinations of the sweep.
+    """
     return [combination for combination in combinations if average_name(combination.name) == averages[0].name]
 
 
 def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> SweepReport:
-    """Returns the report of a sweep, whose outcomes are given best first."""
+    """Returns the report of a sweep.
+
+    Args:
+        outcomes: the outcomes of all combinations, best first.
+        combinations: all combinations of the sweep.
+    """
     averages = average_seeds(outcomes)
     first, *others = best = best_combinations(averages, combinations)
     command = full_split_command(first, [one.config.seed for one in best] if others else [])
@@ -87,7 +98,7 @@ def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Swe
 
 
 def format_averages(averages: list[Average]) -> str:
-    """Returns a line for each mean over several seeds; nothing if there is none."""
+    """Returns a table with a line for each average; an empty text if no average has several seeds."""
     if not any(average.runs > 1 for average in averages):
         return ""
     rows = [(one.name, _number(one.mean, "diverged"), _number(one.std), f"{one.runs:,}") for one in averages]
@@ -95,7 +106,7 @@ def format_averages(averages: list[Average]) -> str:
 
 
 def format_table(outcomes: list[Outcome]) -> str:
-    """Returns a line for each outcome."""
+    """Returns a table with a line for each outcome."""
     rows = [
         (one.name, _number(one.last, "diverged"), _number(one.best), f"{one.steps:,}", f"{one.seconds:,.1f}")
         for one in outcomes

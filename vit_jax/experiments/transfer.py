@@ -1,4 +1,4 @@
-"""What the features of a run are worth on other data: frozen, beside fine-tuning and training from scratch."""
+"""Accuracies of a run's features on other data: with frozen features, after fine-tuning, and trained from scratch."""
 
 import posixpath
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vit_jax.experiments.run_record import Record
 
-# Heading -> pattern of the metric, with the data set as its group.
+# Heading -> pattern of the metric's name, whose group is the data set.
 FROZEN = {
     **{f"{shots}-shot": rf"fewshot_(\w+)/{shots}shot" for shots in (1, 5, 10, 25)},
     **{f"{k} neighbour{'s' if k > 1 else ''}": rf"knn_(\w+)/{k}nn" for k in (1, 5, 20)},
@@ -18,7 +18,11 @@ HEADINGS = ("weights", "data", *FROZEN, "trained from scratch", "fine-tuned")
 
 
 def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    """Returns a line of `HEADINGS` for each data set on which the features of a run were evaluated."""
+    """Returns lines with the columns `HEADINGS`, one for each run and data set on which its features were evaluated.
+
+    "Fine-tuned" is the mean over runs that started from the weights of this run. "Trained from scratch" is the mean
+    over runs that differ from such a run only in that they started without weights.
+    """
     lines = []
     for record in records:
         frozen = {key: record.metrics[name] for name, key in frozen_metrics(record).items()}
@@ -34,12 +38,12 @@ def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
 
 
 def frozen_metrics(record: Record) -> dict[str, tuple[str, str]]:
-    """Returns name -> (data set, heading) of the accuracies of frozen features on other data."""
+    """Returns metric -> (data set, heading in `FROZEN`) for the accuracies of frozen features in a record."""
     return {
-        name: (found[1], heading)
+        name: (match[1], heading)
         for name in record.metrics
         for heading, pattern in FROZEN.items()
-        if (found := re.fullmatch(pattern, name))
+        if (match := re.fullmatch(pattern, name))
     }
 
 
@@ -48,7 +52,7 @@ def _trained(records: Sequence[Record], data: str) -> list[Record]:
 
 
 def _weights(record: Record) -> str:
-    """Returns the name of the run from whose weights a run started; empty: from none."""
+    """Returns the name of the run whose weights a run started from; empty if it started from none."""
     return posixpath.basename((record.config["init_from"] or "").rstrip("/"))
 
 

@@ -1,4 +1,4 @@
-"""The results of VTAB's tasks, with means over groups, beside those of the paper's Table 9."""
+"""The accuracies on VTAB's tasks and their means over groups of tasks, beside the paper's Table 9."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from vit_jax.paper import read_paper_numbers
 
 MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
 STATED = [number for number in read_paper_numbers() if number.table == "9"]
-# Task -> percent, by these models.
+# Task -> accuracies in percent, in the order of MODELS.
 TABLE_9: Mapping[str, tuple[float, ...]] = {
     dataset.removeprefix("vtab:"): tuple(number.accuracy for number in STATED if number.dataset == dataset)
     for dataset in dict.fromkeys(number.dataset for number in STATED)
@@ -19,8 +19,8 @@ class TaskResult(NamedTuple):
     """The result of a task.
 
     Attributes:
-        accuracy: on its test split; None: the training diverged.
-        setting: what was chosen on val200, FIELD=VALUE.
+        accuracy: the accuracy on the test split, as a fraction; None: the training diverged.
+        setting: the setting that was chosen on the split val200, as FIELD=VALUE.
     """
 
     accuracy: float | None
@@ -28,15 +28,15 @@ class TaskResult(NamedTuple):
 
 
 def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the results as a JSON object, with the mean over the tasks of each group, and over `all`.
+    """Returns the results as a JSON object: `tasks`, a row for each task, and `means`, a row for each group of tasks.
 
-    A group of which a task was not run has no mean: it would not be that of VTAB. A task whose training diverged counts
-    as an accuracy of 0, the worst case. If `all` has no mean, `run` is the mean over those of the 19 tasks that were
-    run, beside the paper's over the same tasks. Accuracies are fractions.
+    The group `all` has all 19 tasks. A group has a mean only if all its tasks were run. If `all` has none, the group
+    `run` has the mean over those of the 19 tasks that were run. Each row also has the paper's accuracies for the same
+    tasks. A task whose training diverged counts as an accuracy of 0. Accuracies are fractions.
 
     Args:
-        results: by task.
-        groups: task -> group, of all tasks.
+        results: task -> its result.
+        groups: task -> its group, for all tasks.
     """
     rows: dict[str, Any] = {}
     for task, (accuracy, setting) in results.items():
@@ -52,13 +52,18 @@ def summarize_tasks(results: Mapping[str, TaskResult], groups: Mapping[str, str]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     paper = {model: sum(row["paper"][model] for row in rows) / len(rows) for model in MODELS}
-    return {"accuracy": sum(found) / len(rows), "tasks": len(rows), "diverged": len(rows) - len(found), "paper": paper}
+    return {
+        "accuracy": sum(accuracies) / len(rows),
+        "tasks": len(rows),
+        "diverged": len(rows) - len(accuracies),
+        "paper": paper,
+    }
 
 
 def format_tasks(summary: Mapping[str, Any]) -> str:
-    """Returns a table of a summary, in percent: a line for each task and for each mean."""
+    """Returns a table of what `summarize_tasks` returns, in percent: a line for each task and for each mean."""
     tasks = [[task, *_percent(row), row["setting"]] for task, row in summary["tasks"].items()]
     lines = [["", "ours", *MODELS, ""], *tasks]
     for group, row in summary["means"].items():

@@ -56,11 +56,11 @@ def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row
     """Yields how far a model's attention is from the plain form in float32: the result and each gradient."""
     tensor = bench.mesh.shape["tensor"]
     try:
-        found = models.measure_differences(model.spec, bench.device, tensor)
+        differences = models.measure_differences(model.spec, bench.device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
         yield Row(f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}")
         return
-    for what, value in found.items():
+    for what, value in differences.items():
         finite = value if math.isfinite(value) else None
         yield Row(
             f"{name}, {what}",

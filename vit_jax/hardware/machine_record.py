@@ -127,10 +127,10 @@ def open_record(name: str, path: str, key: Mapping[str, Any]) -> Record:
     """
     if not filesystem.exists(path):
         return Record(name, key)
-    found = read_record(path)
-    if changed := [word for word in key if found.key.get(word) != key[word]]:
+    record = read_record(path)
+    if changed := [word for word in key if record.key.get(word) != key[word]]:
         raise UserError(
             f"{path} was measured with another {', '.join(changed)}; choose another --name, or delete it to measure "
             "again."
         )
-    return found
+    return record

@@ -32,13 +32,13 @@ def measure_products(bench: Bench) -> Iterator[Row]:
     )
     if len(bench.mesh.local_devices) > 1:
         calls = [product(bench.dtype, size, SingleDeviceSharding(device), 1) for device in bench.mesh.local_devices]
-        found: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
-        slowest, best = (of(found, key=lambda device: found[device].median) for of in (max, min))
+        timings: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
+        slowest, best = (of(timings, key=lambda device: timings[device].median) for of in (max, min))
         yield Row(
             "the same, devices in turns: the slowest",
             "GFLOP/s",
-            *found[slowest].rate(operations),
-            found[best].rate(operations)[0],
+            *timings[slowest].rate(operations),
+            timings[best].rate(operations)[0],
             "the fastest",
             advice="products",
             note=str(slowest),

@@ -25,8 +25,8 @@ def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def matches(names: Iterable[str], pattern: str) -> set[tuple[str, ...]]:
     """Returns the different groups that a pattern matches at the beginning of names."""
-    found = (re.match(pattern, name) for name in names)
-    return {match.groups() for match in found if match}
+    optional_matches = (re.match(pattern, name) for name in names)
+    return {match.groups() for match in optional_matches if match}
 
 
 def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:

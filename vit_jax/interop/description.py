@@ -45,8 +45,8 @@ class ModelDescription:
 
         Without names of its classes, a head with as many as ImageNet or ImageNet-21k is assumed to be of theirs.
         """
-        found = names or class_names.class_names(fields["num_classes"])
-        return cls(models.model_name(fields), fields, preprocess, list(found) if found else None, loss)
+        known_names = names or class_names.class_names(fields["num_classes"])
+        return cls(models.model_name(fields), fields, preprocess, list(known_names) if known_names else None, loss)
 
     @property
     def keywords(self) -> dict[str, Any]:

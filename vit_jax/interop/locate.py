@@ -47,8 +47,8 @@ def locate_weights(path: str | Path) -> Located:
         exists = local.exists()
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
-    found = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
-    return Located(found, entry, loss, peft.find_adapter(found.parent) if found.name == peft.WEIGHTS else None)
+    weights = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
+    return Located(weights, entry, loss, peft.find_adapter(weights.parent) if weights.name == peft.WEIGHTS else None)
 
 
 def locate_base(adapter: peft.Adapter) -> str:
@@ -122,9 +122,9 @@ def _find_in_folder(folder: Path) -> Path:
     """
     if (folder / MODEL_FILE).is_file():
         return folder / MODEL_FILE
-    found = checkpoint.find_checkpoint(folder)  # before files that were exported into a workdir
-    if found is not None:
-        return found
+    newest_checkpoint = checkpoint.find_checkpoint(folder)  # before files that were exported into a workdir
+    if newest_checkpoint is not None:
+        return newest_checkpoint
     files = [folder / name for name in (*HUB_FILES, peft.WEIGHTS) if (folder / name).is_file()]
     if files:
         return files[0]

@@ -59,15 +59,15 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
             raise UserError(f"the model is too large: {name} would be {list(shapes[name])}")
     zeros = {name: np.broadcast_to(np.float32(0), shapes[name]) for name in table}
     wanted = {name: _joined_shape(views) for name, views in _views(table, zeros, prefix).items()}
-    found = {name: archive[name] for name in archive if name.startswith(prefix)}
-    wrong = [f"missing {name}" for name in wanted if name not in found]
-    wrong += [f"unexpected {name}" for name in found if name not in wanted]
-    for name in [name for name in wanted if name in found]:
-        shape = found[name].shape
+    headers = {name: archive[name] for name in archive if name.startswith(prefix)}
+    wrong = [f"missing {name}" for name in wanted if name not in headers]
+    wrong += [f"unexpected {name}" for name in headers if name not in wanted]
+    for name in [name for name in wanted if name in headers]:
+        shape = headers[name].shape
         if _without_leading_ones(shape) != _without_leading_ones(wanted[name]):
             wrong.append(f"{name} is {list(shape)}, not {list(wanted[name])}")
-        elif not found[name].is_weights:
-            wrong.append(f"{name} is {found[name].dtype}, not float32")
+        elif not headers[name].is_weights:
+            wrong.append(f"{name} is {headers[name].dtype}, not float32")
     if wrong:
         more = f"; and {len(wrong) - MAX_NAMES:,} more" if len(wrong) > MAX_NAMES else ""
         raise UserError("; ".join(wrong[:MAX_NAMES]) + more)

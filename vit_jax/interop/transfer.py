@@ -56,10 +56,10 @@ def adapt_parameters(
     config_fields = CONFIG_FIELDS + HEAD_FIELDS if keep_head else CONFIG_FIELDS
     differ = [key for key in NAME_FIELDS + config_fields if _differs(key, source.field(key), target.field(key))]
     if differ:
-        found = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
+        differences = ", ".join(f"{key} {source.field(key)}, not {target.field(key)}" for key in differ)
         if differ == ["patch_size"] and source.field("stem") == "patches":
-            found += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
-        raise UserError(f"the checkpoint contains a model with {found}; {_remedy(source, target, config_fields)}")
+            differences += " (--config.resample=flexi resizes the patches, as FlexiViT does)"
+        raise UserError(f"the checkpoint contains a model with {differences}; {_remedy(source, target, config_fields)}")
     if keep_head and source.field("head") != target.field("head"):
         raise UserError(
             f"the checkpoint's head is for {HEADS[source.field('head')]}, but the task's is for "

@@ -137,9 +137,9 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
     resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
     fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
     resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
-    found = (layout, models.model_name(resized), resolution, inferred["num_classes"])
+    actual = (layout, models.model_name(resized), resolution, inferred["num_classes"])
     listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
-    if found != listed:
+    if actual != listed:
         words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
         stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
         raise UserError(
@@ -181,9 +181,9 @@ def _load_adapted(
     try:
         params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
     except UserError as error:
-        found = str(error).partition("; to match it")[0]
+        message = str(error).partition("; to match it")[0]
         raise UserError(
-            f"the adapters and the weights that they adapt, {base}, do not suit each other: {found}"
+            f"the adapters and the weights that they adapt, {base}, do not suit each other: {message}"
         ) from None
     params = peft.add_adapter(adapter, arrays, model, {name: np.asarray(leaf) for name, leaf in params.items()})
     _check_parameters(model, params)

@@ -91,10 +91,10 @@ def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -
             return None
         return slower, filesystem.exists(filesystem.join_path(place, "config.json"))
 
-    found = run_on_all(coordinator, "the form of attention", look)[0]
-    if found is None:
+    decision = run_on_all(coordinator, "the form of attention", look)[0]
+    if decision is None:
         return config
-    slower, started = found
+    slower, started = decision
     if coordinator.host == 0:
         follows = f"this run goes on with it; --config.model.attention={PLAIN} replaces it"
         words = follows if started else f"this run uses that, model.attention={PLAIN}"

@@ -92,8 +92,8 @@ def has_tpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
 
 def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether an NVIDIA GPU seems to be here."""
-    found = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
-    return bool(found) or _any_exist(root, "dev/nvidia[0-9]*", "dev/dxg")
+    nvidia_smi = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
+    return bool(nvidia_smi) or _any_exist(root, "dev/nvidia[0-9]*", "dev/dxg")
 
 
 def _check_unused(

@@ -104,12 +104,12 @@ def check_packages(installation: Installation | None = None) -> Iterator[Finding
     for requirement in declared:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name, specifier, found = requirement.name, requirement.specifier, installed.version(requirement.name)
-        if found is None or not specifier.contains(found, prereleases=True):
-            message = f"{found or 'not installed'} ({specifier} required)"
+        name, specifier, version = requirement.name, requirement.specifier, installed.version(requirement.name)
+        if version is None or not specifier.contains(version, prereleases=True):
+            message = f"{version or 'not installed'} ({specifier} required)"
             yield Finding("broken", name, message, f"pip install '{name}{specifier}'")
         elif name in ALWAYS_SHOWN:
-            yield Finding("ok", name, found)
+            yield Finding("ok", name, version)
 
 
 def check_shadowing(clone: Path) -> Iterator[Finding]:
@@ -119,8 +119,8 @@ def check_shadowing(clone: Path) -> Iterator[Finding]:
     name on its path. It finds none there if an earlier version of this project was installed as editable, which left an
     import hook instead of a path.
     """
-    found = PathFinder.find_spec("vit_jax", [str(clone.parent), *sys.path[1:]])
-    if clone.name == "vit_jax" and found and found.loader is None:
+    spec = PathFinder.find_spec("vit_jax", [str(clone.parent), *sys.path[1:]])
+    if clone.name == "vit_jax" and spec and spec.loader is None:
         message = f"Python started in {clone.parent} imports the folder {clone.name}/ instead of the package"
         yield Finding("warning", "import vit_jax", message, f"pip install -e {clone}")
 

@@ -96,8 +96,8 @@ def merge_adapters(params: ArrayTree) -> ArrayTree:
     leaves = tree.flatten(params)
     merged = tree.flatten(without_adapters(params))
     for name, down in leaves.items():
-        layer, found, part = name.rpartition("/lora/")
-        if found and part == "down":
+        layer, separator, part = name.rpartition("/lora/")
+        if separator and part == "down":
             merged[f"{layer}/kernel"] = leaves[f"{layer}/kernel"] + _product(layer, leaves, down)
     return tree.unflatten(merged)
 

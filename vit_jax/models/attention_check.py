@@ -36,8 +36,8 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
     packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
     jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec)))
-    found = jitted(*jax.device_put(draw_operands(sizes), device))
-    return {name: float(value) for name, value in found.items()}
+    differences = jitted(*jax.device_put(draw_operands(sizes), device))
+    return {name: float(value) for name, value in differences.items()}
 
 
 def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
@@ -88,17 +88,19 @@ def compare(
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
     result, transpose = jax.vjp(functools.partial(run, attention, packing), x, kernel, bias, norms)
-    found = dict(zip(NAMES, (result, *transpose(grad)), strict=True))
+    actual = dict(zip(NAMES, (result, *transpose(grad)), strict=True))
     with jax.default_matmul_precision("highest"):
         plain = functools.partial(run, ATTENTIONS["tokens_first"], choose_packing("tokens_first", packing.tokens, 1, 1))
         result, transpose = jax.vjp(plain, *(array.astype("float32") for array in (x, kernel)), bias, norms)
         expected = dict(zip(NAMES, (result, *transpose(grad.astype("float32"))), strict=True))
-    return {name: _difference(found[name], expected[name]) for name in (NAMES if norms else NAMES[:-1])}
+    return {name: _difference(actual[name], expected[name]) for name in (NAMES if norms else NAMES[:-1])}
 
 
-def _difference(found: Any, expected: Any) -> Float[Array, ""]:
-    found, expected = (jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each)]) for each in (found, expected))
-    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
+def _difference(actual: Any, expected: Any) -> Float[Array, ""]:
+    actual, expected = (
+        jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each)]) for each in (actual, expected)
+    )
+    return jnp.linalg.norm(actual - expected) / jnp.linalg.norm(expected)
 
 
 def make_attention_calls(

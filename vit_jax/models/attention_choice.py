@@ -72,12 +72,12 @@ TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] =
 
 def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
     """Returns the fastest implementation on a kind of device, as JAX names it."""
-    return next(found for kind, found, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
+    return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
 
 
 def fits_every_tpu(sizes: AttentionSizes) -> bool:
     """Returns whether the kernel fits the memory of all kinds of TPU in the table."""
-    return all(allows(sizes) for _, found, allows in TABLE if found == "fused")
+    return all(allows(sizes) for _, attention, allows in TABLE if attention == "fused")
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:

@@ -60,6 +60,6 @@ def block_length(spec: ModelSpec) -> int:
 def attended_pairs(spec: ModelSpec) -> Bool[np.ndarray, "queries keys"]:
     """Returns which tokens attend to which."""
     places, rule = np.arange(spec.tokens - spec.prefix_rows), RULES[spec.attention.pattern]
-    found: Bool[np.ndarray, "queries keys"] = np.ones((spec.tokens, spec.tokens), bool)
-    found[spec.prefix_rows :, spec.prefix_rows :] = rule(places[:, None], places, block_length(spec), spec.grid[1])
-    return found
+    pairs: Bool[np.ndarray, "queries keys"] = np.ones((spec.tokens, spec.tokens), bool)
+    pairs[spec.prefix_rows :, spec.prefix_rows :] = rule(places[:, None], places, block_length(spec), spec.grid[1])
+    return pairs

@@ -189,8 +189,8 @@ def bit_fields(name: str) -> dict[str, Any]:
     """
     if name in resnets():
         return resnets()[name]
-    found = re.fullmatch(r"BiT(?:-R([1-9]\d{0,2})x([1-9]\d{0,2}))?", name)
-    layers, factor = found.groups() if found else ("0", "0")
+    match = re.fullmatch(r"BiT(?:-R([1-9]\d{0,2})x([1-9]\d{0,2}))?", name)
+    layers, factor = match.groups() if match else ("0", "0")
     if layers is None:
         return {"stages": None, "width": None}
     if int(layers) not in UNITS:

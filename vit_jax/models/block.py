@@ -207,8 +207,8 @@ class AxialBlock(nn.Module):
         heads, images = local_size("heads", self.spec.attention.num_heads), local_size("batch", len(x))
         packing = choose_packing(self.spec.attention.kind, patches, heads, images * lines)
         block = Block(self.spec, packing, lines, name=name)
-        found, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
-        return packing.unpack(found).reshape(x.shape), weights.reshape(len(x), lines, *weights.shape[1:])
+        output, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
+        return packing.unpack(output).reshape(x.shape), weights.reshape(len(x), lines, *weights.shape[1:])
 
 
 BLOCKS: dict[BlockKind, type[nn.Module]] = {"standard": Block, "axial": AxialBlock}

@@ -122,9 +122,9 @@ def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:
     """Returns the index of the table's row for each pair of tokens; `rows`, just past the end, for a pair without."""
     places = _placed(spec)
     reach = (rows - 1) // 2
-    found = np.full((spec.tokens, spec.tokens), rows)
-    found[np.ix_(places, places)] = np.clip(np.subtract.outer(*[np.arange(len(places))] * 2), -reach, reach) + reach
-    return found
+    indices = np.full((spec.tokens, spec.tokens), rows)
+    indices[np.ix_(places, places)] = np.clip(np.subtract.outer(*[np.arange(len(places))] * 2), -reach, reach) + reach
+    return indices
 
 
 def _placed(spec: ModelSpec) -> Int[np.ndarray, " places"]:

@@ -115,8 +115,8 @@ def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: s
         if one is None or old.grid == new.grid:
             return leaf
         tables = np.asarray(leaf)  # of layers or heads, which are leading axes
-        found = np.stack([one(table, old, new, method) for table in tables.reshape(-1, *tables.shape[-2:])])
-        return found.reshape(*tables.shape[:-2], *found.shape[1:])
+        resampled = np.stack([one(table, old, new, method) for table in tables.reshape(-1, *tables.shape[-2:])])
+        return resampled.reshape(*tables.shape[:-2], *resampled.shape[1:])
 
     return {name: resample(name, leaf) for name, leaf in params.items()}
 

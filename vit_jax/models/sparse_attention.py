@@ -173,12 +173,12 @@ def attend_in_pattern(
     query, key, value = qkv.transpose(2, 0, 3, 1, 4)
     query *= spec.head_dim**-0.5
     prefix, patches = (slice(spec.prefix_rows), slice(spec.prefix_rows, None))
-    found = [part.attend(*(x[:, :, patches] for x in (query, key, value))) for part in pattern_parts(spec)]
+    sums = [part.attend(*(x[:, :, patches] for x in (query, key, value))) for part in pattern_parts(spec)]
     merged = []
     if spec.prefix_rows:
         merged.append(_merge([_sum([(_scores(query[:, :, prefix], key), value)], None)]))
-        found.append(_sum([(_scores(query[:, :, patches], key[:, :, prefix]), value[:, :, prefix])], None))
-    merged.append(_merge(found))
+        sums.append(_sum([(_scores(query[:, :, patches], key[:, :, prefix]), value[:, :, prefix])], None))
+    merged.append(_merge(sums))
     return jnp.concatenate(merged, axis=2).astype(qkv.dtype).swapaxes(1, 2)
 
 

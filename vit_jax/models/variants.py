@@ -86,8 +86,8 @@ def named_fields(name: str) -> dict[str, Any]:
 
 
 def _vit_fields(name: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(?:(R\d{0,3})\+|(Axial)-)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
-    resnet, axial, size, number = found.groups() if found else (None, None, "", "0")
+    match = re.fullmatch(r"(?:(R\d{0,3})\+|(Axial)-)?ViT(?:-([A-Za-z][A-Za-z0-9]*))?/([1-9]\d{0,5})", name)
+    resnet, axial, size, number = match.groups() if match else (None, None, "", "0")
     hybrid = HYBRIDS.get((resnet, int(number))) if resnet and size else None
     if size not in (None, *SIZES) or (resnet and not hybrid):
         options = [f"ViT-{size}/{number}" for size in SIZES for number in (8, 14, 16, 32)]

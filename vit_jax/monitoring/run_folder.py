@@ -76,10 +76,10 @@ def find_runs(folder: str) -> dict[str, str]:
         return {top: posixpath.basename(top)}
     remote = filesystem.is_remote(top)
     files = filesystem.list_files(top) if remote else [str(path.relative_to(top)) for path in Path(top).rglob(CONFIG)]
-    found = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
-    if not found:
+    runs = sorted(posixpath.dirname(file) for file in files if posixpath.basename(file) == CONFIG)
+    if not runs:
         raise UserError(f"there is no run in {folder}: no folder there contains a {CONFIG}.")
-    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}/{run}" for run in found}
+    return {filesystem.join_path(top, run): f"{posixpath.basename(top)}/{run}" for run in runs}
 
 
 def read_run(location: str, name: str) -> RunFolder:

@@ -1,7 +1,7 @@
-"""How long steps took on real TPUs beside what was predicted of them: the band of a prediction.
+"""How far published step times on real TPUs are from predicted ones: the band of a prediction.
 
-Nothing of this package was run on a TPU. The figures are of other programs, whose speed their authors published and of
-which steps of the same sizes were compiled here: docs/speed.md, How true it is.
+Nothing of this package was run on a TPU. The published times are those of other programs. Steps of the same sizes were
+compiled here to predict their times: docs/speed.md, How true it is.
 """
 
 import dataclasses
@@ -9,9 +9,10 @@ from typing import Literal
 
 Measure = Literal["estimate", "schedule"]
 
-FEWEST_RUNS = 3  # below which nothing is called calibrated
+FEWEST_RUNS = 3  # with fewer published runs there is no band
 
-# Measure -> kind of chip -> published over predicted time of a step, for each run; python -m benchmarks.calibration.
+# Measure -> kind of chip -> the published over the predicted time of a step, of each run. The numbers are those of
+# python -m benchmarks.calibration.
 MEASURED: dict[Measure, dict[str, tuple[float, ...]]] = {
     "estimate": {"v4": (1.09,), "v5e": (0.85, 0.84)},
     "schedule": {"v4": (1.21,), "v5e": (1.16, 1.09)},
@@ -20,13 +21,13 @@ MEASURED: dict[Measure, dict[str, tuple[float, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Between what multiples of the predicted time the steps of published runs lie.
+    """The range of the published step times of real runs, as multiples of their predicted times.
 
     Attributes:
-        low: the smallest ratio of published and predicted time.
-        high: the largest.
-        runs: their number.
-        kinds: the kinds of chips on which they ran.
+        low: the smallest ratio of published to predicted time.
+        high: the largest ratio of published to predicted time.
+        runs: the number of runs.
+        kinds: the kinds of chips on which the runs were made.
     """
 
     low: float
@@ -36,7 +37,11 @@ class Band:
 
 
 def find_band(kind: str, measure: Measure) -> Band | None:
-    """Returns the band of a kind of chip, or that of all kinds if it has fewer than three runs; None: so do all."""
+    """Returns the band of predictions for a kind of chip.
+
+    If fewer than `FEWEST_RUNS` runs were made on this kind, the band is that of the runs on all kinds together. Returns
+    None if these are too few as well.
+    """
     by_kind = MEASURED.get(measure, {})
     own = {kind: by_kind.get(kind, ())}
     for chosen in (own, by_kind):

@@ -1,4 +1,4 @@
-"""TPU chips, and slices of them by the names that clouds and libtpu use: `v5e:16x16` is 256 chips of a v5e."""
+"""TPU chips and slices of them. A slice is named as libtpu names it: `v5e:16x16` is a slice of 256 v5e chips."""
 
 import dataclasses
 import math
@@ -14,16 +14,17 @@ class Chip:
     Attributes:
         flops: peak operations per second, in bfloat16.
         hbm: bytes of memory that programs can use, as libtpu's compiler counts them.
-        ici_bandwidth: bytes per second that the chip can send to its neighbours, two along each dimension.
-        clock: the cycles per second that the compiler counts: `flops` divided by the operations of one cycle of all
-            matrix units.
-        dimensions: of a slice.
+        ici_bandwidth: bytes per second that the chip can send to all of its neighbours together. It has two along each
+            dimension.
+        clock: the cycles per second that the compiler counts. They are `flops` divided by the operations that all
+            matrix units together execute in a cycle.
+        dimensions: the number of dimensions of a slice.
         cores: number of chips on a machine -> virtual CPU cores of that machine.
         hbm_bandwidth: bytes per second that the chip can read and write.
-        pod_chips_per_host: chips on each machine of a slice of several machines.
-        tensor_cores: that share the operations of a program.
+        pod_chips_per_host: chips on each machine, in a slice that has several machines.
+        tensor_cores: the number of TensorCores of the chip, which share the operations of a program.
         matrix_rows: rows of the left operand that a matrix unit takes in a cycle.
-        granule_bytes: unit of the size of transfers in libtpu's schedules.
+        granule_bytes: the unit, in bytes, in which libtpu's schedules state the sizes of transfers.
     """
 
     flops: float
@@ -91,8 +92,8 @@ SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8
 OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
 KIND_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
 CORES_PER_CHIP = 2  # of v4 and v5p, whose cores are counted in the names that clouds give
-# Dimensions of a slice -> chips along one of them from which the torus closes: exactly 16 of two dimensions; in three
-# dimensions a multiple of 4 along each.
+# Number of dimensions of a slice -> chips along a dimension with which the torus closes. In two dimensions it closes
+# along a dimension of exactly 16 chips. In three dimensions it closes along all of them if each has a multiple of 4.
 TORUS_SIZE = {2: 16, 3: 4}
 
 
@@ -167,12 +168,12 @@ def parse_topology(text: str) -> Slice:
     if not _is_shape(shape, chip):
         reason = f"a slice of {kind} has {chip.dimensions} dimensions"
         raise UserError(f"cannot read the topology {text!r}: {reason}; write --topology={kind}:{example}.")
-    found = Slice(kind, tuple(map(int, shape.split("x"))))
+    tpu = Slice(kind, tuple(map(int, shape.split("x"))))
     if chip.dimensions == 2 and shape not in SHAPES_2D:
         raise UserError(f"no cloud offers a {kind} slice of {shape}; choose from {', '.join(SHAPES_2D)}.")
-    if chip.dimensions == 3 and found.chips % chip.pod_chips_per_host:
+    if chip.dimensions == 3 and tpu.chips % chip.pod_chips_per_host:
         raise UserError(f"no cloud offers a {kind} slice of {shape}; the smallest is 2x2x1, one machine.")
-    return found
+    return tpu
 
 
 def _is_shape(text: str, chip: Chip) -> bool:
@@ -180,12 +181,12 @@ def _is_shape(text: str, chip: Chip) -> bool:
 
 
 def _check_other_name(text: str) -> None:
-    """Raises UserError for another spelling of a slice."""
-    found = OTHER_NAME.fullmatch(text)
-    kind = KIND_ALIASES.get(found[1].lower(), found[1].lower()) if found else ""
-    if found is None or kind not in CHIPS or (text == f"{kind}:{found[2]}" and "x" in found[2]):
+    """Raises UserError if the text is a spelling of a slice that others use, such as `v5litepod-8` or `v5e-2x4`."""
+    match = OTHER_NAME.fullmatch(text)
+    kind = KIND_ALIASES.get(match[1].lower(), match[1].lower()) if match else ""
+    if match is None or kind not in CHIPS or (text == f"{kind}:{match[2]}" and "x" in match[2]):
         return
-    chip, shape, count = CHIPS[kind], found[2], ""
+    chip, shape, count = CHIPS[kind], match[2], ""
     if shape.isdecimal():
         chips = int(shape) / (CORES_PER_CHIP if chip.dimensions == 3 else 1)
         shapes = SHAPES_2D if chip.dimensions == 2 else SHAPES_3D

@@ -23,7 +23,7 @@ LINE_SECONDS = 30.0  # between two lines where stderr is not a terminal
 
 
 def compile_in_subprocess(request: Request) -> Compilation:
-    """Returns what the compiler reports of a program, compiled now or earlier.
+    """Returns what the compiler reports of a program, which another process compiles or finds in the cache.
 
     Raises:
         UserError: the flags are wrong, or the compiler does not answer.
@@ -55,7 +55,10 @@ def compile_in_subprocess(request: Request) -> Compilation:
 
 @contextmanager
 def show_progress(text: str) -> Iterator[None]:
-    """Shows on stderr what is being done and for how long; shows nothing of what is soon over."""
+    """Shows a text and the elapsed seconds on stderr while the body of the `with` statement runs.
+
+    Shows nothing if the body ends within `QUIET_SECONDS`.
+    """
     done, began, terminal = threading.Event(), time.monotonic(), sys.stderr.isatty()
 
     def show() -> None:

@@ -11,10 +11,11 @@ BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 
 
 def training_command(request: Request, workload: Workload) -> str:
-    """Returns the command that trains as planned: on this machine, or on Cloud TPU by its launcher.
+    """Returns the shell command that trains as planned.
 
-    Data that the machines of a cloud cannot reach, and a workdir that they would lose, are placed in a bucket; words in
-    capitals stand for what only the user knows.
+    The command for a TPU slice is that of the launcher for Cloud TPU. It has flags that place data which cloud machines
+    cannot reach, and a workdir that they would lose, in a bucket. Its words in capitals (BUCKET, DATA, ZONE) are for
+    the user to replace. Any other command trains on this machine.
     """
     given = dict(word.partition("=")[::2] for word in request.words)
     command = ["python", "-m", "vit_jax.main", *request.words]

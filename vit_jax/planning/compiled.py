@@ -1,4 +1,4 @@
-"""Reads what a compiler reports: of a program that it compiled, or of one for which there is not enough memory."""
+"""Reads what a compiler reports of a program that it compiled, or of one for which a device has too little memory."""
 
 import re
 from typing import Any
@@ -18,13 +18,15 @@ SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def read_executable(
     executable: jax.stages.Compiled, target: str, devices: list[jax.Device], dumps: schedules.Dumps | None = None
 ) -> Executable:
-    """Returns what a compiled program contains; the cycles of its kernels, only if their schedules are given.
+    """Returns what a compiled program contains.
+
+    `kernel_cycles` and `schedule` of the result are None unless `dumps` is given and the target is a TPU slice.
 
     Args:
-        executable: the program.
-        target: see `records.Request`.
-        devices: in the order of the mesh.
-        dumps: the schedules of its operations.
+        executable: the compiled program.
+        target: see `plan_types.Request`.
+        devices: the devices of the program, in the order of the mesh.
+        dumps: the schedules of the program's operations.
     """
     memory, text = executable.memory_analysis(), executable.as_text()
     costs = executable.cost_analysis() or {}
@@ -48,18 +50,25 @@ def read_executable(
 
 
 def peak_bytes(memory: Any, is_tpu: bool) -> int:
-    """Returns the most memory that a program needs on a device at once, by a compiler's analysis of it."""
+    """Returns the most bytes that a program needs on a device at once, its arguments included.
+
+    Args:
+        memory: the program's `memory_analysis()`.
+        is_tpu: whether the compiler for TPUs made it.
+    """
     if is_tpu:
         return memory.peak_memory_in_bytes
-    # Other compilers leave out what a step needs beside its arguments.
+    # The peak that other compilers state leaves out what a step needs beside its arguments.
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
-def sum_exchanges(found: list[collectives.Collective], links: collectives.Links | None) -> dict[str, Exchange]:
-    """Returns the collectives of each kind together."""
+def sum_exchanges(
+    program_collectives: list[collectives.Collective], links: collectives.Links | None
+) -> dict[str, Exchange]:
+    """Returns kind of collective -> the sum of all collectives of this kind; `link_bytes` is 0 without links."""
     result: dict[str, Exchange] = {}
-    for each in found:
+    for each in program_collectives:
         link_bytes = links.carried_bytes(each) if links else 0.0
         before = result.get(each.kind, Exchange(0, 0, 0.0))
         result[each.kind] = Exchange(
@@ -71,17 +80,18 @@ def sum_exchanges(found: list[collectives.Collective], links: collectives.Links 
 
 
 def read_refusal(text: str, argument_bytes: int) -> int:
-    """Returns the bytes that a program needs, from the compiler's error that a device has not so many.
+    """Returns the bytes that a program needs on a device, from the compiler's error that the device has fewer.
 
     Args:
-        text: the error.
-        argument_bytes: of the program's arguments, on one device.
+        text: the text of the error.
+        argument_bytes: the bytes of the program's arguments on one device. They are added if the error states only the
+            bytes of intermediate results.
 
     Raises:
-        UserError: it is another error.
+        UserError: it is another error, or it states no bytes.
     """
-    found = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
-    if "RESOURCE_EXHAUSTED" not in text or found is None:
+    match = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
+    if "RESOURCE_EXHAUSTED" not in text or match is None:
         raise UserError(f"the compiler rejected the program: {text.splitlines()[0]}")
-    needed = int(float(found[1]) * SIZE_UNITS[found[2]])
-    return needed if found.re is TOTAL_MEMORY else needed + argument_bytes
+    needed = int(float(match[1]) * SIZE_UNITS[match[2]])
+    return needed if match.re is TOTAL_MEMORY else needed + argument_bytes

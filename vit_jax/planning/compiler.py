@@ -20,14 +20,20 @@ from vit_jax.planning.plan_types import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
 from vit_jax.tree import ArrayTree
 
-# What is to be known of a function: the memory that it needs; also its cycles; also the schedule of every operation.
+# What is asked about a function: "memory" is the memory that it needs. "estimate" adds the compiler's estimate of its
+# cycles, and "schedule" adds the schedule of every operation to both.
 Measure = Literal["memory", "estimate", "schedule"]
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a report states
 
 
 class Function(NamedTuple):
-    """A jitted function of a program: shapes of its arguments, shardings of its first argument, options of the
-    compiler.
+    """A jitted function of a program.
+
+    Attributes:
+        jitted: the function.
+        arguments: trees of the shapes and dtypes of its arguments.
+        shardings: the shardings of its first argument.
+        options: the compiler options with which it was jitted.
     """
 
     jitted: Any
@@ -40,10 +46,10 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Measu
     """Returns the compiler's report of a function, from the cache if it is there.
 
     Args:
-        function: of the program.
-        mesh: of its devices.
-        target: see `records.Request`.
-        measure: what is to be known of it.
+        function: the function to compile.
+        mesh: the mesh of its devices.
+        target: see `plan_types.Request`.
+        measure: what is asked about it.
 
     Raises:
         UserError: the compiler refuses the function for another reason than its size.
@@ -81,16 +87,16 @@ def _compile(
     devices: list[jax.Device],
     measure: Measure,
 ) -> Executable:
-    """Returns what a function contains when it is compiled."""
+    """Compiles a function, and returns what the compiled program contains."""
     folder = schedules.dump_folder() if measure == "schedule" else None
     if folder:
         schedules.delete_dumps(folder)
     program = lowered.compile()
-    found = compiled.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
-    if measure == "estimate" and found.kernels and is_topology(target):
+    executable = compiled.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
+    if measure == "estimate" and executable.kernels and is_topology(target):
         cycles = schedules.sum_kernel_cycles(program.as_text(), target)
-        found = dataclasses.replace(found, kernel_cycles=cycles)
-    return found
+        executable = dataclasses.replace(executable, kernel_cycles=cycles)
+    return executable
 
 
 def _cache_path(mesh: Mesh, target: str, measure: Measure, options: Options, text: str) -> Path:

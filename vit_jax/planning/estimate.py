@@ -1,4 +1,4 @@
-"""From the compiler's report of a step to the time that a run takes: an estimate, nothing is measured."""
+"""Estimates the time of a step and of a run from the compiler's report of the step. Nothing is measured."""
 
 import math
 
@@ -10,21 +10,22 @@ from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
 from vit_jax.planning.plan import Estimate, RunEstimate, ScheduleEstimate
 from vit_jax.planning.plan_types import Compilation, Workload
 
-# Images of the recipe's training split -> what they are, as in `PaperRun`.
+# Number of images in the recipe's training split -> the data set, as in `PaperRun.pretraining`.
 PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}
 
-# Whether `data.fast` -> images per second that a core reads with `.[fast]`: inception crops at 224 pixels of ImageNet's
-# photographs, measured (docs/data.md, Speed). Other preprocessing and other resolutions were not measured.
+# `data.fast` -> images per second that a CPU core reads with `.[fast]`. Measured with inception crops of ImageNet's
+# photographs at 224 pixels (docs/data.md, Speed). Other preprocessing and other resolutions were not measured.
 CORE_IMAGES_PER_SECOND = {True: 1230, False: 1025}
 
 
 def estimate_step(compilation: Compilation) -> Estimate | None:
     """Returns the estimate for a program; None if it does not fit, is not for a TPU, or has no estimate of cycles.
 
-    Compute is the sum of the compiler's estimates at the chip's clock; Pallas kernels, which have none, take what their
-    schedules show. The compiler estimates nothing for exchanges:
-    they take what the collectives send over the busiest link at full speed, one after the other, and nothing of it is
-    assumed to be hidden behind compute. Traffic between slices is left out.
+    Compute is the sum of the compiler's estimates of cycles, at the chip's clock. The compiler estimates nothing for
+    Pallas kernels, so each takes the cycles of its schedule; kernels of unknown cycles are left out. The compiler
+    estimates nothing for exchanges either. Their time is that of the collectives one after the other, each as long as
+    the busiest link needs at full speed. No exchange is assumed to be hidden behind compute. Traffic between slices is
+    left out.
     """
     workload, executable = compilation.workload, compilation.step.executable
     if not is_topology(workload.target) or not compilation.fits or executable is None or not executable.cycles:
@@ -49,9 +50,10 @@ def estimate_step(compilation: Compilation) -> Estimate | None:
 
 
 def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
-    """Returns what a program takes by the schedules of its operations; None if they were not read, or it does not fit.
+    """Returns the time of a program by the schedules of its operations.
 
-    The exchange that the schedule does not hide is added; traffic between slices is left out.
+    The exchange that no operation hides is added. Waits for copies and traffic between slices are left out. Returns
+    None if the schedules were not read, or if the program does not fit.
     """
     workload, executable = compilation.workload, compilation.step.executable
     if not compilation.fits or executable is None or executable.schedule is None:
@@ -68,7 +70,10 @@ def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
 
 
 def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Faults) -> GoodputEstimate:
-    """Returns the goodput to expect of a training run; an evaluation saves before it, as `checkpoint_every` does."""
+    """Returns the goodput to expect of a training run.
+
+    The run saves every `save_steps` steps or every `save_minutes` minutes, whichever is the shorter interval.
+    """
     step = estimate.compute_seconds + estimate.exchange_seconds
     interval = min(workload.save_steps * step, 60 * workload.save_minutes or math.inf)
     hosts = parse_topology(workload.target).hosts * workload.mesh["slice"]
@@ -76,12 +81,16 @@ def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Fault
 
 
 def model_flops_per_image(workload: Workload) -> int:
-    """Returns the operations that a model needs for an image, without what is computed again."""
+    """Returns the FLOPs that a model needs for an image, those of its teacher included.
+
+    They are those of the forward pass for a prediction, and of the forward and backward pass for training. Activations
+    that are computed again in the backward pass (`remat`) count once.
+    """
     return (2 if workload.inference else 6) * workload.macs_per_image + 2 * workload.teacher_macs
 
 
 def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:
-    """Returns what a training run takes whose steps take so long; evaluations and saving are left out."""
+    """Returns what a training run takes if each step takes `step_seconds`; evaluations and saving are left out."""
     read, core_rate = workload.images_per_host / step_seconds, CORE_IMAGES_PER_SECOND[workload.fast]
     hours = workload.steps * step_seconds / 3600
     hosts, images = tpu.hosts * workload.mesh["slice"], workload.num_examples

@@ -16,7 +16,7 @@ from vit_jax.program import model_without_data
 
 
 def macs_per_image(model: Model) -> int:
-    """Returns the multiply-accumulates of a model's forward pass of one image, without dropout and padding."""
+    """Returns the multiply-accumulates of a model's forward pass on one image, without dropout and padded tokens."""
     if not model.field("attention_pattern") or model.field("attention_pattern") == "full":
         model = model.with_attention("heads_first")  # which pads no tokens
     images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
@@ -33,16 +33,23 @@ def training_exaflops(model: Model, images: float) -> float:
 
 
 def run_exaflops(config: ConfigDict) -> float:
-    """Returns the same of a run, without its evaluations, from its configuration as in its folder; SAM counts twice."""
+    """Returns the floating point operations of a run, in units of 1e18, without its evaluations.
+
+    They are counted as by `training_exaflops`. A run with SAM (`optim.sam_rho`) has twice as many.
+
+    Args:
+        config: the configuration as it lies in the folder of the run.
+    """
     passes = 2 if config.optim.sam_rho else 1
     return passes * training_exaflops(model_without_data(config), config.total_steps * config.batch)
 
 
 def count_macs(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the multiply-accumulates of a function of arrays (or of their shapes).
+    """Returns the multiply-accumulates of a function for arguments that are arrays or their shapes.
 
-    The body of a `while` loop is counted once, a kernel as its plain form. What no result needs and multiplications by
-    the zeros of a convolution's padding are not counted.
+    The body of a `while` loop is counted once. A kernel is counted as the plain JAX function that it replaces.
+    Operations on which no result depends are not counted, nor are multiplications by the zeros of a convolution's
+    padding.
     """
     return jaxpr_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -77,7 +84,10 @@ def _used_macs(jaxpr: Jaxpr) -> int:
 
 
 def _convolution_macs(equation: Any) -> int:
-    """Returns the products of a convolution: for each window, the positions that lie on the image."""
+    """Returns the multiply-accumulates of a convolution.
+
+    A position of a window counts only if it lies on an element of the image, not on padding.
+    """
     params, dimensions = equation.params, equation.params["dimension_numbers"]
     (image, kernel), result = (variable.aval.shape for variable in equation.invars), equation.outvars[0].aval.shape
     total = math.prod(result[i] for i in dimensions.out_spec[:2]) * kernel[dimensions.rhs_spec[1]]

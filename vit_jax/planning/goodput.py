@@ -1,6 +1,7 @@
 """The goodput to expect of a run whose hosts fail now and then, and how often it should save.
 
-On paper: failures come at random, with one rate for each host; each ends the step that all hosts compute together.
+Goodput is the share of the time in which steps are made that are not lost. In this model failures come at random, with
+the same rate for each host, and any failure interrupts the training of all hosts.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from vit_jax import UserError
 from vit_jax.monitoring import Category, Start, total_seconds
 
 DAY = 86400.0  # seconds
-# Published failures -> their number in 1,000 days of a host.
+# Where failures were counted -> failures in 1,000 host-days.
 FAILURE_RATES = {
     # 0.08 % of the machines a day; links, switches and software come on top (Zu et al., NSDI 2024).
     "TPU v4 machines": 0.8,
@@ -22,7 +23,7 @@ FAILURE_RATES = {
     "Llama 3": 419 / 54 / (16384 / 8 / 1000),
     "RSC-1": 6.50,
 }
-ASSUMED = "Llama 3"  # the rate of a plan: all that interrupts one job, as it is here
+ASSUMED = "Llama 3"  # the rate that plans assume: it counts whatever interrupts one job, and a run here is one job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,12 @@ class Restart:
     """What failures and saves cost a run; all in seconds.
 
     Attributes:
-        save: that a save keeps training from going on.
-        detecting: until the other hosts notice that one is lost; or, as measured, until the next start.
-        starting: from the start of the process to the first batch, without the rest.
-        restoring: a checkpoint is read.
-        compiling: the programs are compiled.
+        save: the time for which a save holds up training.
+        detecting: the time from a failure until the other hosts notice that a host is lost. If `measure_restart`
+            measured it, the time from the end of a start to the next start.
+        starting: the time from the start of the process to the first batch, without restoring and compiling.
+        restoring: the time in which a checkpoint is read.
+        compiling: the time in which programs are compiled.
     """
 
     save: float
@@ -45,7 +47,7 @@ class Restart:
 
     @property
     def seconds(self) -> float:
-        """From the failure to the first step after it."""
+        """The time from a failure to the first step after it, in seconds."""
         return self.detecting + self.starting + self.restoring + self.compiling
 
 
@@ -59,10 +61,10 @@ class Faults:
     """What a plan assumes of failures.
 
     Attributes:
-        per_1000_host_days: failures.
-        rate_of: whose rate that is, in words.
-        restart: what each costs.
-        restart_of: whose costs these are, in words.
+        per_1000_host_days: the number of failures in 1,000 host-days.
+        rate_of: where this rate was observed, in words.
+        restart: what each failure and each save costs.
+        restart_of: where these costs were measured, in words.
     """
 
     per_1000_host_days: float = FAILURE_RATES[ASSUMED]
@@ -79,15 +81,15 @@ class GoodputEstimate:
     """The goodput to expect.
 
     Attributes:
-        faults: what is assumed.
-        hosts: their number.
+        faults: what is assumed of failures.
+        hosts: the number of hosts.
         failure_seconds: mean time between two failures of any host.
-        interval_seconds: of training between two saves, as configured.
-        goodput: with that, between 0 and 1.
-        best_interval_seconds: that of Daly.
-        best_steps: in it.
-        best_goodput: with it.
-        young_interval_seconds: that of Young.
+        interval_seconds: seconds of training between two saves, as configured.
+        goodput: the goodput with the configured interval, between 0 and 1.
+        best_interval_seconds: the interval that is best by Daly's formula, rounded to whole steps.
+        best_steps: the number of steps in the best interval.
+        best_goodput: the goodput with the best interval, between 0 and 1.
+        young_interval_seconds: the interval that is best by Young's formula, not rounded.
     """
 
     faults: Faults
@@ -102,7 +104,14 @@ class GoodputEstimate:
 
 
 def estimate_goodput(step_seconds: float, interval_seconds: float, hosts: int, faults: Faults) -> GoodputEstimate:
-    """Returns the goodput to expect of steps that take so long, saved so often, on so many hosts."""
+    """Returns the goodput to expect of a run, and the best interval between its saves.
+
+    Args:
+        step_seconds: seconds of a step.
+        interval_seconds: seconds of training between two saves, as configured.
+        hosts: the number of hosts.
+        faults: what is assumed of failures.
+    """
     between = time_between_failures(hosts, faults.per_1000_host_days)
     save, restart = faults.restart.save, faults.restart.seconds
     steps = max(round(daly_interval(save, between) / step_seconds), 1)
@@ -126,24 +135,24 @@ def time_between_failures(hosts: int, per_1000_host_days: float) -> float:
 
 
 def young_interval(save: float, between: float) -> float:
-    """Returns the seconds of training between two saves that lose the least, to first order.
+    """Returns the seconds of training between two saves with which failures and saves cost least, to first order.
 
     Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
 
     Args:
-        save: seconds of one.
+        save: seconds of one save.
         between: mean seconds between two failures.
     """
     return math.sqrt(2 * save * between)
 
 
 def daly_interval(save: float, between: float) -> float:
-    """Returns the seconds of training between two saves that lose the least, to higher order.
+    """Returns the seconds of training between two saves with which failures and saves cost least, to higher order.
 
     Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006.
 
     Args:
-        save: seconds of one.
+        save: seconds of one save.
         between: mean seconds between two failures.
     """
     ratio = save / (2 * between)
@@ -153,16 +162,18 @@ def daly_interval(save: float, between: float) -> float:
 
 
 def expected_goodput(interval: float, save: float, restart: float, between: float) -> float:
-    """Returns the share of the time in which steps are made that count: M exp(R / M) (exp((t + d) / M) - 1) seconds
-    are expected to pass for t of training that are saved within d (Daly 2006), with M between failures and restarts R.
+    """Returns the share of the time in which steps are made that are not lost, between 0 and 1.
 
-    A failure loses what was trained since the last save; it may come while the run saves or restarts, too.
+    By Daly (2006), an interval of t seconds of training and its save of d seconds together take M exp(R / M) (exp((t +
+    d) / M) - 1) seconds on average, where M is the mean time between failures and R the time of a restart. The share is
+    t divided by that. A failure loses what was trained since the last save. It may also come during a save or a
+    restart.
 
     Args:
-        interval: seconds of training between two saves.
-        save: seconds that each takes from training.
-        restart: seconds from a failure to the next step.
-        between: mean seconds between two failures.
+        interval: t, seconds of training between two saves.
+        save: d, seconds for which each save holds up training.
+        restart: R, seconds from a failure to the next step.
+        between: M, mean seconds between two failures.
     """
     try:
         taken = between * math.exp(restart / between) * math.expm1((interval + save) / between)
@@ -172,10 +183,17 @@ def expected_goodput(interval: float, save: float, restart: float, between: floa
 
 
 def measure_restart(starts: Sequence[Start], place: str) -> Restart:
-    """Returns what saves and restarts have cost a run, by its ledger; medians of the starts that resumed it.
+    """Returns what saves and restarts have cost a run, by its ledger.
+
+    The times of starting, restoring and compiling are medians over the starts that resumed the run. The time of a save
+    and the idle time between two starts are means.
+
+    Args:
+        starts: the starts in the ledger.
+        place: where the run lies, for the message of the error.
 
     Raises:
-        UserError: it was never resumed, or has saved nothing.
+        UserError: the run was never resumed, or has saved nothing.
     """
     resumed, saving = [start for start in starts if start.first], [start for start in starts if start.saves]
     if not resumed or not saving:

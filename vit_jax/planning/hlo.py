@@ -21,13 +21,13 @@ class Instruction:
     """One line of a program.
 
     Attributes:
-        name: unique in the program.
+        name: the name of the instruction, which is unique in the program.
         operation: `fusion`, `all-reduce-start`, ...
-        shape: of the result, as written.
+        shape: the shape of the result, as written.
         line: the whole line.
         within: the computation that contains it.
-        fused: that computation is executed as one instruction, which came before.
-        times: how often it is executed.
+        fused: whether that computation is executed as a single instruction, which `read_instructions` yields before it.
+        times: how often one run of the program executes it.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Instruction:
     @property
     def cycles(self) -> int | None:
         """The clock cycles that a TPU takes for it, as its compiler estimates; None: there is no estimate."""
-        found = ESTIMATED_CYCLES.search(self.line)
-        return int(found[1]) if found else None
+        match = ESTIMATED_CYCLES.search(self.line)
+        return int(match[1]) if match else None
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
     """Yields the instructions of a compiled program, `jitted.lower(...).compile().as_text()`, in order.
 
-    An instruction in a loop counts as often as the loop runs, if the text says so.
+    The `times` of an instruction in a loop include the turns of the loop, if the text states their number.
     """
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
-        if found := COMPUTATION.match(line):
-            lines = bodies.setdefault(found[2], [])
-            entry = found[2] if found[1] else entry
+        if match := COMPUTATION.match(line):
+            lines = bodies.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
         else:
             lines.append(line)
     return _walk_computation(bodies, entry, 1, False)
@@ -73,10 +73,10 @@ def read_instructions(text: str) -> Iterator[Instruction]:
 
 def _walk_computation(bodies: dict[str, list[str]], name: str, times: int, fused: bool) -> Iterator[Instruction]:
     for line in bodies[name]:
-        found = INSTRUCTION.match(line)
-        if found is None:
+        match = INSTRUCTION.match(line)
+        if match is None:
             continue
-        result, shape, operation = found.groups()
+        result, shape, operation = match.groups()
         yield Instruction(result, operation, shape, line, name, fused, times)
         trips = _trip_count(bodies, line) if operation == "while" else 1
         inside = fused or operation not in ("while", "call", "conditional")
@@ -87,9 +87,12 @@ def _walk_computation(bodies: dict[str, list[str]], name: str, times: int, fused
 
 
 def _trip_count(bodies: dict[str, list[str]], line: str) -> int:
-    """Returns how often a loop runs: as stated, else the single limit up to which its condition counts, else 1."""
-    if found := TRIP_COUNT.search(line):
-        return int(found[1])
+    """Returns how often a loop runs.
+
+    This is the number that its line states, or else the only limit up to which its condition counts, or else 1.
+    """
+    if match := TRIP_COUNT.search(line):
+        return int(match[1])
     condition = CONDITION.search(line)
     body = "\n".join(bodies.get(condition[1], [])) if condition else ""
     limits = LOOP_LIMIT.findall(body)

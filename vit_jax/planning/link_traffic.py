@@ -44,10 +44,10 @@ def link_bytes(
 
 
 def _by_slice(places: Sequence[Place]) -> Iterable[list[Place]]:
-    found: dict[int, list[Place]] = {}
+    slices: dict[int, list[Place]] = {}
     for place in places:
-        found.setdefault(place[0], []).append(place)
-    return found.values()
+        slices.setdefault(place[0], []).append(place)
+    return slices.values()
 
 
 def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) -> float:
@@ -57,7 +57,7 @@ def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) 
         pairs = [pair for group in groups for pair in itertools.pairwise([*group, group[0]])]
         both_ways = [*pairs, *(pair[::-1] for pair in pairs)]
         return 2 / _max_load(_link_loads(both_ways, wraps, shape))  # half of the data goes each way
-    found = [0.0] * len(groups)
+    free_links = [0.0] * len(groups)
     for axis, (size, wrapped) in enumerate(zip(shape, wraps, strict=True)):
         loads: Counter[Link] = Counter()
         ends = []
@@ -69,8 +69,12 @@ def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) 
             for line, way in ways.items():
                 loads.update((line, step, 1) for step in way)
             ends.append(min(2 if len(way) == size else min(len(way), 1) for way in ways.values()))
-        found = [links + end / _max_load(loads) for links, end in zip(found, ends, strict=True)] if loads else found
-    return min(found)
+        free_links = (
+            [links + end / _max_load(loads) for links, end in zip(free_links, ends, strict=True)]
+            if loads
+            else free_links
+        )
+    return min(free_links)
 
 
 def _axis_links(steps: list[int], size: int, wrapped: bool) -> list[int]:

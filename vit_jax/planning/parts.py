@@ -29,20 +29,20 @@ def function_name(workload: Workload) -> str:
 
 def cycle_parts(plan: Plan) -> dict[str, Parts]:
     """Returns the cycles of an image by each measure: of the operations by kind, and of the exchange not hidden."""
-    found: dict[str, Parts] = {}
+    by_measure: dict[str, Parts] = {}
     workload, executable = plan.compilation.workload, plan.compilation.step.executable
     images = workload.batch / workload.devices
     if executable and executable.cycles and (estimate := plan.estimate):
-        found["estimate"] = {"all but kernels": executable.cycles / images}
+        by_measure["estimate"] = {"all but kernels": executable.cycles / images}
         if executable.kernel_cycles:
-            found["estimate"]["kernel"] = executable.kernel_cycles / images
+            by_measure["estimate"]["kernel"] = executable.kernel_cycles / images
         exchange = estimate.exchange_seconds / estimate.compute_seconds
-        found["estimate"]["exchange"] = estimate.cycles_per_image * exchange
+        by_measure["estimate"]["exchange"] = estimate.cycles_per_image * exchange
     if executable and executable.schedule and plan.by_schedule:
         schedule = executable.schedule
         parts = schedule.kinds | {"exchange": schedule.exchange_exposed}
-        found["schedule"] = {kind: cycles / images for kind, cycles in parts.items()}
-    return found
+        by_measure["schedule"] = {kind: cycles / images for kind, cycles in parts.items()}
+    return by_measure
 
 
 def used_shares(plan: Plan) -> Parts:

@@ -38,10 +38,10 @@ def write_page(path: Path, plans: Sequence[Plan]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    found = dict(_list_plans(plans))
+    plans_by_name = dict(_list_plans(plans))
     workload = plans[0].compilation.workload
     title = f"Plan of {workload.model}"
-    lines = plan_table.side_by_side(found.values())
+    lines = plan_table.side_by_side(plans_by_name.values())
     rows = [(label, texts if any(texts) else []) for label, texts in lines if label]
     notes = [f"<p>{escape(text)}.</p>" for plan in plans for text, _ in plan_table.alternatives(plan)]
     commands = [
@@ -51,12 +51,12 @@ def write_page(path: Path, plans: Sequence[Plan]) -> None:
     ]
     body = [
         f"<h1>{escape(title)}</h1>",
-        analysis.html.table((name, plan_table.limit(plan)) for name, plan in found.items()),
+        analysis.html.table((name, plan_table.limit(plan)) for name, plan in plans_by_name.items()),
         '<div class="figures">',
-        *_figures(found),
+        *_figures(plans_by_name),
         "</div><h2>Side by side</h2>",
-        analysis.html.columns(list(found), rows),
-        *(f'<p class="faint">{escape(line)}</p>' for line in plan_table.footnotes(list(found.values()))),
+        analysis.html.columns(list(plans_by_name), rows),
+        *(f'<p class="faint">{escape(line)}</p>' for line in plan_table.footnotes(list(plans_by_name.values()))),
         *(["<h2>What to change</h2>", *notes] if notes else []),
         *(["<h2>To run it</h2>", *commands] if commands else []),
     ]

@@ -110,20 +110,20 @@ def _run_rows(plan: Plan, run: RunEstimate) -> Rows:
     }
 
 
-def _goodput_rows(found: GoodputEstimate) -> Rows:
-    faults, restart = found.faults, found.faults.restart
-    best = f"{found.best_steps:,} steps, {format_minutes(found.best_interval_seconds)} (Daly)"
-    young = f"Young: {format_minutes(found.young_interval_seconds)}"
-    rate = f"{faults.per_1000_host_days:.3g} in 1,000 host-days ({faults.rate_of}), {found.hosts:,} host(s)"
+def _goodput_rows(estimate: GoodputEstimate) -> Rows:
+    faults, restart = estimate.faults, estimate.faults.restart
+    best = f"{estimate.best_steps:,} steps, {format_minutes(estimate.best_interval_seconds)} (Daly)"
+    young = f"Young: {format_minutes(estimate.young_interval_seconds)}"
+    rate = f"{faults.per_1000_host_days:.3g} in 1,000 host-days ({faults.rate_of}), {estimate.hosts:,} host(s)"
     return {
-        "goodput, expected": f"{found.goodput:.1%}, saving every {format_minutes(found.interval_seconds)}",
-        "  best save interval": f"{best}, {found.best_goodput:.1%}; {young}",
-        "  failures": f"one in {found.failure_seconds / 3600:,.1f} hours: {rate}",
+        "goodput, expected": f"{estimate.goodput:.1%}, saving every {format_minutes(estimate.interval_seconds)}",
+        "  best save interval": f"{best}, {estimate.best_goodput:.1%}; {young}",
+        "  failures": f"one in {estimate.failure_seconds / 3600:,.1f} hours: {rate}",
         "  a save, a restart": f"{restart.save:.3g} s, {format_minutes(restart.seconds)} ({faults.restart_of})",
     }
 
 
-def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Rows:
+def _schedule_rows(plan: Plan, estimate: ScheduleEstimate) -> Rows:
     """Returns a step by the schedules of its operations, in millions of cycles; labels differ from the estimate's."""
     executable = plan.compilation.step.executable
     assert executable and executable.schedule
@@ -131,16 +131,16 @@ def _schedule_rows(plan: Plan, found: ScheduleEstimate) -> Rows:
     exposed = "{:.2f} Mcycles exposed, {:.2f} hidden".format
     return {
         "schedule": "optimistic: operations wait for nothing",
-        "  Mcycles an image": f"{found.cycles_per_image / 1e6:.2f}",
+        "  Mcycles an image": f"{estimate.cycles_per_image / 1e6:.2f}",
         **{f"  {kind}": f"{own / 1e6:.2f} Mcycles, {own / whole:.0%}" for kind, own in schedule.kinds.items()},
         "  exchange": exposed(schedule.exchange_exposed / 1e6, schedule.exchange_hidden / 1e6),
         "  copies": exposed(schedule.copies_exposed / 1e6, schedule.copies_hidden / 1e6),
         "  moved": f"{format_bytes(schedule.hbm_bytes)} from and to HBM",
         "  loops": f"{schedule.open_loops:,} operations with loops of unknown turns" if schedule.open_loops else None,
         "  missing": f"{schedule.missing:,} operations, left out" if schedule.missing else None,
-        "  ms, images/s": f"{found.seconds * 1e3:.1f}, {found.images_per_second_per_chip:,.0f} a chip",
-        "  published / schedule": format_band(found.band),
-        "  MFU by schedule": f"{found.mfu:.0%}",
+        "  ms, images/s": f"{estimate.seconds * 1e3:.1f}, {estimate.images_per_second_per_chip:,.0f} a chip",
+        "  published / schedule": format_band(estimate.band),
+        "  MFU by schedule": f"{estimate.mfu:.0%}",
     }
 
 
@@ -189,8 +189,8 @@ def alternatives(plan: Plan) -> Iterator[tuple[str, Plan | None]]:
         refused = largest.refused_images_per_device
         against = f"; {refused:,} do not fit" if refused else ", and larger ones were not tried"
         images = largest.plan.compilation.workload.images_per_device if largest.plan else 0
-        found = f"the largest batch has {images:,} images a device" if largest.plan else "no batch fits"
-        yield f"{name}: {found}{against}", largest.plan
+        sentence = f"the largest batch has {images:,} images a device" if largest.plan else "no batch fits"
+        yield f"{name}: {sentence}{against}", largest.plan
 
 
 def run_sentence(plan: Plan) -> str:

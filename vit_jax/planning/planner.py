@@ -43,9 +43,9 @@ def make_plan(
         largest = LargestBatch(_estimated(best, chip_hour_price, faults) if best else None, refused)
         change = {"batch": str(best.workload.batch)} if best else None
     elif not first.fits:
-        found = find_fitting_change(first, compile_changed)
-        advice = Advice(found[0], _estimated(found[1], chip_hour_price, faults)) if found else Advice({}, None)
-        change = found[0] if found else None
+        fitting = find_fitting_change(first, compile_changed)
+        advice = Advice(fitting[0], _estimated(fitting[1], chip_hour_price, faults)) if fitting else Advice({}, None)
+        change = fitting[0] if fitting else None
     command = None
     if change is not None and not request.inference:
         command = training_command(request.with_change(change), first.workload)

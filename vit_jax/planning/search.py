@@ -42,9 +42,9 @@ def find_fitting_change(first: Compilation, compile: Compile) -> tuple[ConfigCha
         if compilation.fits:
             return change, compilation
         if compilation.step.needed_bytes is None:
-            found = _find_evaluation_batch(change, compilation, compile)
-            if found:
-                return found
+            fitting = _find_evaluation_batch(change, compilation, compile)
+            if fitting:
+                return fitting
     return None
 
 
@@ -61,9 +61,9 @@ def _find_evaluation_batch(
     fitting = [fewer for fewer in halves if state + rest * fewer / images <= workload.memory_bytes]
     for fewer in fitting[:MAX_EVALUATIONS]:
         more = change | {"batch_eval": str(fewer * copies)}
-        found = compile(more)
-        if found.fits:
-            return more, found
+        candidate = compile(more)
+        if candidate.fits:
+            return more, candidate
     return None
 
 
@@ -125,34 +125,34 @@ def find_largest_batch(first: Compilation, compile: Compile) -> tuple[Compilatio
     workload = first.workload
     copies = workload.batch // workload.images_per_device  # devices that hold different images
     step = workload.accum_steps
-    found = {workload.images_per_device: first}
-    unfit = {images for images in found if not first.fits}
+    compilations = {workload.images_per_device: first}
+    unfit = {images for images in compilations if not first.fits}
     for _ in range(MAX_BATCHES):
-        low = max((images for images in found if images not in unfit), default=0)
+        low = max((images for images in compilations if images not in unfit), default=0)
         high = min(unfit, default=None)
         least = max(1, low // BATCH_STEPS // step) * step
         if high and high - low <= least:
             break
-        guess = max(_fitting_images(found, low, high) // step * step, low + least)
+        guess = max(_fitting_images(compilations, low, high) // step * step, low + least)
         if high and guess >= high:
             guess = max((low + high) // 2 // step * step, low + step)
         try:
-            found[guess] = compile({"batch": str(guess * copies)})
+            compilations[guess] = compile({"batch": str(guess * copies)})
         except UserError:  # the warm-up, for example, would be longer than the run
             unfit.add(guess)
         else:
-            unfit |= set() if found[guess].fits else {guess}
-    best = max((images for images in found if images not in unfit), default=None)
-    return (None if best is None else found[best]), min(unfit, default=None)
+            unfit |= set() if compilations[guess].fits else {guess}
+    best = max((images for images in compilations if images not in unfit), default=None)
+    return (None if best is None else compilations[best]), min(unfit, default=None)
 
 
-def _fitting_images(found: dict[int, Compilation], low: int, high: int | None) -> int:
+def _fitting_images(compilations: dict[int, Compilation], low: int, high: int | None) -> int:
     """Returns how many images fit the memory, by the line through two points of (images, bytes).
 
     They are the points around the limit, or else the last two.
     """
-    workload = next(iter(found.values())).workload
-    known = sorted((images, compilation.step.required_bytes) for images, compilation in found.items())
+    workload = next(iter(compilations.values())).workload
+    known = sorted((images, compilation.step.required_bytes) for images, compilation in compilations.items())
     around = [point for point in known if point[0] in (low, high)] if high else []
     (a, less), (b, more) = [(0, workload.resident_bytes), *(around or known)][-2:]
     return int(a + (workload.memory_bytes - less) * (b - a) / (more - less)) if more > less else 2 * b

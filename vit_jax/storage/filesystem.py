@@ -112,8 +112,8 @@ def expand_pattern(pattern: str) -> dict[str, Version | None]:
         return dict.fromkeys(sorted(local_glob.glob(pattern)))
 
     def entries(store: Any, name: str, _: Any) -> dict[str, Version | None]:
-        found = store.glob(name, detail=True)
-        return {store.unstrip_protocol(path): version_of(info) for path, info in sorted(found.items())}
+        infos = store.glob(name, detail=True)
+        return {store.unstrip_protocol(path): version_of(info) for path, info in sorted(infos.items())}
 
     return _call_store("list", pattern, entries)
 
@@ -298,23 +298,23 @@ def _listing(folder: str) -> dict[str, dict[str, Any]]:
     def list_folder(relative: str) -> dict[str, dict[str, Any]]:
         def entries(store: Any, top: str, _: Any) -> dict[str, dict[str, Any]]:
             try:
-                found = store.ls(top, detail=True)
+                infos = store.ls(top, detail=True)
             except FileNotFoundError:
                 return {}
-            named = {posixpath.join(relative, posixpath.basename(one["name"].rstrip("/"))): one for one in found}
+            named = {posixpath.join(relative, posixpath.basename(one["name"].rstrip("/"))): one for one in infos}
             # Some stores list an empty object for the folder itself.
             return {name: one for name, one in named.items() if one["name"].strip("/") != top.strip("/")}
 
         return _call_store("list", join_path(folder, relative).rstrip("/"), entries)
 
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     folders = [""]
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         while folders:
             level = {name: info for entries in pool.map(list_folder, folders) for name, info in entries.items()}
             folders = [name for name, info in level.items() if info["type"] == "directory"]
-            found |= {name: info for name, info in level.items() if info["type"] != "directory"}
-    return found
+            files |= {name: info for name, info in level.items() if info["type"] != "directory"}
+    return files
 
 
 def _copy_to_cache(folder: str, versions: dict[str, Version]) -> str:

@@ -171,7 +171,7 @@ class Mirror:
 
     def _files(self, last: bool) -> dict[str, tuple[int, int]]:
         """Returns the local files in the order of their upload: name -> size and time of change."""
-        found = {}
+        files = {}
         for folder, folders, names in os.walk(self.path):  # which passes over folders that vanish
             if Path(folder) == self.path:
                 folders[:] = [name for name in folders if name != UNMIRRORED and (last or name != AT_THE_END)]
@@ -179,8 +179,8 @@ class Mirror:
                 with contextlib.suppress(FileNotFoundError):
                     about = path.stat(follow_symlinks=False)
                     if stat.S_ISREG(about.st_mode) and path.suffix != SUFFIX:
-                        found[path.relative_to(self.path).as_posix()] = (about.st_size, about.st_mtime_ns)
-        return dict(sorted(found.items(), key=lambda entry: (entry[0] == UPLOADED_LAST, entry[0])))
+                        files[path.relative_to(self.path).as_posix()] = (about.st_size, about.st_mtime_ns)
+        return dict(sorted(files.items(), key=lambda entry: (entry[0] == UPLOADED_LAST, entry[0])))
 
     def _upload(self, files: dict[str, tuple[int, int]]) -> None:
         for name, state in files.items():

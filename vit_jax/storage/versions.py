@@ -15,15 +15,17 @@ IMAGE_LIBRARIES = ("numpy", "opencv-python", "opencv-python-headless", "pillow",
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
     """Returns the versions of those libraries that are installed, by name."""
-    found = {name: next(iter(metadata.distributions(name=name)), None) for name in names}  # the first one is imported
-    return {name: each.version for name, each in found.items() if each}
+    distributions = {
+        name: next(iter(metadata.distributions(name=name)), None) for name in names
+    }  # the first one is imported
+    return {name: each.version for name, each in distributions.items() if each}
 
 
 def source_digest(package: Path) -> str:
     """Returns a short digest of the names and contents of a package's source and data files."""
     digest = hashlib.sha256()
-    found = [path for path in package.rglob("*") if path.suffix in SHIPPED and path.is_file()]
-    for path in sorted(path for path in found if "/." not in f"/{path.relative_to(package).as_posix()}"):
+    files = [path for path in package.rglob("*") if path.suffix in SHIPPED and path.is_file()]
+    for path in sorted(path for path in files if "/." not in f"/{path.relative_to(package).as_posix()}"):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:12]

@@ -24,7 +24,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 UNKNOWN_FORMAT = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file that can be read"
 MAX_PIXELS = 100_000_000  # a small file can decode to gigabytes
-HEADER_BYTES = 1 << 14  # of a file, which usually contain its header
+HEADER_BYTES = 1 << 14  # of a file that are read first: they usually contain its header
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Crop: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
@@ -36,7 +36,9 @@ class DecodeError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class EncodedImage:
-    """The encoded bytes of an image, decoded when its pixels are needed, and only as many rows as needed.
+    """The encoded bytes of an image, which are decoded when its pixels are needed.
+
+    A crop decodes little more than its own rows. The pixels of the whole image are kept once they are decoded.
 
     Attributes:
         data: the file's bytes.
@@ -58,20 +60,22 @@ class EncodedImage:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width.
+        """Height and width of the image that `decode` returns, in pixels.
 
         Raises:
-            DecodeError: see `decode_image`.
+            DecodeError: the header does not suffice, and the image cannot be decoded; see `decode_image`.
         """
         if self._frame:
             return self._frame.height, self._frame.width
         return self._pixels.shape[:2]
 
     def crop(self, top: int, left: int, rows: int, columns: int) -> Crop:
-        """Returns the pixels of a box; decodes as few others as possible.
+        """Returns the pixels of the box whose upper left corner is at (`top`, `left`).
+
+        As few pixels outside the box as possible are decoded.
 
         Raises:
-            DecodeError: see `decode_image`; damage below the box, and sometimes above it, is not noticed.
+            DecodeError: see `decode_image`. Damage below the box, and sometimes above it, is not noticed.
         """
         if self._frame:
             try:
@@ -109,7 +113,7 @@ class ImageHeader:
 
     @classmethod
     def read(cls, path: str) -> "ImageHeader":
-        """Reads as much of a local image file as its header takes.
+        """Reads the header of a local image file: its first 16 KiB, or all of it if these do not suffice.
 
         Raises:
             DecodeError: the file is missing, unreadable or of another format, its header is damaged, or it decodes to
@@ -128,12 +132,13 @@ class ImageHeader:
 
 
 def list_images(path: str) -> list[str]:
-    """Returns the path of an image file itself, or the sorted paths of all images in and below a folder.
+    """Returns `[path]` if the path is that of an image file, else the sorted paths of the images in and below a folder.
 
-    Hidden files and folders are skipped.
+    Images in a folder are found by their suffixes. Hidden files and folders are skipped. A remote path with the suffix
+    of an image is returned without a check that the file exists.
 
     Raises:
-        UserError: there is no such file, or no image in the folder.
+        UserError: there is neither a file nor a folder of this path, or the folder contains no images.
     """
     remote = filesystem.is_remote(path)
     folder = path if remote else os.path.expanduser(path)
@@ -178,12 +183,15 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
 
 
 class PillowWarnings:
-    """Logs the first of Pillow's warnings in a process in one line: they are many, and name no file."""
+    """A replacement of `warnings.showwarning` that logs only the first warning of Pillow in a process, in one line.
+
+    Pillow gives many warnings, and they do not name the file.
+    """
 
     logged = False
 
     def __init__(self, showwarning: Callable[..., None]):
-        """Takes the function that shows all other warnings."""
+        """Takes the function that shows the warnings of all other libraries."""
         self.showwarning = showwarning
 
     def __call__(self, message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
@@ -199,7 +207,7 @@ class PillowWarnings:
 
 @contextlib.contextmanager
 def decode_errors(name: str) -> Iterator[None]:
-    """Turns what decoders raise into a DecodeError."""
+    """Turns the exceptions of image decoders into a DecodeError that names the image `name`."""
     current = warnings.showwarning
     if not isinstance(current, PillowWarnings):  # installed again where another library has restored the default
         warnings.showwarning = PillowWarnings(current)
@@ -217,14 +225,18 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def has_exif(data: bytes) -> bool:
-    """Returns whether there may be EXIF data to apply: it begins a JPEG, and lies anywhere in a PNG or WebP file."""
+    """Returns whether an encoded image may contain EXIF data whose orientation is still to be applied.
+
+    EXIF data is expected in the first 64 KiB of a JPEG, and anywhere in another file. The result is False for a TIFF
+    file, since Pillow applies its orientation.
+    """
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF: Pillow applies the orientation itself
         return False
     return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
 def decode_jpeg(data: bytes) -> RGB:
-    """Decodes JPEG data; Pillow decodes CMYK images."""
+    """Decodes JPEG data: CMYK images with Pillow, all others with libjpeg-turbo."""
     height, width, colorspace = jpeg_header(data)
     check_pixel_count(height, width)
     if colorspace in ("CMYK", "YCCK"):
@@ -233,7 +245,7 @@ def decode_jpeg(data: bytes) -> RGB:
 
 
 def jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Returns the height, width and colour space of JPEG data."""
+    """Returns the height, width and colour space of JPEG data; raises ValueError if its header is damaged."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except KeyError:
@@ -242,13 +254,17 @@ def jpeg_header(data: bytes) -> tuple[int, int, str]:
 
 
 def check_pixel_count(height: int, width: int) -> None:
-    """Raises ValueError if an image is too large to be decoded."""
+    """Raises ValueError if an image has more than `MAX_PIXELS` pixels."""
     if height * width > MAX_PIXELS:
         raise ValueError(f"its {height} x {width} pixels are more than the limit of {MAX_PIXELS:,}")
 
 
 def decode_other(data: bytes) -> RGB:
-    """Decodes an image that is not a JPEG: one of plain pixels is a view of them, others are decoded with Pillow."""
+    """Decodes an image that is not a JPEG.
+
+    The pixels of a PPM file that `ppm.view_pixels` accepts are a read-only view of `data`. All other images are decoded
+    with Pillow.
+    """
     pixels = ppm.view_pixels(data)
     if pixels is None:
         return decode_with_pillow(data)
@@ -290,11 +306,12 @@ def exif_orientation(data: bytes) -> int:
 
 
 def read_image(path: str | os.PathLike) -> EncodedImage:
-    """Reads an image file, local or remote, whose EXIF orientation is to be applied.
+    """Reads the bytes of an image file, local or remote. Its EXIF orientation is applied when it is decoded.
 
     Raises:
         DecodeError: a local file is missing or unreadable.
-        UserError: a remote file is, or its store does not answer: another image must not replace it.
+        UserError: a remote file is missing or unreadable, or its store does not answer. This is no DecodeError, so that
+            the loader does not replace the image by another.
     """
     path = os.fspath(path)
     if filesystem.is_remote(path):
@@ -308,7 +325,11 @@ def read_image(path: str | os.PathLike) -> EncodedImage:
 
 
 def stated_size(data: bytes, name: str) -> tuple[int, int]:
-    """Returns the height and width that the header of an image states; raises as `ImageHeader.read`."""
+    """Returns the height and width in pixels that the header of an image states, before any EXIF orientation.
+
+    Raises:
+        DecodeError: the header is cut off or damaged, of another format, or states too many pixels.
+    """
     with decode_errors(name):
         if is_jpeg(data):
             height, width, _ = jpeg_header(data)

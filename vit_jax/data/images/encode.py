@@ -1,4 +1,8 @@
-"""Encoding of images for packing: an image keeps its bytes if no pixel changes, or becomes plain pixels."""
+"""Encoding of images for packing.
+
+With `EncodeOptions` an image keeps its encoded bytes if none of its pixels changes. With `PixelOptions` all images are
+stored as plain pixels.
+"""
 
 import dataclasses
 import io
@@ -17,9 +21,10 @@ class EncodeOptions:
     """How images are encoded for packing.
 
     Attributes:
-        shorter_side: larger images are shrunk to it (area interpolation, as the op `resize_small`); None: none are.
-        quality: of the JPEG files that are encoded again.
-        decode: whether unchanged images are decoded too, so that a damaged one is noticed.
+        shorter_side: the length in pixels to which the shorter side of larger images is shrunk (area interpolation, as
+            the op `resize_small`); None: no image is shrunk.
+        quality: the JPEG quality of images that are encoded again.
+        decode: whether images that keep their bytes are decoded too, so that a damaged one is noticed.
     """
 
     shorter_side: int | None = None
@@ -27,10 +32,10 @@ class EncodeOptions:
     decode: bool = True
 
     def __call__(self, image: RGB | EncodedImage) -> bytes:
-        """Returns an encoded image.
+        """Returns the bytes of an image file.
 
         An image is encoded again if its EXIF orientation is to be applied, if it is too large, or if only its pixels
-        are given. The result is a JPEG if the image was one or was shrunk, else a lossless PNG.
+        are given. It becomes a JPEG if it was one or is shrunk, else a lossless PNG. Any other image keeps its bytes.
 
         Raises:
             DecodeError: the image is unreadable.
@@ -51,10 +56,10 @@ class EncodeOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PixelOptions:
-    """How images are stored as pixels, in PPM files, which are not decoded when they are read.
+    """How images are stored as plain pixels, in PPM files, which need no decoding when they are read.
 
     Attributes:
-        pixels: the shorter side to which larger images are shrunk, as by `EncodeOptions`.
+        pixels: the length in pixels to which the shorter side of larger images is shrunk, as by `EncodeOptions`.
     """
 
     pixels: int
@@ -69,13 +74,16 @@ Encoding: TypeAlias = EncodeOptions | PixelOptions
 
 
 def shrink(pixels: RGB, shorter_side: int) -> Crop:
-    """Returns an image with this shorter side, by area interpolation."""
+    """Resizes an image by area interpolation so that its shorter side has `shorter_side` pixels."""
     size = shrunk_size(pixels.shape[0], pixels.shape[1], shorter_side)
     return resize_pixels(pixels, *size, "area", antialias=False)
 
 
 def needs_rotation(image: EncodedImage) -> bool:
-    """Returns whether the EXIF orientation is to be applied, or is damaged, which the decoder then reports."""
+    """Returns whether an EXIF orientation is to be applied that turns or mirrors the image.
+
+    The result is True if the EXIF data is damaged. The image is then decoded, and the decoder reports the damage.
+    """
     try:
         return image.exif and exif_orientation(image.data) != 1
     except Exception:
@@ -83,12 +91,11 @@ def needs_rotation(image: EncodedImage) -> bool:
 
 
 def encode_image(pixels: RGB, quality: int | None = None) -> bytes:
-    """Returns a PNG file or, of some quality, a JPEG file with half the colour resolution (4:2:0), as most photographs
-    have.
+    """Returns the bytes of a JPEG file of the given quality, or of a PNG file if `quality` is None.
 
-    Photographs of 256 pixels take 44 KB at quality 95 and 31 KB at 90 (36.5 and 35.1 dB); with full colour resolution
-    56 KB, and a third more time to decode. The restart marker after each row of blocks, 0.3 % of the bytes, lets a
-    decoder begin at any row.
+    The JPEG file has half the colour resolution (4:2:0), as most photographs have. Photographs of 256 pixels take 44 KB
+    at quality 95 and 31 KB at 90 (36.5 and 35.1 dB). With full colour resolution they take 56 KB, and a third more time
+    to decode. A restart marker after each row of blocks takes 0.3 % of the bytes and lets a decoder begin at any row.
     """
     options = {"quality": quality, "subsampling": "4:2:0", "restart_marker_rows": 1} if quality else {}
     file = io.BytesIO()

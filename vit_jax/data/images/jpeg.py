@@ -2,8 +2,8 @@
 
 Most of the time that an image takes is spent decoding it. Where there are restart markers between the rows of blocks
 (`vit_jax.pack` writes them), the rows above and below the crop are cut from the data. Then libjpeg-turbo 3, where it is
-installed, skips what lies around the crop; otherwise a header that states fewer rows makes any decoder stop early. The
-pixels are those of the whole image, bit for bit.
+installed, skips what lies around the crop. Without it, a header that states fewer rows makes any decoder stop below the
+crop. The pixels of the crop are the same, bit for bit, as if the whole image were decoded.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ Pixels: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """The frame header of an image in one sequential scan.
+    """The frame header of a JPEG image that is coded in one sequential scan.
 
     Attributes:
         height: in pixels.
         width: in pixels.
-        height_at: position of the height in the data, two bytes.
-        scan_at: position of the entropy-coded data.
-        unit: (rows, columns) of a minimum coded unit (MCU), the blocks that are coded together.
+        height_at: the offset in the data of the height, which takes two bytes.
+        scan_at: the offset of the entropy-coded data.
+        unit: (rows, columns) in pixels of a minimum coded unit (MCU), the blocks that are coded together.
         restarts: whether a restart marker follows every row of units.
     """
 
@@ -46,10 +46,12 @@ class Frame:
 
 
 def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
-    """Returns the segments before the entropy-coded data as (marker, position of its length, end), the scan's last;
-    None if they are not contiguous.
+    """Returns the segments of a JPEG before its entropy-coded data; the last one is the scan header.
+
+    A segment is (second byte of its marker, offset of its length, offset of its end). The result is None if the
+    segments are not contiguous, or if there is no scan header.
     """
-    found, at = [], 2
+    segments, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
         if marker == 0xFF:  # may stand before any marker
@@ -57,16 +59,17 @@ def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
             continue
         if marker in WITHOUT_LENGTH:
             return None
-        found.append((marker, at + 2, at + 2 + length))
+        segments.append((marker, at + 2, at + 2 + length))
         if marker == SCAN:
-            return found
+            return segments
         at += 2 + length
     return None
 
 
 def read_frame(data: bytes) -> Frame | None:
-    """Returns the frame header of a grey or three-channel JPEG; None if the data is truncated, damaged or not
-    sequential, which only decoding tells apart.
+    """Returns the frame header of a grey or three-channel JPEG in one sequential scan.
+
+    The result is None for any other JPEG, and for truncated or damaged data. Only decoding tells these cases apart.
     """
     listed = header_segments(data) or []
     frames = [(marker, begin, end) for marker, begin, end in listed if marker in FRAMES]
@@ -108,12 +111,12 @@ def decode_whole(data: bytes) -> Pixels:
 def remove_stray_bytes(data: bytes, message: str) -> bytes | None:
     """Returns the data without extraneous bytes, which a few published files contain; None if the data is damaged.
 
-    Extraneous bytes are removed before a header segment, and before the end-of-image marker if they are padding or at
-    most two. More of them there mean that the decoder has lost its position in damaged data.
+    Extraneous bytes before a header segment are removed. Those before the end-of-image marker are removed if they are
+    padding (all equal) or at most two. Other bytes there mean that the decoder has lost its position in damaged data.
 
     Args:
         data: the file.
-        message: the decoder's error.
+        message: the decoder's error message.
     """
     reported = re.search(r"(\d+) extraneous bytes before marker 0x(..)", message)
     if not reported:
@@ -136,10 +139,18 @@ def remove_stray_bytes(data: bytes, message: str) -> bytes | None:
 
 
 def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, columns: int) -> Pixels:
-    """Decodes a box of the image.
+    """Decodes the box of an image whose upper left corner is at (`top`, `left`).
+
+    Args:
+        data: the file.
+        frame: its header, see `read_frame`.
+        top: the first row of the box.
+        left: the first column of the box.
+        rows: the height of the box.
+        columns: the width of the box.
 
     Raises:
-        ValueError: the data is damaged within the box.
+        ValueError: the data is damaged within the box, or above it where the rows above it must be decoded.
     """
     unit, across = frame.unit
     # Upsampling reads one pixel beyond each side.
@@ -157,7 +168,7 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
 
 
 def decode_upper_rows(data: bytes, frame: Frame, height: int) -> Pixels:
-    """Decodes at least the rows above `height`, a multiple of the unit's rows."""
+    """Decodes the first `height` rows, a multiple of the unit's rows, or all rows if there are no more than these."""
     if height >= frame.height:
         return decode_whole(data)
     pixels: np.ndarray = np.empty((height, frame.width, 3), np.uint8)
@@ -172,12 +183,12 @@ def decode_upper_rows(data: bytes, frame: Frame, height: int) -> Pixels:
 
 
 def header_with_height(data: bytes, frame: Frame, height: int) -> bytes:
-    """Returns the bytes before the entropy-coded data, with another height."""
+    """Returns the bytes before the entropy-coded data, in which `height` replaces the height of the image."""
     return data[: frame.height_at] + height.to_bytes(2) + data[frame.height_at + 2 : frame.scan_at]
 
 
 def extract_unit_rows(data: bytes, frame: Frame, first: int, last: int) -> bytes | None:
-    """Returns a JPEG of the rows of units `first` to `last - 1`; None if a restart marker is missing."""
+    """Returns a JPEG file of only the rows of units `first` to `last - 1`; None if a restart marker is missing."""
     coded = np.frombuffer(data, np.uint8, offset=frame.scan_at)
     marks = np.flatnonzero((coded[:-1] == 0xFF) & (coded[1:] - np.uint8(RESTART) < 8))
     total = -(-frame.height // frame.unit[0])

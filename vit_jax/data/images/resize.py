@@ -11,15 +11,19 @@ from jaxtyping import Shaped, UInt8
 from PIL import Image
 
 RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")
-BAND = 75  # rows of a result computed together, so that a core's cache holds them
+BAND = 75  # rows of a result that are computed together: so few that a core's cache holds them
 
 
 @functools.lru_cache(1024)
 def neighbours(old: int, new: int, channels: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns, for each of `new` samples of a line of `old`, both neighbours and the weight of the second.
+    """Returns how a line of `old` samples is linearly interpolated at `new` samples.
 
     The arithmetic is TensorFlow's, in float32: the double precision of OpenCV moves a sample by up to 3e-5 pixels, and
-    one value in a thousand to the other side of a whole number. Weights are repeated for each of `channels`.
+    one value in a thousand to the other side of a whole number.
+
+    Returns:
+        For each new sample: the index of its first neighbour, the index of its second neighbour, and the weight of the
+        second. The weights are float32 [new * channels]: each one is repeated `channels` times.
     """
     position = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * (np.float32(old) / np.float32(new))
     position -= np.float32(0.5)
@@ -33,10 +37,10 @@ class Band(NamedTuple):
 
     Attributes:
         rows: the rows of the result.
-        lines: of the image that these rows need.
-        above: the upper neighbour of each row, counted among these lines.
-        below: the lower neighbour of each row, counted among these lines.
-        down: float32 [rows, 1], the weight of the lower neighbour.
+        lines: the lines of the image that these rows need.
+        above: the upper neighbour of each row, as an index into `image[lines]`.
+        below: the lower neighbour of each row, as an index into `image[lines]`.
+        down: the weight of the lower neighbour of each row, float32 [rows, 1].
     """
 
     rows: slice
@@ -48,7 +52,7 @@ class Band(NamedTuple):
 
 @functools.lru_cache(1024)
 def row_bands(old: int, new: int) -> list[Band]:
-    """Returns the bands of a result of `new` rows; each needs at most `2 * BAND` of the image's `old` lines."""
+    """Returns the bands of a result of `new` rows; each band needs at most `2 * BAND` of the image's `old` lines."""
     above, below, down = neighbours(old, new)
     bands = []
     for top in range(0, new, BAND):
@@ -64,12 +68,15 @@ def row_bands(old: int, new: int) -> list[Band]:
 
 
 class Scratch(threading.local):
-    """Memory that each thread keeps from one image to the next: mapping it anew takes longer than the arithmetic."""
+    """Memory that each thread keeps from one image to the next.
+
+    To allocate it anew would take longer than the arithmetic.
+    """
 
     lines: np.ndarray = np.empty((0, 0), np.float32)
 
     def take(self, lines: int, values: int) -> np.ndarray:
-        """Returns that many lines of values, with any content."""
+        """Returns a float32 array [lines, values] of arbitrary content; the thread's next call may return it again."""
         if self.lines.shape != (lines, values):
             self.lines = np.empty((lines, values), np.float32)
         return self.lines
@@ -79,12 +86,13 @@ scratch = Scratch()
 
 
 def take_columns(columns: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
-    """Writes the RGB values of some columns of an image to the lines of `out`.
+    """Writes the RGB values of some columns of an image to `out`.
 
     Args:
-        columns: int32 [width, height], the four bytes of a pixel in one number: whole lines are copied.
-        index: which columns to take.
-        out: float32 [height, 3 * columns taken].
+        columns: the transposed image, int32 [width, height]. One number holds the four bytes of an RGBA pixel, so that
+            a column is contiguous.
+        index: the columns to take.
+        out: float32 [height, 3 * number of columns taken]; overwritten.
     """
     taken = cv2.transpose(columns.take(index, axis=0, mode="clip"))
     pixels = cv2.cvtColor(taken.view(np.uint8).reshape(*taken.shape, 4), cv2.COLOR_RGBA2RGB)
@@ -92,7 +100,7 @@ def take_columns(columns: np.ndarray, index: np.ndarray, out: np.ndarray) -> Non
 
 
 def interpolate(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns `first + (second - first) * weight`, each operation rounded to float32, in the memory of `second`."""
+    """Returns `first + (second - first) * weight`, each operation rounded to float32; overwrites `second` with it."""
     second -= first
     second *= weight
     second += first
@@ -106,9 +114,9 @@ def bilinear(
 
     Args:
         image: the pixels.
-        height: of the result.
-        width: of the result.
-        dtype: of the result; uint8 truncates.
+        height: the height of the result.
+        width: the width of the result.
+        dtype: the type of the result; with uint8 the values are truncated.
     """
     left, right, across = neighbours(image.shape[1], width, 3)
     result = np.empty((height, 3 * width), dtype)
@@ -132,9 +140,10 @@ def resize_pixels(
 ) -> UInt8[np.ndarray, "rows columns 3"]:
     """Resizes as `tf.image.resize` does, then truncates to uint8 as big_vision does.
 
-    `bilinear` is exact. `fast` is bilinear in OpenCV's integer arithmetic, within 1 of 255. `area` is within 1 of 255,
-    as is `bilinear` with antialias (Pillow's, one float32 channel at a time). `bicubic` is Pillow's, with which
-    PyTorch's models were measured; it always smooths before it shrinks. Antialias has no effect on `fast` and `area`.
+    The method `bilinear` is exact without antialias. With antialias it is Pillow's, on one float32 channel at a time,
+    and differs by at most 1 of 255. The methods `fast` (bilinear, in OpenCV's integer arithmetic) and `area` differ by
+    at most 1 of 255. The method `bicubic` is Pillow's, with which PyTorch's models were measured; it always smooths
+    before it shrinks. `antialias` has no effect on `fast`, `area` and `bicubic`.
     """
     if method == "fast":
         return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
@@ -151,6 +160,9 @@ def resize_pixels(
 
 
 def shrunk_size(height: int, width: int, size: int) -> tuple[int, int]:
-    """Returns the (height, width) after `resize_small`, rounded in float32 as in the authors' code."""
+    """Returns the (height, width) of an image whose shorter side `resize_small` has made `size` pixels.
+
+    The numbers are rounded in float32 as in the authors' code.
+    """
     ratio = np.float32(size) / np.float32(min(height, width))
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))

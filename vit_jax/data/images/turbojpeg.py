@@ -32,13 +32,13 @@ def load_library() -> ctypes.CDLL | None:
     beside = Path(spec.origin).parent / "turbojpeg.libs" if spec and spec.origin else Path("/nowhere")
     for name in [*map(str, beside.glob("libturbojpeg*")), ctypes.util.find_library("turbojpeg")]:
         try:
-            found = ctypes.CDLL(name) if name else None
+            library = ctypes.CDLL(name) if name else None
         except OSError:
             continue
-        if found and hasattr(found, "tj3SetCroppingRegion"):
-            found.tj3Init.restype = ctypes.c_void_p
-            found.tj3GetErrorStr.restype = ctypes.c_char_p
-            return found
+        if library and hasattr(library, "tj3SetCroppingRegion"):
+            library.tj3Init.restype = ctypes.c_void_p
+            library.tj3GetErrorStr.restype = ctypes.c_char_p
+            return library
     return None
 
 
@@ -56,7 +56,9 @@ class Decompressor:
 def decompress_region(
     library: ctypes.CDLL, data: bytes, top: int, left: int, rows: int, columns: int
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Decodes a box; `left` is the first column of a minimum coded unit (MCU).
+    """Decodes the box of an image whose upper left corner is at (`top`, `left`).
+
+    `left` must be the first column of a minimum coded unit (MCU).
 
     Raises:
         ValueError: the data is damaged within or above the box.

@@ -1,25 +1,25 @@
-"""An ArrayRecord file: opened to read single records, and written."""
+"""ArrayRecord files: reading of single records, and writing."""
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from vit_jax import UserError
 
 # A record is compressed already, and read alone. Measured on photographs of 110 KB: 39,000 random reads a second (of
-# cached files, one core), 33,000 with zstd, which saves 0.6 % of the bytes, 3,200 in groups of 16. Records of 2.5 KB:
-# 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading. Pixels of 258 KB: 14,000,
-# 6,100 with snappy (12 % saved), 4,200 with zstd:3 (23 %); reading as many bytes without a checksum, 38,000.
+# cached files, one core), 33,000 with zstd, which saves 0.6 % of the bytes, 3,200 in groups of 16. Records of 2.5 KB
+# (in the same order): 21,000, 21,000 (9 % saved), 80,000; there decoding takes longer than reading. Pixels of 258 KB:
+# 14,000, 6,100 with snappy (12 % saved), 4,200 with zstd:3 (23 %); reading as many bytes without a checksum, 38,000.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # as ArrayRecord recommends for random access
 
 
 class ArrayRecordFile:
-    """A `ShardReader` of byte strings."""
+    """A `ShardReader` whose records are byte strings."""
 
     def __init__(self, path: str, local: str):
-        """Opens a file, or its local copy.
+        """Opens the file `local`, which is `path` itself or a local copy of it; error messages name `path`.
 
         Raises:
-            UserError: it is truncated or not an ArrayRecord file.
+            UserError: the file is truncated or not an ArrayRecord file.
         """
         self._reader = ArrayRecordReader(local, READER_OPTIONS)
         if not self._reader.ok():

@@ -9,13 +9,13 @@ MAX_LISTED = 20  # names of classes in a message
 
 
 def parse_class_selection(text: str, names: Sequence[str] | None, total: int, where: str) -> list[int]:
-    """Returns the labels of the classes that a text lists, in its order.
+    """Returns the labels of the classes that a text lists, in the order of the text.
 
     Args:
         text: names, labels and ranges of labels, both ends included: `cat,dog` or `3,0-1`. A number that is the name of
             a class means that class.
-        names: of all classes, or None.
-        total: number of classes.
+        names: the names of all classes in the order of their labels, or None if they have no names.
+        total: the number of all classes.
         where: the data set, for messages.
 
     Raises:

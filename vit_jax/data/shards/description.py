@@ -1,4 +1,4 @@
-"""The description of shards that another program wrote: their records, counted once and stated beside them."""
+"""Description of shards that another program wrote: their records are counted once and stated in a file beside them."""
 
 import glob
 import itertools
@@ -16,12 +16,12 @@ from vit_jax.storage import filesystem
 
 
 class Description(NamedTuple):
-    """What describes the shards in a folder.
+    """The description of the shards in a folder.
 
     Attributes:
-        path: of their info.json.
-        splits: split -> its shards in order, as it states them.
-        is_new: whether it was written now.
+        path: the path of the info.json (of a WebDataset: `_info.json`) beside the shards.
+        splits: split -> the entries of its shards, in order.
+        is_new: whether that file was written now; False: it was there already.
     """
 
     path: str
@@ -34,34 +34,35 @@ def describe_shards(
 ) -> Description:
     """Counts the records of all shards in a folder and writes info.json beside them, unless it is there already.
 
-    Of a remote shard only the end is read. The last record of each shard and an image of each split are checked.
+    Of a remote shard only the end is read. The last record of each shard is checked, and its image is decoded. An
+    info.json that is there already must state the same shards, `num_classes` and `max_labels`.
 
     Args:
-        folder: local or remote.
+        folder: the folder of the shards, local or remote.
         num_classes: the labels are 0 to num_classes - 1.
         max_labels: the most labels of an image in multi-label data, or None.
         advance: called with 1 for each shard that was counted.
 
     Raises:
-        UserError: there are no shards, one is missing or damaged, a label is out of range, or the info.json there
-            states something else or cannot be written.
+        UserError: there are no shards, one is missing or damaged, a label is out of range, or the info.json states
+            something else or cannot be written.
     """
-    found = files.find_shards(folder)
-    if found.pattern != filesystem.join_path(glob.escape(found.folder), "*.array_record"):
+    shard_set = files.find_shards(folder)
+    if shard_set.pattern != filesystem.join_path(glob.escape(shard_set.folder), "*.array_record"):
         raise UserError(f"{MANIFEST_NAME} describes all shards of a folder; name the folder instead of {folder}")
-    path = filesystem.join_path(found.folder, MANIFEST_NAME)
-    sizes = files.list_sizes(found)
+    path = filesystem.join_path(shard_set.folder, MANIFEST_NAME)
+    sizes = files.list_sizes(shard_set)
     listed = {
         split: [(name, sizes[by_name[name]] or 0) for name in files.names_in_order(split, by_name)]
-        for split, by_name in found.paths.items()
+        for split, by_name in shard_set.paths.items()
     }
-    if found.manifest:
-        stated = {split: [(entry.name, entry.size) for entry in of] for split, of in found.manifest.splits.items()}
-        if (found.manifest.num_classes, found.manifest.max_labels, stated) != (num_classes, max_labels, listed):
+    if shard_set.manifest:
+        stated = {split: [(entry.name, entry.size) for entry in of] for split, of in shard_set.manifest.splits.items()}
+        if (shard_set.manifest.num_classes, shard_set.manifest.max_labels, stated) != (num_classes, max_labels, listed):
             raise UserError(
                 f"{path} states other shards, num_classes or max_labels; remove it, and the same command counts again"
             )
-        return Description(path, found.manifest.splits, is_new=False)
+        return Description(path, shard_set.manifest.splits, is_new=False)
 
     def count(path: str, name: str, size: int) -> ShardEntry:
         records, last = read_shard_end(path, size)
@@ -71,17 +72,17 @@ def describe_shards(
         return ShardEntry(name, records, size)
 
     with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
-        every = [(found.paths[split][name], name, size) for split, of in listed.items() for name, size in of]
+        every = [(shard_set.paths[split][name], name, size) for split, of in listed.items() for name, size in of]
         counted = pool.map(count, *zip(*every, strict=True))  # after an error, those that wait are not begun
         splits = {split: tuple(itertools.islice(counted, len(of))) for split, of in listed.items()}
-    name = filesystem.absolute_path(found.folder).rstrip("/").rpartition("/")[2]
+    name = filesystem.absolute_path(shard_set.folder).rstrip("/").rpartition("/")[2]
     manifest = Manifest(name, num_classes, max_labels=max_labels, splits=splits)
     write_manifest(path, manifest)
     return Description(path, splits, is_new=True)
 
 
 def check_record(record: bytes, name: str, num_classes: int, max_labels: int | None) -> None:
-    """Raises UserError if a record of this name is not an image with labels of these classes."""
+    """Raises UserError if a record has no readable image or wrong labels; messages call the record `name`."""
     with user_errors(f"cannot read {name}", ValueError):
         image, labels = tf_example.parse_example(record)
     check_labels(labels, name, num_classes, max_labels)

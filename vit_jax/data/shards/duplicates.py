@@ -1,4 +1,4 @@
-"""Near-duplicates of images that packed data must not contain, such as those of a test set, by perceptual hashes."""
+"""Search for near-duplicates of images that packed data must not contain, such as a test set, by perceptual hashes."""
 
 import dataclasses
 import math
@@ -24,9 +24,9 @@ class KnownImages:
     """Hashes of the images of some splits.
 
     Attributes:
-        splits: as written, `tfds:cifar10,split=test` -> the examples of each.
-        hashes: of each image and of its mirror image, in the order of the splits, one a column.
-        max_distance: as of `hash_distances`.
+        splits: split as the user writes it, such as `tfds:cifar10,split=test` -> its examples.
+        hashes: two columns for each image, in the order of the splits: its hash, then the hash of its mirror image.
+        max_distance: the largest distance between near-duplicates, in bits; see `hash_distances`.
     """
 
     splits: dict[str, Source]
@@ -34,11 +34,11 @@ class KnownImages:
     max_distance: int
 
     def find(self, index: int, image: RGB | EncodedImage) -> Duplicate | None:
-        """Returns which of the images an image is a near-duplicate of, or None.
+        """Returns the nearest of the known images if `image` is a near-duplicate of it, else None.
 
         Args:
-            index: that the result has.
-            image: decoded or not.
+            index: the `index` of the result.
+            image: the image to look for, decoded or not.
 
         Raises:
             DecodeError: the image is unreadable.
@@ -52,8 +52,8 @@ class KnownImages:
         return Duplicate(index, split, self.splits[split].example_name(row), math.ceil(distances[nearest]))
 
     def describe(self) -> dict[str, object]:
-        """Returns what decides which images are found, in JSON values."""
-        # Each with a sample of its contents, as images may be replaced under their names.
+        """Returns, as JSON values, all that decides which images are found."""
+        # Each split has a sample of its contents too, since images may be replaced by others of the same names.
         identities = {
             name: f"{source.fingerprint} {sample_contents(source)}".strip() for name, source in self.splits.items()
         }
@@ -66,14 +66,14 @@ def hash_splits(
     """Returns the hashes of all images of some splits.
 
     Args:
-        names: a source as in the config, and `,split=SPLIT` unless it is test.
-        like: what else is to be known about the sources.
-        packed: split to pack -> its examples, which must be others.
-        max_distance: in bits, by which near-duplicates may differ.
-        workers: threads that read and decode.
+        names: of each split its data source, as in the config, followed by `,split=SPLIT` unless the split is test.
+        like: the config whose fields other than `source` all these sources have.
+        packed: split to pack -> its examples, which must not be among the images of the named splits.
+        max_distance: the largest distance between near-duplicates, in bits.
+        workers: number of threads that read and decode.
 
     Raises:
-        UserError: a source or a split is missing, its images are among those to pack, or one is unreadable.
+        UserError: a source or a split is missing, its images are among those to pack, or an image is unreadable.
     """
     splits = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Classes all of whose images were left out as near-duplicates: rarely what was wanted."""
+"""Search for classes that lost all their images as near-duplicates, which is rarely what was wanted."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,16 @@ from vit_jax.data.sources import Source, label_list
 def find_emptied(
     out: str, sources: Mapping[str, Source], labels: Mapping[int, int], splits: Mapping[str, tuple[ShardEntry, ...]]
 ) -> dict[str, list[int]]:
-    """Returns split -> the classes, as packed, of which near-duplicates were left out and no image is left.
+    """Returns the classes of each split of which near-duplicates were left out and no image remains.
 
     Args:
         out: the folder of the shards.
         sources: split -> its examples.
         labels: label in the source -> label as packed.
-        splits: split -> the packed shards.
+        splits: split -> the entries of its packed shards.
+
+    Returns:
+        Split -> the sorted labels, as packed, of these classes. A split without such classes is left out.
 
     Raises:
         UserError: a shard cannot be read.

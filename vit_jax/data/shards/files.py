@@ -1,4 +1,4 @@
-"""Sets of shards in the ArrayRecord format: found, checked and written whole."""
+"""Sets of shards in the ArrayRecord format: how they are found, checked and written."""
 
 import contextlib
 import glob
@@ -16,18 +16,18 @@ from vit_jax.data.shards.readers import Shard, ShardReader, check_file_size, cou
 from vit_jax.storage import Version, atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")
-STREAMED_BYTES = 64_000_000  # of one, about, where hosts hold a few of them at a time
+STREAMED_BYTES = 64_000_000  # about the size of a shard to be streamed, since hosts hold a few of them at a time
 
 
 class ShardSet(NamedTuple):
     """The shards that a pattern matches.
 
     Attributes:
-        manifest: None if there is none beside them.
-        paths: split -> file name -> path.
-        versions: of the shards, by path; of local ones None.
-        folder: in which the manifest would lie.
-        pattern: of the files.
+        manifest: what the info.json beside the shards states, or None if there is none.
+        paths: split -> file name of a shard -> its path.
+        versions: path of a shard -> its version, None for a local shard.
+        folder: the folder in which the info.json lies, if there is one.
+        pattern: the pattern of the paths of the shards, also if a folder was named.
     """
 
     manifest: Manifest | None
@@ -38,18 +38,19 @@ class ShardSet(NamedTuple):
 
 
 def file_name(split: str, number: int, total: int) -> str:
-    """Returns the name of shard `number` of a split's `total`."""
+    """Returns the file name of shard `number`, counted from 0, of the `total` shards of a split."""
     return f"{split}-{number:05}-of-{total:05}.array_record"
 
 
 def find_shards(pattern: str) -> ShardSet:
-    """Lists shards without opening them.
+    """Lists shards without opening them, and forgets the cached readers, see `forget_readers`.
 
     Args:
         pattern: a folder, or a path of shards with `*`, `?` and `[...]`; local or remote.
 
     Raises:
-        UserError: there are none, a name contains no split, or the manifest is unreadable.
+        UserError: there are no shards, a name contains no split, two shards have the same name, or the manifest is
+            unreadable.
     """
     forget_readers()
     pattern = pattern if filesystem.is_remote(pattern) else os.path.expanduser(pattern)
@@ -81,28 +82,29 @@ def find_shards(pattern: str) -> ShardSet:
     return ShardSet(manifest, paths, versions, folder, pattern)
 
 
-def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
+def shards_of_split(shard_set: ShardSet, split: str) -> tuple[Shard, ...]:
     """Returns the shards of a split in order.
 
-    With a manifest, sizes of local shards are compared and none is opened; without one, all are opened.
+    With a manifest, no shard is opened; the sizes of local shards are compared with those that it states. Without a
+    manifest, all shards are opened to count their records, and remote shards are copied into the cache first.
 
     Raises:
-        UserError: a shard is missing, truncated or unexpected, or those to open do not fit into the cache.
+        UserError: a shard is missing, truncated or unexpected, or the shards to copy do not fit into the cache.
     """
-    paths, manifest = found.paths[split], found.manifest
+    paths, manifest = shard_set.paths[split], shard_set.manifest
     if manifest and split not in manifest.splits:
         raise UserError(f"{MANIFEST_NAME} lists no split {split}, but there is {next(iter(paths.values()))}")
     if not manifest:
-        listed = {paths[name]: found.versions[paths[name]] for name in names_in_order(split, paths)}
+        listed = {paths[name]: shard_set.versions[paths[name]] for name in names_in_order(split, paths)}
         sizes = {path: version.size if version else None for path, version in listed.items()}
         size = sum(size or 0 for size in sizes.values())
-        check_count_room(split, found.folder, MANIFEST_NAME, size, f"array_record:{found.folder}")
+        check_count_room(split, shard_set.folder, MANIFEST_NAME, size, f"array_record:{shard_set.folder}")
         return tuple(
             Shard(path, count_records(path, version=version), sizes[path], version) for path, version in listed.items()
         )
     check_names(split, paths, [entry.name for entry in manifest.splits[split]])
     shards = tuple(
-        Shard(path := paths[entry.name], entry.records, entry.size, found.versions[path])
+        Shard(path := paths[entry.name], entry.records, entry.size, shard_set.versions[path])
         for entry in manifest.splits[split]
     )
     for shard in shards:
@@ -111,20 +113,20 @@ def shards_of_split(found: ShardSet, split: str) -> tuple[Shard, ...]:
     return shards
 
 
-def list_sizes(found: ShardSet) -> dict[str, int | None]:
-    """Returns the sizes of all shards in bytes, by path; None: its store does not state it."""
-    return {path: version.size if version else os.path.getsize(path) for path, version in found.versions.items()}
+def list_sizes(shard_set: ShardSet) -> dict[str, int | None]:
+    """Returns path of a shard -> its size in bytes, or None if its store does not state the size."""
+    return {path: version.size if version else os.path.getsize(path) for path, version in shard_set.versions.items()}
 
 
 def check_count_room(split: str, folder: str, info: str, size: int, source: str) -> None:
-    """Raises UserError if the cache cannot hold the remote shards of a split, of `size` bytes, to count them.
+    """Raises UserError if the cache cannot hold the remote shards of a split whose records must be counted.
 
     Args:
-        split: of which they are.
-        folder: in which they lie.
-        info: the name of the file that would state their lengths.
-        size: of those whose length is not stated.
-        source: for the command that counts them.
+        split: the name of the split.
+        folder: the folder of the shards.
+        info: the name of the file that could state their numbers of records.
+        size: bytes of the shards whose number of records is not stated.
+        source: the data source, for the command in the message, which counts the records.
     """
     if size > cache.max_bytes():
         raise UserError(
@@ -135,10 +137,10 @@ def check_count_room(split: str, folder: str, info: str, size: int, source: str)
 
 
 def names_in_order(split: str, names: Collection[str]) -> list[str]:
-    """Returns the names of the shards of a split in order, each of which states their number.
+    """Returns the names of the shards of a split in order; each name states how many shards there are.
 
     Raises:
-        UserError: one is missing.
+        UserError: a shard is missing.
     """
     totals = sorted({int(match["total"]) for match in map(SHARD_NAME.fullmatch, names) if match})
     expected = [file_name(split, number, total) for total in totals for number in range(total)]
@@ -168,7 +170,7 @@ def read_record(reader: ShardReader, row: int) -> tuple[bytes, list[int]]:
 
 
 def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
-    """Writes a local shard of images with labels, whole or not at all.
+    """Writes a local shard of (encoded image, labels), whole or not at all, and returns it.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
@@ -195,7 +197,10 @@ def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard
 
 
 def check_room(out: str, need: float) -> None:
-    """Raises UserError if a local folder has no room for shards of this many bytes, of which some may lie in it."""
+    """Raises UserError if a local folder has no room for shards of `need` bytes.
+
+    Shards that lie in the folder already are some of these, so their bytes count as room.
+    """
     room = shutil.disk_usage(out).free
     room += sum(os.path.getsize(path) for path in glob.glob(f"{glob.escape(out)}/*.array_record"))
     if need > room:

@@ -19,7 +19,7 @@ class LeftOut:
     """An unreadable image that a shard lacks.
 
     Attributes:
-        index: of the image in the split that was packed.
+        index: the index of the image in the split that was packed.
         error: why it is unreadable.
     """
 
@@ -29,13 +29,13 @@ class LeftOut:
 
 @dataclasses.dataclass(frozen=True)
 class Duplicate:
-    """A near-duplicate of an image of another split, which a shard lacks.
+    """An image that a shard lacks because it is a near-duplicate of an image of another split.
 
     Attributes:
-        index: of the image in the split that was packed.
+        index: the index of the image in the split that was packed.
         split: the other split, as written on the command line.
         image: the name of the other image, see `Source.example_name`.
-        distance: of their perceptual hashes, in bits.
+        distance: the distance between the perceptual hashes of the two images, in bits, rounded up.
     """
 
     index: int
@@ -49,12 +49,12 @@ class ShardEntry:
     """What the manifest states about a shard.
 
     Attributes:
-        name: of its file.
-        records: their number.
-        size: of the file in bytes.
-        file_stamp: changes when the packed image files do; empty where none were packed.
-        left_out: the unreadable images.
-        duplicates: the near-duplicates of images of other splits.
+        name: the name of its file.
+        records: the number of its records.
+        size: the size of its file in bytes.
+        file_stamp: a text that changes when the packed image files change; empty if no image files were packed.
+        left_out: the unreadable images that it lacks.
+        duplicates: the near-duplicates of images of other splits that it lacks.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ShardEntry:
     duplicates: tuple[Duplicate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as stored."""
+        """Returns the JSON object of the entry."""
         entry: dict[str, Any] = {"name": self.name, "records": self.records, "bytes": self.size}
         entry |= {"files": self.file_stamp} if self.file_stamp else {}
         entry |= {"left_out": list(map(dataclasses.asdict, self.left_out))} if self.left_out else {}
@@ -73,7 +73,7 @@ class ShardEntry:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Returns a stored entry."""
+        """Returns the entry of a JSON object."""
         left_out = tuple(LeftOut(image["index"], image["error"]) for image in entry.get("left_out", []))
         duplicates = tuple(Duplicate(**image) for image in entry.get("duplicates", []))
         return cls(entry["name"], entry["records"], entry["bytes"], entry.get("files", ""), left_out, duplicates)
@@ -84,12 +84,12 @@ class Manifest:
     """What is known of a set of shards without opening them.
 
     Attributes:
-        name: of the data set.
+        name: the name of the data set.
         num_classes: the labels are 0 to num_classes - 1.
-        class_names: in the order of the labels, or None.
+        class_names: the names of the classes in the order of the labels, or None.
         max_labels: the most labels of an image in multi-label data, or None.
         made_from: what was packed, and the settings; empty if another program made the shards.
-        splits: split -> its shards in order.
+        splits: split -> the entries of its shards, in order.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Manifest:
     splits: Mapping[str, tuple[ShardEntry, ...]] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the manifest as stored."""
+        """Returns the JSON object of the manifest."""
         return {
             "version": VERSION,
             "name": self.name,
@@ -113,7 +113,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Manifest":
-        """Returns a stored manifest that `check_manifest` accepts."""
+        """Returns the manifest of a JSON object, which `check_manifest` must accept."""
         names = fields.get("class_names")
         return cls(
             name=fields["name"],
@@ -156,11 +156,11 @@ def is_whole(value: Any) -> bool:
 
 
 def is_list(value: Any, of: type) -> bool:
-    """Returns whether a value is a list of such elements."""
+    """Returns whether a value is a list whose elements all have the type `of`."""
     return isinstance(value, list) and all(isinstance(one, of) for one in value)
 
 
-# What a value must be -> whether it is.
+# What a value must be, in words -> function that returns whether it is.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "a string": lambda value: isinstance(value, str),
     "a whole number": is_whole,
@@ -173,7 +173,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "null or a list of strings": lambda value: value is None or is_list(value, str),
     "null or a whole number above 0": lambda value: value is None or (is_whole(value) and value > 0),
 }
-Fields = dict[str, str]  # field -> which of `KINDS`
+Fields = dict[str, str]  # name of a field -> what its value must be, a key of `KINDS`
 MANIFEST_FIELDS: Fields = {
     "name": "a string",
     "num_classes": "a whole number above 0",
@@ -201,7 +201,7 @@ OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out", "dupl
 
 
 def check_manifest(fields: Mapping[str, Any], path: str) -> None:
-    """Raises UserError that names the first field of an `info.json` that is missing or wrong."""
+    """Raises UserError if a field of an `info.json` is missing or wrong; the message names the first such field."""
     check_fields(MANIFEST_FIELDS, fields, path)
     names, num_classes = fields.get("class_names"), fields["num_classes"]
     if names is not None and len(names) != num_classes:
@@ -216,7 +216,14 @@ def check_manifest(fields: Mapping[str, Any], path: str) -> None:
 
 
 def check_fields(fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "") -> None:
-    """Raises UserError as `check_manifest` does; `prefix` precedes the name of the field."""
+    """Raises UserError if a field of one JSON object of an `info.json` is missing or wrong.
+
+    Args:
+        fields: what the fields must be.
+        values: the JSON object.
+        path: the path of the `info.json`, for messages.
+        prefix: the place of the object in the file, which precedes the name of the field in messages.
+    """
     for field, what in fields.items():
         if field not in values and field not in OPTIONAL:
             raise UserError(f"cannot read {path}: {prefix}{field} is missing; it must be {what}")

@@ -36,7 +36,7 @@ from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished,
 from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 
-SHARD_BYTES = 256_000_000  # of a shard by default, about: few files, and each is soon packed again after a crash
+SHARD_BYTES = 256_000_000  # about the size of a shard: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
 LABEL_CHUNK = 1000  # labels that a thread reads at a time
@@ -44,16 +44,16 @@ LABEL_CHUNK = 1000  # labels that a thread reads at a time
 
 @dataclasses.dataclass(frozen=True)
 class PackingResult:
-    """The packed data.
+    """The totals of the packed data.
 
     Attributes:
-        records: split -> number of images.
+        records: split -> number of packed images.
         shards: number of files.
-        size: their bytes.
+        size: bytes of all files.
         left_out: number of unreadable images left out.
         duplicates: number of near-duplicates of other images left out.
-        emptied: split -> the classes that lost all their images as near-duplicates.
-        read: number of images read by this run, not by an earlier one.
+        emptied: split -> the labels, as packed, of the classes that lost all their images as near-duplicates.
+        read: number of images that this run has read; images of shards that were finished before do not count.
     """
 
     records: dict[str, int]
@@ -69,10 +69,10 @@ class ShardJob(NamedTuple):
     """A shard to write.
 
     Attributes:
-        split: that it belongs to.
-        name: of its file.
-        rows: indices of its examples in the split.
-        file_stamp: changes when their files do.
+        split: the split that it belongs to.
+        name: the name of its file.
+        rows: the indices in the split of its examples.
+        file_stamp: a text that changes when the files of these examples change.
     """
 
     split: str
@@ -94,14 +94,15 @@ class Packing:
 
     Attributes:
         sources: split -> all its examples.
-        rows: split -> indices of the examples to pack.
+        rows: split -> indices of the examples to pack, in the order of packing.
         labels: label in the source -> its new label; other labels are dropped.
         manifest: what info.json will contain, without the shards.
         encode: how images are encoded.
-        without: images whose near-duplicates are left out; None: there are none.
-        skip_unreadable: leave unreadable images out instead of failing.
-        workers: threads that read, decode and encode.
-        shards: of each split, at most one for each example; None: as many as give about `SHARD_BYTES` each.
+        without: images whose near-duplicates are left out; None: no near-duplicates are left out.
+        skip_unreadable: whether unreadable images are left out; False: they raise UserError.
+        workers: number of threads that read, decode and encode.
+        shards: number of shards of each split, at most one for each example; None: shards of about `SHARD_BYTES`, or
+            of about `STREAMED_BYTES` if the images are shuffled.
     """
 
     sources: dict[str, Source]
@@ -118,7 +119,7 @@ class Packing:
         """Packs what is not packed yet.
 
         Args:
-            out: the folder; made if missing.
+            out: the folder of the shards, which is made if it is missing.
             advance: called with the number of images that have been finished since the last call.
 
         Raises:
@@ -148,7 +149,7 @@ class Packing:
         return summarize(packed, find_emptied(out, self.sources, self.labels, packed), read)
 
     def shard_jobs(self, counts: Mapping[str, int]) -> Iterator[ShardJob]:
-        """Iterates over the shards of all splits, given their numbers; looks at the files of a shard only then."""
+        """Iterates over the shards of all splits, `counts` of each; stamps the files of a shard when it is reached."""
         for split, count in counts.items():
             source, total = self.sources[split], len(self.rows[split])
             for number in range(count):
@@ -156,7 +157,7 @@ class Packing:
                 yield ShardJob(split, files.file_name(split, number, count), rows, source.stamp(rows))
 
     def is_finished(self, out: str, job: ShardJob, entry: ShardEntry) -> bool:
-        """Returns whether a shard is as its entry states, made from the same files and with nothing left out now."""
+        """Returns whether a shard is as `entry` states, its image files are unchanged, and what it lacks may be skipped."""
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:
@@ -178,7 +179,7 @@ class Packing:
 
     @functools.cached_property
     def sizes(self) -> dict[str, float]:
-        """Split -> about the bytes of its images as packed."""
+        """Split -> estimated bytes of its packed images."""
         return {split: estimate_size(rows, split, self.encode_example) for split, rows in self.rows.items()}
 
     def count_shards(self, split: str) -> int:
@@ -218,7 +219,7 @@ class Packing:
         left_out: list[LeftOut | Duplicate],
         advance: Callable[[int], None],
     ) -> Iterator[EncodedExample]:
-        """Iterates over a shard's examples in order, encoded ahead by the threads; fills `left_out`."""
+        """Iterates over the encoded examples of a shard in order; appends those that it leaves out to `left_out`."""
 
         def encode_chunk(chunk: Sequence[int]) -> list[EncodedExample | LeftOut | Duplicate]:
             return [self.encode_example(job.split, index) for index in chunk]
@@ -252,19 +253,19 @@ def plan_packing(
     skip_unreadable: bool = False,
     workers: int = 0,
 ) -> Packing:
-    """Opens what is to be packed.
+    """Opens the splits to pack and returns the packing, which `Packing.run` then carries out.
 
     Args:
         source_config: where the examples come from.
         encode: how images are encoded.
-        splits: names of whole splits; None: all.
-        classes: those to pack, in the order of their labels, as `parse_class_selection` reads them; None: all.
+        splits: names of whole splits; None: all splits.
+        classes: the classes to pack, in the order of their new labels, see `parse_class_selection`; None: all classes.
         without: splits whose near-duplicates are left out, as `hash_splits` reads them.
-        max_distance: in bits, by which the hashes of near-duplicates may differ.
-        shards: of each split; None: as many as give about 256 MB each, or 64 if they are shuffled, to be streamed.
-        shuffle: seed of a random order of the images; None: that of the source.
-        skip_unreadable: leave unreadable images out instead of failing.
-        workers: threads; 0: one for each core.
+        max_distance: the largest distance between the hashes of near-duplicates, in bits.
+        shards: number of shards of each split; None: shards of about 256 MB, or of 64 MB, to stream, if shuffled.
+        shuffle: seed of a random order of the images; None: the order of the source.
+        skip_unreadable: whether unreadable images are left out; False: they raise UserError.
+        workers: number of threads; 0: one for each core.
 
     Raises:
         UserError: the source, a split or a class is missing, or a split is not whole.
@@ -304,14 +305,14 @@ def plan_packing(
 def estimate_size(
     rows: Sequence[int], split: str, encode_example: Callable[[str, int], EncodedExample | LeftOut | Duplicate]
 ) -> float:
-    """Returns about how many bytes the images of a split take, from a sample of them."""
+    """Estimates from a sample how many bytes the packed images of a split take."""
     sample = [encode_example(split, index) for index in rows[:: -(-len(rows) // SAMPLE)]]
     sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
     return len(rows) * float(np.mean(sizes))
 
 
 def check_whole(splits: Sequence[str]) -> None:
-    """Raises UserError if one of the splits is not whole."""
+    """Raises UserError if one of the splits is a slice, such as `train[:10%]`, or a sum, such as `train+test`."""
     for split in splits:
         if set(split) & set("[+"):
             raise UserError(
@@ -321,18 +322,18 @@ def check_whole(splits: Sequence[str]) -> None:
 
 
 def shuffle_rows(rows: Sequence[int], *key: int) -> Sequence[int]:
-    """Returns rows in a random order; it takes 24 bytes a row while it is drawn, 8 afterwards."""
+    """Returns rows in a random order that `key` determines. Drawing it takes 24 bytes a row, the result 8."""
     drawn = np.random.PCG64(key).random_raw(len(rows))
     return array.array("q", np.asarray(rows, np.int64)[np.argsort(drawn, kind="stable")].tobytes())
 
 
 def rows_with_classes(source: Source, split: str, classes: Collection[int], pool: ThreadPool) -> Sequence[int]:
-    """Returns the indices, in a whole split, of the images that have one of the classes; decodes none.
+    """Returns the indices, in a whole split, of the images that have one of the classes. No image is decoded.
 
-    An image whose label is unreadable is among them, so that the error is reported when it is packed.
+    An image whose label is unreadable is among them, so that the error is reported when the image is packed.
 
     Raises:
-        UserError: there are none.
+        UserError: no image has one of the classes.
     """
 
     def has_class(index: int) -> bool:
@@ -343,17 +344,17 @@ def rows_with_classes(source: Source, split: str, classes: Collection[int], pool
         return any(label in classes for label in label_list(label))
 
     rows = range(len(source))
-    found = array.array("q", itertools.compress(rows, pool.imap(has_class, rows, LABEL_CHUNK)))
-    if not found:
+    matching_rows = array.array("q", itertools.compress(rows, pool.imap(has_class, rows, LABEL_CHUNK)))
+    if not matching_rows:
         raise UserError(
             f"no image of split {split} has one of the classes in --classes; to skip this split, list only the other "
             "splits in --splits"
         )
-    return found
+    return matching_rows
 
 
 def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], emptied: dict[str, list[int]], read: int) -> PackingResult:
-    """Returns the totals over the shards of each split."""
+    """Returns the result of a packing: the totals over all shards, with `emptied` and `read` as given."""
     entries = list(itertools.chain(*splits.values()))
     return PackingResult(
         records={split: sum(entry.records for entry in of_split) for split, of_split in splits.items()},

@@ -1,4 +1,4 @@
-"""A Parquet file, read by row group: a group is decoded when one of its rows is read, and kept for a while."""
+"""Parquet files, read by row group: a group is decoded when one of its rows is read, and kept in memory for a while."""
 
 import bisect
 import collections
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from vit_jax import UserError, reason
 from vit_jax.storage import filesystem
 
-KEPT_BYTES = 2**27  # of decoded groups in a process, whose files may have been closed since
-FOOTER = 2**16  # bytes of the end of a remote file that are read first
+KEPT_BYTES = 2**27  # of decoded row groups that a process keeps, also after their files are closed
+FOOTER = 2**16  # bytes at the end of a remote file that are read first
 ADVICE = "copy or write it again"
 
 _kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()  # the last used at the end
@@ -22,9 +22,9 @@ class Footer(NamedTuple):
     """What the end of a file states.
 
     Attributes:
-        rows: their number.
-        columns: name -> the names of the fields of its values, if these are structs.
-        description: of the columns, in JSON, as `datasets` leaves it; empty: there is none.
+        rows: the number of rows.
+        columns: name of a column -> the names of the fields of its values; empty if these are not nested.
+        description: the description of the columns in JSON, as the library `datasets` leaves it; empty if there is none.
     """
 
     rows: int
@@ -33,13 +33,13 @@ class Footer(NamedTuple):
 
 
 class ParquetFile:
-    """A `ShardReader` of rows; a row is column -> value."""
+    """A `ShardReader` whose records are rows; a row is a dict, name of a column -> value."""
 
     def __init__(self, path: str, local: str):
-        """Opens a file, or its local copy.
+        """Opens the file `local`, which is `path` itself or a local copy of it; error messages name `path`.
 
         Raises:
-            UserError: it is truncated or not a Parquet file.
+            UserError: the file is truncated or not a Parquet file.
         """
         import pyarrow as pa  # here, since it takes 0.14 s
         import pyarrow.parquet as pq
@@ -85,10 +85,14 @@ class ParquetFile:
 
 
 def read_footer(path: str, size: int | None) -> Footer:
-    """Returns what the end of a file states; of a remote file of `size` bytes no more is read.
+    """Returns what the end of a file states. Only the end is read, also of a remote file.
+
+    Args:
+        path: the path of the file, local or remote.
+        size: its size in bytes; may be None only for a local file.
 
     Raises:
-        UserError: it is truncated or not a Parquet file, or its store does not give it.
+        UserError: the file is truncated or not a Parquet file, or its store does not give it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,5 +116,5 @@ def _read_end(path: str, size: int | None) -> bytes:
 
 
 def unreadable(path: str, error: Exception) -> UserError:
-    """Returns the sentence on a file that is no whole Parquet file."""
+    """Returns the error of a file that is truncated or not a Parquet file."""
     return UserError(f"cannot read {path}: it is truncated or not a Parquet file ({reason(error)}); {ADVICE}")

@@ -41,10 +41,17 @@ def lock_folder(out: str) -> Iterator[None]:
 
 
 def resume_progress(out: str, manifest: Manifest, counts: Mapping[str, int]) -> dict[str, ShardEntry]:
-    """Returns the finished shards by name, removes unfinished files and records what is going to be packed.
+    """Prepares a folder for packing, and returns the entries of the shards in it that are finished, by name.
+
+    Unfinished files are removed. What is going to be packed is recorded in the file `PROGRESS`.
+
+    Args:
+        out: the folder.
+        manifest: what is going to be packed, without the shards.
+        counts: split -> number of its shards.
 
     Raises:
-        UserError: the folder contains something else.
+        UserError: the folder contains shards of another program, or was packed with other settings.
     """
     plan = packing_plan(manifest, counts)
     lines = read_json_lines(f"{out}/{PROGRESS}")
@@ -78,14 +85,14 @@ def record_finished(out: str, entry: ShardEntry) -> None:
 
 
 def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Returns what must be equal for packing to resume, in JSON values; `counts` are the shards of each split."""
+    """Returns, as JSON values, what must be unchanged for packing to resume; `counts` is split -> number of its shards."""
     fields = manifest.to_json()
     del fields["splits"]
     return {**fields, "shards": dict(counts)}
 
 
 def read_json_lines(path: str) -> list[dict]:
-    """Reads a JSON Lines file, and returns its parsed lines up to one that was cut off; none if there is no file."""
+    """Returns the parsed lines of a JSON Lines file before the first that is cut off; no lines if there is no file."""
     lines: list[dict] = []
     with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError), open(path) as file:
         lines.extend(map(json.loads, file))
@@ -93,7 +100,7 @@ def read_json_lines(path: str) -> list[dict]:
 
 
 def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves by dotted name."""
+    """Returns dotted name -> value of all leaves of a tree of JSON objects; `prefix` precedes each name."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten_json(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

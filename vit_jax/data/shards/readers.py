@@ -140,8 +140,8 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
     Raises:
         UserError: as `cached_reader`.
     """
-    found, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
-    while found is None:
+    entry, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
+    while entry is None:
         with contextlib.ExitStack() as unused:
             try:
                 local, give_back = filesystem.borrow_copy(shard.path, shard.version)
@@ -153,10 +153,10 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
                 continue
             unused.callback(give_back)
             opened = Streamed(open_shard(shard, local), give_back)
-            found = _streamed.setdefault(shard.path, opened)
-            if found is opened:  # and not one that another thread has opened meanwhile
+            entry = _streamed.setdefault(shard.path, opened)
+            if entry is opened:  # and not one that another thread has opened meanwhile
                 unused.pop_all()
-    return found.reader
+    return entry.reader
 
 
 def close_streamed(keep: Collection[str], owner: int = 0) -> None:

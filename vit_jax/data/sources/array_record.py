@@ -55,9 +55,9 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     Raises:
         UserError: a split or a shard is missing, damaged or of the wrong size, or the number of classes is not known.
     """
-    found = shards.find_shards(name)
-    existing = {one: resolve_name(one, found.paths, f"split of the records {name}") for one in split_names(split)}
-    manifest = found.manifest
+    shard_set = shards.find_shards(name)
+    existing = {one: resolve_name(one, shard_set.paths, f"split of the records {name}") for one in split_names(split)}
+    manifest = shard_set.manifest
     if manifest is None:
         if source_config.num_classes is None:
             raise UserError(
@@ -66,9 +66,9 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
                 "--config.data.max_labels)"
             )
         manifest = shards.Manifest("", source_config.num_classes, max_labels=source_config.max_labels)
-    splits = ShardedSplits({one: shards.shards_of_split(found, whole) for one, whole in existing.items()})
+    splits = ShardedSplits({one: shards.shards_of_split(shard_set, whole) for one, whole in existing.items()})
     counts = {one: [shard.records for shard in listed] for one, listed in splits.shards.items()}
-    identity = [packed_identity(found), None if found.manifest else counts, manifest.max_labels]
+    identity = [packed_identity(shard_set), None if shard_set.manifest else counts, manifest.max_labels]
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name=f"array_record:{manifest.name}",
@@ -88,9 +88,9 @@ def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:
     return list(shards.find_shards(name).paths)
 
 
-def packed_identity(found: shards.ShardSet) -> dict | None:
+def packed_identity(shard_set: shards.ShardSet) -> dict | None:
     """Returns what info.json states about the images and labels, in JSON values, or None without one."""
-    if not (manifest := found.manifest):
+    if not (manifest := shard_set.manifest):
         return None
     made_from = {key: value for key, value in manifest.made_from.items() if key != "source"}
     if without := made_from.get("without"):

@@ -94,26 +94,26 @@ def find_files(pattern: str, suffix: str) -> list[FoundFile]:
     """
     folder, rest = find_folder(pattern, suffix)
     wanted = expand_braces(rest) if rest else [f"*{suffix}", f"*/*{suffix}"]
-    found: dict[str, FoundFile] = {}
+    files: dict[str, FoundFile] = {}
     for listed in dict.fromkeys(BRACES.sub("*", one) for one in ([rest] if rest else wanted)):
         for path, version in filesystem.expand_pattern(filesystem.join_path(glob.escape(folder), listed)).items():
             name = "/".join(path.split("/")[-1 - listed.count("/") :])
             size = version.size if version else os.path.getsize(path)
-            found[name] = FoundFile(filesystem.join_path(folder, name), name, size, version)
-    if not found:
+            files[name] = FoundFile(filesystem.join_path(folder, name), name, size, version)
+    if not files:
         raise UserError(f"there are no files {filesystem.join_path(folder, rest or f'*{suffix}')}")
-    if missing := [one for one in wanted if not WILDCARD.search(one) and one not in found]:
+    if missing := [one for one in wanted if not WILDCARD.search(one) and one not in files]:
         raise UserError(
             f"{len(missing)} of the {len(wanted)} files of {pattern} are missing in {folder}, such as {missing[0]}"
         )
     matched = [
-        name for one in wanted for name in ([one] if one in found else [x for x in found if fnmatchcase(x, one)])
+        name for one in wanted for name in ([one] if one in files else [x for x in files if fnmatchcase(x, one)])
     ]
-    return [found[name] for name in dict.fromkeys(matched)]
+    return [files[name] for name in dict.fromkeys(matched)]
 
 
 def files_of_splits(
-    found: list[FoundFile], stated: Mapping[str, str] = MappingProxyType({})
+    files: list[FoundFile], stated: Mapping[str, str] = MappingProxyType({})
 ) -> Mapping[str, list[FoundFile]]:
     """Returns the files of each split, which is stated for a name, or else in it.
 
@@ -121,7 +121,7 @@ def files_of_splits(
     validation or dev, all of which are validation; or else train.
     """
     splits: dict[str, list[FoundFile]] = {}
-    for file in found:
+    for file in files:
         splits.setdefault(stated.get(file.name) or split_in_name(file.name), []).append(file)
     return splits
 

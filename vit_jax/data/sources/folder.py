@@ -214,17 +214,17 @@ def choose_label_file(tree: FolderTree, folder: str) -> str:
     Raises:
         UserError: there are no images, or not exactly one label file.
     """
-    path, found = tree.full_path(folder), find_label_files(tree, folder)
+    path, candidates = tree.full_path(folder), find_label_files(tree, folder)
     if images := tree.images_in(folder):
-        if not found:
+        if not candidates:
             raise UserError(
                 f"{path} contains images directly ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
             )
     elif not tree.subfolders(folder):
         raise UserError(f"the folder {path} contains no class folders; {WANTED}")
-    if len(found) > 1:
-        raise UserError(f"{path} has several label files: {first_names(found)}; keep one of them")
-    return found[0]
+    if len(candidates) > 1:
+        raise UserError(f"{path} has several label files: {first_names(candidates)}; keep one of them")
+    return candidates[0]
 
 
 def classes_by_label_file(
@@ -269,13 +269,13 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
     """Returns which of the splits, other than train, have images but neither folders of the classes nor labels."""
-    found = []
+    splits = []
     for split, folder in folders.items():
         present = tree.subfolders(folder)
         flat = tree.images_in(folder) or (len(present) == 1 and present[0] not in classes)
         if split != "train" and flat and not find_label_files(tree, folder):
-            found.append(split)
-    return found
+            splits.append(split)
+    return splits
 
 
 def missing_labels(tree: FolderTree, folder: str) -> UserError:

@@ -63,14 +63,14 @@ class FolderTree:
         if self.remote is not None:
             folders, names = self.remote[folder]
             return sorted(folders), sorted(names)
-        found: tuple[list[str], list[str]] = [], []
+        folders_and_files: tuple[list[str], list[str]] = [], []
         with (
             user_errors(f"cannot list the folder {self.full_path(folder)}"),
             os.scandir(os.path.join(self.root, folder)) as entries,
         ):
             for entry in entries:
-                found[not is_folder(entry)].append(entry.name)
-        return sorted(found[0]), sorted(found[1])
+                folders_and_files[not is_folder(entry)].append(entry.name)
+        return sorted(folders_and_files[0]), sorted(folders_and_files[1])
 
     def subfolders(self, folder: str) -> list[str]:
         """Returns the sorted names of the folders in a folder, except hidden ones."""
@@ -102,20 +102,20 @@ class FolderTree:
                 return []
             parents += (this,)
         folders, names = self.list_entries(folder)
-        found = []
+        images = []
         for name in names:
             if name.startswith("."):
                 skipped["hidden"] += 1
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                found.append(join_relative(folder, name))
+                images.append(join_relative(folder, name))
             elif not name.lower().endswith(ANNOTATIONS):
                 skipped[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
         for name in folders:
             if name.startswith("."):
                 skipped["hidden"] += 1
             else:
-                found += self.images_below(join_relative(folder, name), skipped, parents)
-        return found
+                images += self.images_below(join_relative(folder, name), skipped, parents)
+        return images
 
     def kaggle_folder(self) -> str | None:
         """Returns the path of ImageNet's splits if the root is one of the folders above them in Kaggle's archive."""
@@ -138,11 +138,11 @@ class FolderTree:
         """Returns the paths of the files in the root, except hidden ones, and of the label files of Kaggle's ImageNet,
         which begin with `../`.
         """
-        found = self.files_in("")
+        files = self.files_in("")
         if self.remote is None and os.path.abspath(self.root).endswith(f"/{KAGGLE}"):
             top = os.path.join(self.root, "../../..")
-            found += [f"../../../{name}" for name in sorted(os.listdir(top)) if name.startswith("LOC_")]
-        return found
+            files += [f"../../../{name}" for name in sorted(os.listdir(top)) if name.startswith("LOC_")]
+        return files
 
     def read_text(self, path: str) -> str:
         """Returns the text of a file; bytes that are not UTF-8 are escaped as in the names of files.

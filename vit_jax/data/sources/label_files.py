@@ -64,12 +64,12 @@ def match_images(
             by_key[os.path.splitext(key)[0]].add(path)
     classes: dict[str, str] = {}
     for number, (key, label) in enumerate(rows):
-        found = by_key.get(key, set())
-        if len(found) > 1:
-            raise UserError(f"{key} in {name} could be any of {', '.join(sorted(found)[:3])}; write the path")
-        if not found and number:
+        matches = by_key.get(key, set())
+        if len(matches) > 1:
+            raise UserError(f"{key} in {name} could be any of {', '.join(sorted(matches)[:3])}; write the path")
+        if not matches and number:
             skipped[f"listed in {os.path.basename(name)} but missing"] += 1
-        for path in found:
+        for path in matches:
             if classes.setdefault(path, label) != label:
                 raise UserError(f"{name} gives {key} two classes, {classes[path]} and {label}")
     if not classes:

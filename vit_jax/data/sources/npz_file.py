@@ -42,13 +42,13 @@ class NpzFile:
             self.num_classes = len(self.class_names) if self.class_names else largest + 1
             if largest >= self.num_classes:
                 raise UserError(f"{path} has the label {largest}, but {self.num_classes} names in {CLASSES}.")
-            found = {split: resolve_name(split, self.labels, f"split of {path}") for split in splits}
+            names = {split: resolve_name(split, self.labels, f"split of {path}") for split in splits}
             self.images = {
-                split: read_images(arrays, name, len(self.labels[name]), path) for split, name in found.items()
+                split: read_images(arrays, name, len(self.labels[name]), path) for split, name in names.items()
             }
-        self.names = found
+        self.names = names
         digest = hashlib.sha256()
-        for split, name in sorted(found.items()):
+        for split, name in sorted(names.items()):
             digest.update(repr((name, self.images[split].shape)).encode())
             digest.update(np.ascontiguousarray(self.images[split]))
             digest.update(self.labels[name].astype(np.int64).tobytes())
@@ -107,10 +107,10 @@ def find_splits(arrays: Mapping[str, Any], path: str) -> list[str]:
     Raises:
         UserError: there are none.
     """
-    found = sorted(name.removesuffix(IMAGES) for name in arrays if name.endswith(IMAGES))
-    if not found:
+    splits = sorted(name.removesuffix(IMAGES) for name in arrays if name.endswith(IMAGES))
+    if not splits:
         raise UserError(f"{path} has no images: a split is two arrays, such as train{IMAGES} and train{LABELS}.")
-    return found
+    return splits
 
 
 def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:

@@ -31,9 +31,9 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         UserError: a file, a split or a column is missing, a file is damaged, or the number of classes is not known.
     """
     pattern, options = read_options(name, OPTIONS)
-    found = find_parquet(pattern)
-    existing = {one: resolve_name(one, found, f"split of {pattern}") for one in split_names(split)}
-    footers = read_footers([file for whole in existing.values() for file in found[whole]])
+    files_by_split = find_parquet(pattern)
+    existing = {one: resolve_name(one, files_by_split, f"split of {pattern}") for one in split_names(split)}
+    footers = read_footers([file for whole in existing.values() for file in files_by_split[whole]])
     first = next(iter(footers))
     image, label, class_names = choose_columns(footers[first], options)
     for path, footer in footers.items():
@@ -47,7 +47,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     listed = {
         one: tuple(
             shards.Shard(file.path, footers[file.path].rows, file.size, file.version, "parquet")
-            for file in found[whole]
+            for file in files_by_split[whole]
         )
         for one, whole in existing.items()
     }
@@ -65,7 +65,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         max_labels=source_config.max_labels,
         file_stamp=splits.file_stamp,
         read_name=partial(read_path, splits, image) if named else None,
-        split_names=tuple(found),
+        split_names=tuple(files_by_split),
         shards=splits.select(parts),
     )
 
@@ -188,6 +188,6 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
         raise ValueError(f"its column {image} contains no bytes of an image")
     labels = values[label] if isinstance(values[label], list) else [values[label]]
     if not all(type(one) is int for one in labels):
-        found = f"{values[label]!r:.60}"
-        raise UserError(f"the column {label} of {name} must be a whole number, or a list of these, not {found}")
+        value_text = f"{values[label]!r:.60}"
+        raise UserError(f"the column {label} of {name} must be a whole number, or a list of these, not {value_text}")
     return stored, labels

@@ -54,13 +54,13 @@ class ShardedSplits:
 
     def select(self, parts: Iterable[tuple[str, range]], shuffled: bool = False) -> Shards:
         """Returns the shards that contain these rows of splits, which are `shuffled` or not known to be."""
-        found = []
+        shard_counts = []
         for split, rows in parts:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
                 contained = min(rows.stop, start + shard.records) - max(rows.start, start)
                 if contained > 0:
-                    found.append((shard, contained))
-        runs, examples = zip(*found, strict=True)
+                    shard_counts.append((shard, contained))
+        runs, examples = zip(*shard_counts, strict=True)
         return Shards(runs, examples, shuffled)
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:

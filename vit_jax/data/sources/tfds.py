@@ -118,17 +118,17 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     images = [name for name, feature in info.features.items() if isinstance(feature, tfds.features.Image)]
     existing = {name: info.splits[resolve_name(name, list(info.splits))] for name in names}
-    found = list_data_files(folder)
+    data_files = list_data_files(folder)
     listed = {}
     for name, split in existing.items():
         files = [path.relative_to(info.data_dir).as_posix() for path in split.filepaths]
-        if missing := [file for file in files if file not in found]:
+        if missing := [file for file in files if file not in data_files]:
             raise UserError(
                 f"{folder} lacks {len(missing)} of the {len(files)} files of the split {split.name}, such as "
                 f"{missing[0]}; copy or prepare the TFDS dataset again"
             )
         listed[name] = tuple(
-            shards.Shard(filesystem.join_path(folder, file), length, *found[file], info.file_format.value)
+            shards.Shard(filesystem.join_path(folder, file), length, *data_files[file], info.file_format.value)
             for file, length in zip(files, split.shard_lengths, strict=True)
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
@@ -306,12 +306,12 @@ def newest_remote_version(where: str, name: str) -> str:
     path, _, version = name.partition(":")
     top = filesystem.join_path(where, path)
     infos = [one.split("/") for one in filesystem.list_files(top) if one.endswith("/dataset_info.json")]
-    found = [parts[:-1] for parts in infos if not version or parts[-2] == version]
-    if not found:
+    candidates = [parts[:-1] for parts in infos if not version or parts[-2] == version]
+    if not candidates:
         raise tfds.core.DatasetNotFoundError(name)
-    configs = sorted({"/".join([path, *parts[:-1]]) for parts in found})
+    configs = sorted({"/".join([path, *parts[:-1]]) for parts in candidates})
     if len(configs) > 1:
         raise UserError(f"{top} contains several configurations; name one of them: {', '.join(configs)}")
     return filesystem.join_path(
-        top, *max(found, key=lambda parts: [int(number) for number in re.findall(r"\d+", parts[-1])])
+        top, *max(candidates, key=lambda parts: [int(number) for number in re.findall(r"\d+", parts[-1])])
     )

@@ -89,9 +89,9 @@ def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
 
 def cut_parts(parts: Parts, rows: range) -> Parts:
     """Returns the parts that hold some of the examples of consecutive parts, counted from their first."""
-    found, start = [], 0
+    pieces, start = [], 0
     for name, part in parts:
         if piece := part[max(rows.start - start, 0) : max(rows.stop - start, 0)]:
-            found.append((name, piece))
+            pieces.append((name, piece))
         start += len(part)
-    return tuple(found)
+    return tuple(pieces)

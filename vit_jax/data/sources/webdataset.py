@@ -50,35 +50,35 @@ def find_tars(pattern: str) -> TarSet:
     """
     shards.forget_readers()
     folder, rest = find_folder(pattern, ".tar")
-    info, found = read_info(folder), find_files(pattern, ".tar")
+    info, files = read_info(folder), find_files(pattern, ".tar")
     if info is None:
-        return TarSet(files_of_splits(found), {}, None, folder)
-    by_name = {file.name: file for file in found}
+        return TarSet(files_of_splits(files), {}, None, folder)
+    by_name = {file.name: file for file in files}
     if not rest:
         named = [name for of_split in info.splits.values() for name in of_split]
         if missing := [name for name in named if name not in by_name]:
             raise UserError(f"{folder} lacks {len(missing)} files that its {INFO_NAME} names, such as {missing[0]}")
-        found = [by_name[name] for name in named]
+        files = [by_name[name] for name in named]
     lengths = {name: length for of_split in info.splits.values() for name, length in of_split.items()}
     stated = {name: split for split, of_split in info.splits.items() for name in of_split}
-    return TarSet(files_of_splits(found, stated), lengths, info, folder)
+    return TarSet(files_of_splits(files, stated), lengths, info, folder)
 
 
-def list_shards(found: TarSet, split: str) -> tuple[shards.Shard, ...]:
+def list_shards(tar_set: TarSet, split: str) -> tuple[shards.Shard, ...]:
     """Returns the shards of a split; those whose length is not stated are opened, and copied first if they are remote.
 
     Raises:
         UserError: one of these is damaged, or they do not fit into the cache.
     """
-    listed = found.splits[split]
-    unknown = [file for file in listed if file.name not in found.lengths]
+    listed = tar_set.splits[split]
+    unknown = [file for file in listed if file.name not in tar_set.lengths]
     remote = sum(file.size or 0 for file in unknown if filesystem.is_remote(file.path))
-    shards.check_count_room(split, found.folder, INFO_NAME, remote, f"webdataset:{found.folder}")
+    shards.check_count_room(split, tar_set.folder, INFO_NAME, remote, f"webdataset:{tar_set.folder}")
     return tuple(
         shards.Shard(
             file.path,
-            found.lengths[file.name]
-            if file.name in found.lengths
+            tar_set.lengths[file.name]
+            if file.name in tar_set.lengths
             else shards.count_records(file.path, file.size, file.version, "tar"),
             file.size,
             file.version,
@@ -95,10 +95,10 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         UserError: a file or a split is missing, a file is damaged, or the number of classes is not known.
     """
     pattern, options = read_options(name, OPTIONS)
-    found = find_tars(pattern)
-    existing = {one: resolve_name(one, found.splits, f"split of {pattern}") for one in split_names(split)}
-    splits = ShardedSplits({one: list_shards(found, whole) for one, whole in existing.items()})
-    info = found.info
+    tar_set = find_tars(pattern)
+    existing = {one: resolve_name(one, tar_set.splits, f"split of {pattern}") for one in split_names(split)}
+    splits = ShardedSplits({one: list_shards(tar_set, whole) for one, whole in existing.items()})
+    info = tar_set.info
     num_classes = (info and info.num_classes) or source_config.num_classes
     if num_classes is None:
         raise UserError(
@@ -120,7 +120,7 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         max_labels=max_labels,
         file_stamp=splits.file_stamp,
         read_name=partial(read_key, splits),
-        split_names=tuple(found.splits),
+        split_names=tuple(tar_set.splits),
         shards=splits.select(parts),
     )
 

@@ -34,11 +34,11 @@ def describe_tars(
             cannot be written.
     """
     folder, options = read_options(name, OPTIONS)
-    found = find_tars(folder)
-    path = filesystem.join_path(found.folder, INFO_NAME)
-    if found.folder != filesystem.absolute_path(folder).rstrip("/"):
+    tar_set = find_tars(folder)
+    path = filesystem.join_path(tar_set.folder, INFO_NAME)
+    if tar_set.folder != filesystem.absolute_path(folder).rstrip("/"):
         raise UserError(f"{INFO_NAME} describes all tar files of a folder; name the folder instead of {folder}")
-    if found.info:
+    if tar_set.info:
         raise UserError(f"{path} is there already; remove it, and the same command counts again")
 
     def count(file: FoundFile) -> shards.ShardEntry:
@@ -57,8 +57,8 @@ def describe_tars(
         return shards.ShardEntry(file.name, records, file.size or 0)
 
     with ThreadPoolExecutor(COPIES) as pool:
-        counted = pool.map(count, itertools.chain(*found.splits.values()))  # after an error, no further file is begun
-        splits = {split: tuple(itertools.islice(counted, len(files))) for split, files in found.splits.items()}
+        counted = pool.map(count, itertools.chain(*tar_set.splits.values()))  # after an error, no further file is begun
+        splits = {split: tuple(itertools.islice(counted, len(files))) for split, files in tar_set.splits.items()}
     lengths = {split: {entry.name: entry.records for entry in entries} for split, entries in splits.items()}
     fields = dict.fromkeys(lengths, options["label"]) if "label" in options else {}
     write_info(path, WebDatasetInfo(lengths, fields, num_classes, None, max_labels))

@@ -91,7 +91,7 @@ def list_checkpoints(
     Raises:
         UserError: the index cannot be downloaded, or has another form.
     """
-    found = [
+    checkpoints = [
         one
         for one in _read_index(download.download_file(f"{FOLDER}/index.csv"))
         if one.adapted_to == adapted_to
@@ -102,10 +102,10 @@ def list_checkpoints(
         and (max_params is None or (one.params is not None and one.params <= max_params))
         and (min_images_per_sec is None or (one.images_per_sec or 0) >= min_images_per_sec)
     ]
-    found.sort(key=lambda one: (one.final_val, one.adapted_val or 0), reverse=True)
+    checkpoints.sort(key=lambda one: (one.final_val, one.adapted_val or 0), reverse=True)
     if best:
-        found = list({one.model: one for one in reversed(found)}.values())[::-1]
-    return Table(found)
+        checkpoints = list({one.model: one for one in reversed(checkpoints)}.values())[::-1]
+    return Table(checkpoints)
 
 
 def is_name(name: str) -> bool:
@@ -128,7 +128,7 @@ def address(name: str) -> str:
 @functools.lru_cache(1)
 def _read_index(path: Path) -> tuple[AugRegCheckpoint, ...]:
     """Returns both checkpoints of every row: the pre-trained one, once, and the adapted one."""
-    found: dict[str, AugRegCheckpoint] = {}
+    checkpoints: dict[str, AugRegCheckpoint] = {}
     with (
         user_errors(f"{path.name} has another form than expected", ValueError, KeyError, csv.Error),
         path.open(newline="", encoding="utf-8") as file,
@@ -136,10 +136,10 @@ def _read_index(path: Path) -> tuple[AugRegCheckpoint, ...]:
         for row in csv.DictReader(file):
             for adapted in (False, True):
                 if one := _parse_row(row, adapted):
-                    found.setdefault(one.name, one)
-    if not found:
+                    checkpoints.setdefault(one.name, one)
+    if not checkpoints:
         raise UserError(f"{path.name} lists no checkpoint")
-    return tuple(found.values())
+    return tuple(checkpoints.values())
 
 
 def _parse_row(row: dict[str, str], adapted: bool) -> AugRegCheckpoint | None:

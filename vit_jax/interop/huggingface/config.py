@@ -137,8 +137,8 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     if preprocessor.get("do_resize", True):
         resize = _size(preprocessor.get("size", 224), square=not kind.startswith("Bit"))
     if preprocessor.get("do_center_crop", not plain):
-        found = _size(preprocessor.get("crop_size", 224), square=True)
-        crop = found if isinstance(found, tuple) else None
+        crop_size = _size(preprocessor.get("crop_size", 224), square=True)
+        crop = crop_size if isinstance(crop_size, tuple) else None
     if resize is None and crop is None:
         return None
     return pipes.write_pipe(pipes.Preparation(resize, crop, pipes.FILTERS[method]))

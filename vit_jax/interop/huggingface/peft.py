@@ -166,8 +166,10 @@ def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
         head: [head, *(linears[head].removesuffix(".") for linears in CLASSIFIERS.values() if head in linears)]
         for head in HEADS
     }
-    found = {head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()}
-    return {head: name for head, name in found.items() if name is not None}
+    layer_names = {
+        head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()
+    }
+    return {head: name for head, name in layer_names.items() if name is not None}
 
 
 def _adapted_kernels(

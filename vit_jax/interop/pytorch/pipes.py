@@ -90,7 +90,7 @@ def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str
         return f"resize(({size[0]},{size[1]}))|{last}"
     # In these operations nothing but sizes is a number.
     scaled = [
-        re.sub(r"\d+", lambda found: str((2 * int(found[0]) * size[0] + own[0]) // (2 * own[0])), "|".join(parts))
+        re.sub(r"\d+", lambda match: str((2 * int(match[0]) * size[0] + own[0]) // (2 * own[0])), "|".join(parts))
     ]
     return "|".join([*scaled, last])
 

@@ -53,12 +53,12 @@ def nearest_name(model: Model) -> str:
     pattern = FORMS[kind].format(value("patch_size"))
     sizes = tuple(map(value, ("num_heads", "width", "depth", "mlp_dim")))
     side = max(model.image_size)
-    found = {
+    distances = {
         name: abs(one.resolution - side)
         for name, one in _read_table().items()
         if re.fullmatch(pattern, name) and (one.num_heads, one.width, one.depth, one.mlp_dim) == sizes
     }
-    return min(found, key=found.__getitem__, default=default)
+    return min(distances, key=distances.__getitem__, default=default)
 
 
 @functools.cache

@@ -89,16 +89,16 @@ def parse_bundles(text: str) -> Bundles:
             taken = PACKED_ROWS if ".bf16" in code and ".lmr" not in code else ROWS
             rows.setdefault(number, Counter())[unit] += taken
         parts = line.partition(":")[2].lstrip(" >{").split(";;")
-        parsed[number] = [found for part in parts if (found := _parse_instruction(part, regions))]
+        parsed[number] = [instruction for part in parts if (instruction := _parse_instruction(part, regions))]
     return Bundles(len(lines), _keep_needed(parsed), rows)
 
 
 def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None:
     """Returns a scalar instruction or a transfer; None for all others."""
-    found = INSTRUCTION.match(part)
-    if found is None:
+    match = INSTRUCTION.match(part)
+    if match is None:
         return None
-    result, code, rest = found.groups()
+    result, code, rest = match.groups()
     rest = COMMENT.sub("", rest).rstrip(" }\n")
     predicate = PREDICATE.match(rest)
     rest = rest[predicate.end() :] if predicate else rest
@@ -131,7 +131,7 @@ def _operand(text: str) -> Operand:
 
 def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instruction, ...]]:
     """Returns the instructions on which branches and transfers depend, directly or through others."""
-    everything = [each for found in parsed.values() for each in found]
+    everything = [each for bundle in parsed.values() for each in bundle]
     makers: dict[str, list[Instruction]] = {}
     for each in everything:
         name = each.slot if each.code == "sst" else each.result
@@ -146,8 +146,8 @@ def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instru
             if id(maker) not in needed:
                 needed.add(id(maker))
                 wanted.append(maker)
-    kept = {number: [each for each in found if id(each) in needed] for number, found in parsed.items()}
+    kept = {number: [each for each in bundle if id(each) in needed] for number, bundle in parsed.items()}
     # What is joined at the head of a loop (sphi) is read by the others of its bundle.
     return {
-        number: tuple(sorted(found, key=lambda each: each.code != "sphi")) for number, found in kept.items() if found
+        number: tuple(sorted(bundle, key=lambda each: each.code != "sphi")) for number, bundle in kept.items() if bundle
     }

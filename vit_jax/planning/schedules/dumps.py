@@ -22,8 +22,8 @@ def dump_environment(folder: str) -> dict[str, str]:
 
 def dump_folder() -> Path | None:
     """Returns the folder into which this process writes schedules; None: it writes none."""
-    found = FOLDER.search(os.environ.get(VARIABLE, ""))
-    return Path(found[1]) if found else None
+    match = FOLDER.search(os.environ.get(VARIABLE, ""))
+    return Path(match[1]) if match else None
 
 
 def other_flags() -> str:
@@ -42,9 +42,9 @@ class Dumps:
 
     def __init__(self, folder: Path) -> None:
         self._read: dict[Path, Schedule | None] = {}
-        found = sorted(folder.glob("*.txt"))
-        self._files = {name[1]: path for path in found if (name := FILE.fullmatch(path.name))}
-        for path in found:
+        paths = sorted(folder.glob("*.txt"))
+        self._files = {name[1]: path for path in paths if (name := FILE.fullmatch(path.name))}
+        for path in paths:
             if path.name.endswith("-deduplication-map.txt"):
                 self._add_equal_operations(path.read_text())
 

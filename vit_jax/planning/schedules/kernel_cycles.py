@@ -31,20 +31,20 @@ def sum_kernel_cycles(text: str, target: str) -> int | None:
             kernel = kernels.parse_kernel(each)
             times[kernel] = times.get(kernel, 0) + each.times
     paths = {kernel: _cache_path(kernel, target) for kernel in times}
-    found: dict[kernels.Kernel, int | None] = {}
+    cycles_by_kernel: dict[kernels.Kernel, int | None] = {}
     for kernel, path in paths.items():
         with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
-            found[kernel] = int(json.loads(path.read_text()))
-    unknown = [kernel for kernel in times if kernel not in found]
+            cycles_by_kernel[kernel] = int(json.loads(path.read_text()))
+    unknown = [kernel for kernel in times if kernel not in cycles_by_kernel]
     for kernel, cycles in zip(unknown, _compile(unknown, target), strict=True):
-        found[kernel] = cycles
+        cycles_by_kernel[kernel] = cycles
         if cycles is None:
             continue
         with contextlib.suppress(OSError):  # on a full disk it is not remembered
             paths[kernel].parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(paths[kernel]) as temporary:
                 temporary.write_text(json.dumps(cycles))
-    known = [cycles * times[kernel] for kernel, cycles in found.items() if cycles is not None]
+    known = [cycles * times[kernel] for kernel, cycles in cycles_by_kernel.items() if cycles is not None]
     return sum(known) if times and len(known) == len(times) else None
 
 

@@ -108,8 +108,8 @@ def main(argv: list[str]) -> None:
             answers.append(None)
             continue
         [name] = [each.name for each in hlo.read_instructions(text) if each.is_kernel]
-        found = dumps.Dumps(folder).read(name)
-        answers.append(found.cycles(chip) if found else None)
+        schedule = dumps.Dumps(folder).read(name)
+        answers.append(schedule.cycles(chip) if schedule else None)
     print(json.dumps(answers))
 
 

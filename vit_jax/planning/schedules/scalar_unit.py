@@ -140,9 +140,9 @@ class _Core:
             if holds is not False and each.slot:
                 self.slots[each.slot] = self.value(each.operands[-1])
         elif each.result and (holds is not False or each.otherwise is not None):
-            found = self.compute(each, holds)
-            self.values[each.result] = found
-            self.registers[_register(each.result)] = found
+            value = self.compute(each, holds)
+            self.values[each.result] = value
+            self.registers[_register(each.result)] = value
 
     def compute(self, each: Instruction, holds: bool | None) -> int | None:
         """Returns the result of an instruction; None: unknown."""
@@ -224,12 +224,12 @@ def _combine(code: str, values: list[int | None]) -> int | None:
     decisive = 1 if code == "por" else 0
     known = [bool(value) for value in values if value is not None]
     if bool(decisive) in known:
-        found = decisive
+        combined = decisive
     elif len(known) < len(values):
         return None
     else:
-        found = 1 - decisive
-    return 1 - found if code == "pnand" else found
+        combined = 1 - decisive
+    return 1 - combined if code == "pnand" else combined
 
 
 def _signed(value: int) -> int:

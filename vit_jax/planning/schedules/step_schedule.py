@@ -83,16 +83,16 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
         exchange.begin(executed, fused)
         kind = operation_kind(executed, fused)
         if kind != "exchange":
-            found = dumps.read(executed.name)
-            cycles = found.cycles(chip) * executed.times if found else 0
-            if found and found.open_loops:
+            schedule = dumps.read(executed.name)
+            cycles = schedule.cycles(chip) * executed.times if schedule else 0
+            if schedule and schedule.open_loops:
                 cycles = max(cycles, (executed.cycles or 0) * executed.times)
             kinds[kind] += cycles
             exchange.timeline.run(cycles)
             copies.run(cycles)
-            hbm_bytes += found.hbm_bytes(chip) * executed.times if found else 0
-            open_loops += bool(found and found.open_loops)
-            missing += not found and (executed.cycles or 0) > LARGE_CYCLES
+            hbm_bytes += schedule.hbm_bytes(chip) * executed.times if schedule else 0
+            open_loops += bool(schedule and schedule.open_loops)
+            missing += not schedule and (executed.cycles or 0) > LARGE_CYCLES
         exchange.end(executed, fused)
         if COPY_START.search(executed.operation):
             moved = collectives.byte_sizes(executed.shape)[1]  # destination and source, or source and slice
